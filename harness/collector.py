@@ -43,7 +43,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of `tracing` that export errors, retried requests and what clients sample."""
-        return {"endpoint": f"http://127.0.0.1:{self.port}", "sample_ratio": 0.0, "slow_ms": 1e6}
+        return {"endpoint": f"http://127.0.0.1:{self.port}", "sample_ratio": 0.0}
 
     def trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.spans if span.trace_id == trace_id]

@@ -1,8 +1,7 @@
-"""Split the configuration into models, each with the tree of settings that its own processes read.
+"""Split the configuration into models, each with a tree of settings for its processes.
 
-Without `models:` there is one model, and its tree is the deployment's. With it, each entry's keys are laid
-over the top-level sections, and each model has its own scheduler and topic in the store. The processes of one
-model know nothing of the others; only routers hold all of them.
+Without `models:` there is one model with the whole tree. With it, each entry overrides keys of the top-level
+sections, and each model has its own scheduler and topic in the store. Only routers serve several models.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from baton.services.engine.args import served_model_name, served_names
 from baton.services.errors import ConfigError
 
 FLAG = "--of-model"
-# Keys of `router` that concern requests to one model; the others concern the router's process.
+# Keys of `router` about requests to one model; the others are about the router's process.
 _ROUTER = (
     *("chat_template", "flush_ms", "frontend", "max_wait_s", "max_waiting", "replace_wait_s"),
     "request_timeout_s",
@@ -29,24 +28,24 @@ _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a deployment. `entry` is its value under `models:`, None without."""
+    """One model of a deployment. `entry` is its value under `models:`, if there is that section."""
 
     settings: Settings
     entry: ModelSettings | None = None
 
     @property
     def name(self) -> str:
-        """The name by which requests ask for it."""
+        """The model's name in the API."""
         return served_model_name(self.settings.engine)
 
     @property
     def names(self) -> list[str]:
-        """Return the names that requests may use: the model's own and its aliases, then its adapters'."""
+        """All names in the API: the model's, its aliases, and its adapters."""
         return served_names(self.settings.engine)
 
     @property
     def prefix(self) -> str:
-        """The prefix of its processes' names; empty if there is no other model."""
+        """The prefix of the names of its processes; empty without `models:`."""
         return f"{_word(self.name)}-" if self.entry is not None else ""
 
     def with_settings(self, change: Callable[[Settings], Settings]) -> Model:
@@ -54,9 +53,9 @@ class Model:
 
 
 def models_of(settings: Settings) -> Sequence[Model]:
-    """Return the models in the order of the configuration: one without `models:`.
+    """Return the models in the order of the configuration.
 
-    Raises ConfigError for an invalid entry, or for two that share a name or an address.
+    Raises ConfigError for an invalid entry, or if two share a name or an address.
     """
     if not settings.models:
         return (Model(settings),)
@@ -69,16 +68,15 @@ def models_of(settings: Settings) -> Sequence[Model]:
 
 
 def the_one(settings: Settings, name: str, what: str = "this command") -> Settings:
-    """Return the tree of one model; `name` may be empty if there is no other. Raises ConfigError.
-
-    `what` names the caller in the message.
-    """
+    """Return the tree of a model; `name` is empty if there is only one. Raises ConfigError, about `what`."""
     if not settings.models:
         if name:
             raise ConfigError(f"{FLAG} {name}: the configuration has no section 'models'; leave it out")
         return settings
     if not name:
-        raise ConfigError(f"{what} is about one model: say which with {FLAG} ({', '.join(settings.models)})")
+        raise ConfigError(
+            f"{what} needs one of several models: name it with {FLAG} ({', '.join(settings.models)})"
+        )
     if name not in settings.models:
         raise ConfigError(f"{FLAG} {name}: there is no such model{suggest(name, list(settings.models))}")
     return next(one.settings for one in models_of(settings) if one.name == name)
@@ -88,7 +86,7 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
     given: dict[str, dict[str, Any]] = {section: dict(getattr(entry, section)) for section in _SECTIONS}
     where = f"models.{name}"
     if "served_model_name" in given["engine"]:
-        raise ConfigError(f"{where}.engine.served_model_name: leave it out, the entry's name is that name")
+        raise ConfigError(f"{where}.engine.served_model_name: leave it out, it is the name of the entry")
     for key in given["router"]:
         if key in RouterSettings.model_fields and key not in _ROUTER:
             raise ConfigError(
@@ -112,18 +110,18 @@ def _model(base: Settings, name: str, entry: ModelSettings, place: int) -> Model
 
 
 def _further(address: str, places: int) -> str:
-    """Return the address with its port raised by `places`; port 0 (any free port) stays."""
+    """Return the address with its port increased by `places`, unless it is 0 (any free port)."""
     host, port = addresses.split(address.strip())
     return addresses.join(host, port and port + places)
 
 
 def _word(name: str) -> str:
-    """Return a model's name in the form used in names of processes, topics and certificates."""
+    """Return a model's name as it is used in names of processes, topics and certificates."""
     return _NOT_IN_A_WORD.sub("-", name)
 
 
 def _listed(address: str) -> list[str]:
-    """Return the addresses that two schedulers cannot both have."""
+    """Return addresses with a fixed port, which two schedulers cannot share."""
     return [one.strip() for one in address.split(",") if addresses.split(one)[1]]
 
 

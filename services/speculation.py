@@ -1,8 +1,4 @@
-"""Define `--speculative-config`: method, draft length, parameters, by vLLM's and FastDeploy's names.
-
-The router, every worker and the command line share these settings; only a worker turns them into vLLM's own
-(services/decode/proposers).
-"""
+"""The settings of `--speculative-config`, with vLLM's and FastDeploy's names."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ Strategy = Literal["default", "with_ngram", "with_suffix"]
 
 
 def _number_or_auto(value: Any) -> Any:
-    """Check for a number from 1 to MOST or "auto", with one message instead of one per type."""
+    """Accept a number from 1 to MOST or "auto"; pydantic would report an error for each type."""
     if value == AUTO:
         return value
     try:
@@ -32,20 +28,20 @@ def _number_or_auto(value: Any) -> Any:
 
 
 class SpeculativeSettings(BaseModel):
-    """Speculative decoding of a deployment. Method and model must agree on both sides of a handoff."""
+    """Speculative decoding. Method and model must be the same on both sides of a handoff."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True, hide_input_in_errors=True)
 
     method: str
     """Name of a registered method, e.g. mtp, eagle3, ngram."""
     num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = "auto"
-    """Drafted tokens per step, or auto: chosen each step from measured acceptance and cost."""
+    """Drafted tokens per step; auto chooses them from measured acceptance and cost."""
     max_speculative_tokens: int | None = Field(None, ge=1, le=MOST)
-    """Most drafted tokens that auto may choose; AUTO_MAXIMUM if unset."""
+    """Most drafted tokens that auto may choose; if unset, AUTO_MAXIMUM."""
     model: str | None = None
-    """Folder or name of the draft model, if the method has one."""
+    """Folder or name of the draft model."""
     num_model_steps: Positive | None = None
-    """Number of drafted tokens that the draft model proposes; the rest comes from matching."""
+    """Number of tokens that the draft model drafts; matching drafts the rest."""
     mtp_strategy: Strategy = "default"
     """Extend drafts of mtp, eagle or eagle3 with n-gram or suffix matches."""
     prompt_lookup_max: Positive | None = None
@@ -53,7 +49,7 @@ class SpeculativeSettings(BaseModel):
     prompt_lookup_min: Positive | None = None
     """Shortest n-gram to look up, in tokens."""
     suffix_decoding_max_tree_depth: int = Field(24, ge=2)
-    """Longest matched suffix plus draft, in tokens."""
+    """Longest suffix and draft together, in tokens."""
     suffix_decoding_max_cached_requests: int = Field(10_000, ge=0)
     """Number of past outputs kept for matching."""
     suffix_decoding_max_spec_factor: float = Field(1.0, gt=0)
@@ -67,7 +63,7 @@ class SpeculativeSettings(BaseModel):
     rejection_sample_method: Literal["standard", "block"] = "standard"
     """Verification of drafts at temperature > 0."""
     verifier: Literal["vllm", "baton"] = "vllm"
-    """Kernels that verify drafts; on a CPU, block needs baton's."""
+    """Kernels that verify drafts. On a CPU, rejection_sample_method block needs baton's."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Parameters of a method from another package."""
 
@@ -81,12 +77,12 @@ class SpeculativeSettings(BaseModel):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the number of drafted tokens is chosen step by step."""
+        """Whether the draft length is chosen step by step."""
         return self.num_speculative_tokens == AUTO
 
     @property
     def limit(self) -> int:
-        """The most drafted tokens of a request in one step; buffers and look-ahead are sized for it."""
+        """The most drafted tokens per request and step."""
         if isinstance(self.num_speculative_tokens, int):
             return self.num_speculative_tokens
         return self.max_speculative_tokens or AUTO_MAXIMUM

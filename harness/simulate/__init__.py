@@ -1,1 +1,1 @@
-"""Comparisons of the simulator (baton.services.simulate) with other policies and with reality."""
+"""Compare Baton's policy with others in the simulator, and the simulator with reality."""

@@ -1,6 +1,6 @@
-"""Placement policies to compare Baton's with, added as another package would: by entry points.
+"""Placement policies to compare with Baton's, added by entry points as another package would.
 
-`plugins/` is such a package as pip installs it; `install` puts it on the path.
+`plugins/` is such a package as pip would install it; `install` puts it on the path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLUGINS = Path(__file__).with_name("plugins")
 
 
 class RoundRobin(Picker):
-    """Picks the workers of a role in turn, whatever their scores."""
+    """Picks the workers of a role in turn."""
 
     def __init__(self, limits: PlacementLimits) -> None:
         super().__init__(limits)
@@ -34,7 +34,7 @@ class RoundRobin(Picker):
 
 
 class LongestPrefix(Scorer):
-    """Prefers the worker that holds most of the prompt, however long its queue."""
+    """Prefers the worker that holds most of the prompt, regardless of its queue."""
 
     side: ClassVar[Side] = Side.PREFILL
 
@@ -58,6 +58,6 @@ POLICIES: dict[str, tuple[PolicySettings, bool]] = {
 
 
 def install() -> None:
-    """Make these known to the registry of policy parts."""
+    """Make the policies available by name."""
     if str(PLUGINS) not in sys.path:
         sys.path.append(str(PLUGINS))

@@ -14,8 +14,8 @@ from baton.services.simulate.traces import KINDS, Conversations, Trace
 from harness.simulate.baselines import POLICIES, install
 from harness.stats import median
 
-# Requests per second for each prefill worker of the assumed pace, by kind: a load that some policies carry
-# and others do not.
+# Requests per second and prefill worker of the assumed profile, by kind: a load that only some policies
+# handle.
 LOADS = {"chats": 4.0, "shared": 5.0, "agents": 2.0, "documents": 0.8, "prompts": 2.6}
 Arms = Mapping[str, tuple[PolicySettings, bool]]
 Make = Callable[[int], Trace]  # a trace, by its seed
@@ -23,14 +23,14 @@ Make = Callable[[int], Trace]  # a trace, by its seed
 
 @dataclass(frozen=True)
 class Compared:
-    """An arm's runs, and the medians of their figures."""
+    """The runs of an arm, and the medians of their figures."""
 
     figures: dict[str, float]
     runs: list[Run]
 
 
 def conversations(kind: str, per_s: float, seconds: float, longest: int) -> Make:
-    """Return a function that makes a trace of a kind from a seed."""
+    """Return a function that creates a trace from a seed."""
     return lambda seed: Conversations(KINDS[kind], per_s, seconds, seed=seed, most_tokens=longest - 1)
 
 

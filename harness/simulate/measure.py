@@ -1,11 +1,11 @@
-"""A profile for the simulator, measured by the clients of a deployment with one worker.
+"""Measure a profile for the simulator, with clients of a deployment that has one worker.
 
     decode      the gap between tokens, by the number of streams
-    overhead    the time to first token of a prompt of one token, which is one decode step, less such a gap
-    prefill     the time to first token of prompts of one step, less the overhead, gives the curve; a prompt
-                of many steps gives the cost of the tokens before a piece
+    overhead    the time to first token of a prompt of one token, less one such gap for its step
+    prefill     the time to first token of prompts of one step, less the overhead; a prompt of many steps
+                gives the cost of the tokens before a chunk
 
-Prompts are random, so that none is cached. Of several rounds the lower quartile counts, as other work of the
+Prompts are random, so none is cached. The lower quartile of several rounds is used, because other load on the
 machine only makes them longer.
 """
 
@@ -25,7 +25,7 @@ from harness.deployment import Deployment
 from harness.simulate.validate import Answer, Stream
 from harness.stats import percentile
 
-Send = Callable[[int, int], Awaitable[Answer]]  # arguments: tokens of prompt and output
+Send = Callable[[int, int], Awaitable[Answer]]  # called with tokens of prompt and output
 
 ROUNDS = 9  # per size
 QUARTILE = 0.25
@@ -76,7 +76,7 @@ async def _batch(ask: Send, batch: int) -> float:
     gaps: list[float] = []
     for _ in range(3):
         streams = await asyncio.gather(*(ask(16, TOKENS) for _ in range(batch)))
-        begin = max(one.arrivals[0] for one in streams)  # all of them decode from here on
+        begin = max(one.arrivals[0] for one in streams)  # from here to `end` all of them decode
         end = min(one.arrivals[-1] for one in streams)
         for one in streams:
             inside = [at for at in one.arrivals if begin <= at <= end]
@@ -97,5 +97,5 @@ def _engine(worker: pb.WorkerStatus) -> Engine:
 def _context_s(step_s: float, sizes: Sizes, long_s: float) -> float:
     """Return the cost of each pair of a token and one in an earlier step."""
     steps = sizes.long / sizes.step
-    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # pairs within a step are in its time already
+    pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # pairs within a step are part of its time
     return max(0.0, (long_s - steps * step_s) / pairs)

@@ -1,7 +1,7 @@
 """Compare the simulator with reality: the same conversations, simulated and sent to a deployment.
 
-Equal block hashes become equal tokens, and the model's answer is part of the next turn, so caches hit in
-both. The figures are each policy's times to first token and the prompt tokens that all engines computed.
+Equal block hashes become equal tokens, and an answer is part of the next turn, so caches hit in both.
+Compared are times to first token, and the prompt tokens that all engines computed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from baton.services.simulate.traces import Ask, Kind, Trace
 from harness.deployment import Deployment
 from harness.stats import percentile
 
-SETTLE_S = 2.5  # until all heartbeats have come
-# As "chats", in the size for a model of 80 M parameters on a core.
+SETTLE_S = 2.5  # until all heartbeats have arrived
+# "chats", scaled to a model of 80 M parameters on one core.
 CHATS = Kind("multi-turn chats with a few system prompts", 4, 512, 96, 96, 24, 6, 2.0)
 
 
@@ -48,7 +48,7 @@ async def drive(one: Deployment, trace: Trace, stream: Stream) -> dict[str, floa
 
 
 def simulated(run: Run) -> dict[str, float]:
-    """Return the same figures of a simulation without a warm-up."""
+    """Return the same figures of a simulation, which must have no warm-up."""
     outcomes = run.outcomes
     computed, prompts = (sum(getattr(one, what) for one in outcomes) for what in ("computed", "prompt"))
     return _figures([one.first_s for one in outcomes], computed, prompts)

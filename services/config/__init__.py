@@ -1,7 +1,7 @@
-"""The configuration: one tree of settings for every process of a deployment.
+"""The configuration: one tree of settings for all processes of a deployment.
 
 A value comes from the first source that has it: command-line flag, environment (`BATON_SECTION__KEY`), YAML
-file (`--config`, or BATON_CONFIG), default. An unknown key is refused in any of them.
+file (`--config`, or BATON_CONFIG), default. Unknown keys are refused.
 """
 
 from baton.services.config.fields import REVEAL, SECRET, leaves

@@ -1,4 +1,4 @@
-"""The base class of the configuration's sections, and types that check a value."""
+"""The base class of configuration sections, and the types of their fields."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pydantic import (
 
 from baton import addresses
 
-OFF = ("none", "null", "")  # values that turn an optional section off
-REVEAL = {"secrets": True}  # the context of a dump with secrets, for another process of Baton's
-# (section, key) of values that are never shown, neither in an error nor in a process's title.
+OFF = ("none", "null", "")  # texts that turn an optional section off
+REVEAL = {"secrets": True}  # pydantic context for a dump with secrets, for another process of Baton
+# (section, key) of values that are never shown in errors or process titles.
 SECRET = {
     ("router", "api_key"),
     ("router", "keys_store"),
@@ -35,7 +35,7 @@ SECRET = {
 
 
 def leaves(kind: Any) -> set[Any]:
-    """Return the types in `X | None` and `Annotated[X, ...]`; a list or dict is one leaf."""
+    """Return the types in a union or `Annotated`, without None; a list or dict is one type."""
     origin = get_origin(kind)
     if origin in (list, dict, Literal):
         return {origin}
@@ -46,7 +46,7 @@ def leaves(kind: Any) -> set[Any]:
 
 
 class Section(BaseModel):
-    """A section of the configuration. The text below a key describes it in --help and in the docs."""
+    """A section of the configuration. The docstring of a key is its text in --help and in the docs."""
 
     model_config = ConfigDict(
         extra="forbid", validate_assignment=True, hide_input_in_errors=True, use_attribute_docstrings=True
@@ -60,7 +60,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse `port: yes`: YAML makes a bool of it, and pydantic a 1."""
+        """Refuse `port: yes`, which YAML and pydantic would turn into 1."""
         name = info.field_name or ""
         if isinstance(value, bool) and {int, float} & leaves(cls.model_fields[name].annotation):
             raise ValueError("a number is expected")
@@ -86,7 +86,7 @@ def _address(value: str) -> str:
 
 
 def _transport(value: str) -> str:
-    # Imported only for a configuration that names transports: it takes as long as all other imports here.
+    # Imported here, because it doubles the import time of the configuration.
     from baton.handoff.errors import HandoffError
     from baton.handoff.transports import REGISTRY
 
@@ -98,7 +98,7 @@ def _transport(value: str) -> str:
 
 
 def _gpu(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):  # YAML makes numbers of some names
+    if isinstance(value, int) and not isinstance(value, bool):  # an index in YAML
         value = str(value)
     if not isinstance(value, str) or not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", value):
         raise ValueError("give GPUs as CUDA_VISIBLE_DEVICES does: by index, or as GPU-... or MIG-...")

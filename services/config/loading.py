@@ -1,4 +1,4 @@
-"""Loading of the configuration from its sources, with errors of one line: key, value, cure."""
+"""Load the configuration from its sources, with errors of one line: key, value, what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tree = TypeVar("Tree", bound=Settings)
 OneSection = TypeVar("OneSection", bound=Section)
 _UP_TO_A_VALUE = re.compile(r"[^\w.-]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_MARK = len("'\\t'")  # a quoted character or two: too short for a secret
+_MARK = len("'\\t'")  # a quoted text this short cannot be a secret
 
 
 def load(
@@ -31,10 +31,10 @@ def load(
     config_file: str | None = None,
     tree: type[Tree] = Settings,  # type: ignore[assignment]
 ) -> Tree:
-    """Read the configuration, as `tree`: Settings, or a subclass with more sections.
+    """Read the configuration as `tree`, which is Settings or a subclass with more sections.
 
-    `flags` holds the command line's values by section; None counts as not given. Raises ConfigError with one
-    line that names each invalid key, its value unless that may be a secret, and what is allowed.
+    `flags` holds command-line values by section; None means not given. Raises ConfigError with one line that
+    names each invalid key, its value unless that may be a secret, and what is allowed.
     """
     name = config_file or os.environ.get(ENV_CONFIG_FILE)
     found = _from_environment(tree)
@@ -51,9 +51,9 @@ def load(
 
 
 def laid_over(section: OneSection, values: Mapping[str, Any], name: str, where: str) -> OneSection:
-    """Return a section, of this name, with some of its keys replaced, each as a whole.
+    """Return a copy of the section `name` with some keys replaced, each as a whole.
 
-    `where` names the place of the values in messages. Raises ConfigError.
+    Raises ConfigError, with `where` as the place of the values.
     """
     kind = type(section)
     given = {key: getattr(section, key) for key in kind.model_fields} | dict(values)
@@ -65,10 +65,10 @@ def laid_over(section: OneSection, values: Mapping[str, Any], name: str, where: 
 
 
 def from_text(kind: Any, text: str, name: str, path: Sequence[str]) -> Any:
-    """Return the value that a flag or variable of this name gives to the key at `path`, of type `kind`.
+    """Parse the text of the flag or variable `name` for the key at `path`, of type `kind`.
 
-    Mappings are JSON; lists are too, or have commas between their parts. pydantic reads the rest, with better
-    messages. Raises ConfigError.
+    Mappings are JSON, lists are JSON or comma-separated; anything else is left to pydantic. Raises
+    ConfigError.
     """
     shapes = leaves(kind)
     if list in shapes and not text.lstrip().startswith("["):
@@ -86,12 +86,12 @@ def from_text(kind: Any, text: str, name: str, path: Sequence[str]) -> Any:
         hidden = len(path) == 1 or tuple(path[:2]) in SECRET  # a whole section may have secrets
         shown = "the value" if hidden else f"value {text!r}"
         raise ConfigError(f"{name}: {shown} is not valid JSON: {error}") from None
-    # A dict would be merged with the file's key by key: one method with leftover keys of another.
+    # Unlike a dict, this is not merged with the file's value: keys of another method would remain.
     return MappingProxyType(value) if optional and isinstance(value, dict) else value
 
 
 def _from_environment(tree: type[Settings]) -> dict[str, Any]:
-    """Return the values of variables, by section. Raises ConfigError for one that names no key."""
+    """Return the values of environment variables by section. Raises ConfigError for an unknown one."""
     found: dict[str, Any] = {}
     for name in sorted(os.environ):
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG_FILE:
@@ -99,7 +99,7 @@ def _from_environment(tree: type[Settings]) -> dict[str, Any]:
         path = name.removeprefix(ENV_PREFIX).lower().split("__")
         if path[0] == "models":
             raise ConfigError(
-                f"environment variable {name}: models are named in the configuration file alone"
+                f"environment variable {name}: models can only be set in the configuration file"
             )
         kind: Any = tree
         for depth, part in enumerate(path, 1):
@@ -114,7 +114,7 @@ def _from_environment(tree: type[Settings]) -> dict[str, Any]:
 
 
 def _from_file(name: str) -> dict[str, Any]:
-    """Return what a YAML file holds. Raises ConfigError."""
+    """Read a YAML file. Raises ConfigError."""
     what, path = f"configuration file {name!r}", Path(name)
     if not path.is_file():
         why = "is a folder" if path.is_dir() else "does not exist"
@@ -129,14 +129,16 @@ def _from_file(name: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{what}: it must be a mapping of sections (as 'engine:'), each a mapping of keys")
+        raise ConfigError(
+            f"{what}: it must be a mapping of sections (like 'engine:'), each a mapping of keys"
+        )
     if twice := _named_twice(text, "models"):
-        raise ConfigError(f"{what}: models.{twice} is there twice: give each a name")
+        raise ConfigError(f"{what}: models.{twice} appears twice: give each model a name of its own")
     return found
 
 
 def _named_twice(text: str, section: str) -> str:
-    """Return the first key that a section of a YAML mapping has twice; YAML would keep the last one."""
+    """Return the first duplicate key in a section, of which YAML would keep only the last value."""
     root = yaml.compose(text, yaml.SafeLoader)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value == section and isinstance(value, yaml.MappingNode):
@@ -146,7 +148,7 @@ def _named_twice(text: str, section: str) -> str:
 
 
 def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, where `over` wins; dicts in both are merged key by key."""
+    """Merge two mappings recursively; `over` wins."""
     found = dict(below)
     for key, value in over.items():
         old = found.get(key)
@@ -155,19 +157,19 @@ def _merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explained(one: dict[str, Any], tree: type[Settings]) -> str:
-    """Return one of pydantic's errors in Baton's words."""
+    """Translate one of pydantic's errors."""
     path = [str(part) for part in one["loc"]]
     kind, value, message = one["type"], one["input"], one["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        # The value of a misspelt key may be a secret, and so may the text after `key:` without a blank.
+        # Without a space after the colon, the key includes its value, which may be a secret.
         path[-1] = _UP_TO_A_VALUE.split(path[-1])[0]
         return unknown(path, tree)
     where = ".".join(path)
     if kind == "model_type":
         return f"{where} is a section: it must be a mapping of keys ({', '.join(keys(*path, tree=tree))})"
-    if kind == "value_error" and keys(*path, tree=tree):  # about several keys of a section
+    if kind == "value_error" and keys(*path, tree=tree):  # about a whole section
         return f"{where}: {message}"
-    # A text in place of a mapping may hold a secret; a URL's user or query may be a key.
+    # A text instead of a mapping may contain a secret, and so may the user or query of a URL.
     plain = isinstance(value, str | int | float) and kind != "dict_type" and tuple(path[:2]) not in SECRET
     if plain and not ("://" in str(value) and {"@", "?"} & set(str(value))):
         return f"{where}: value {value!r} is not allowed: {message}"
@@ -175,7 +177,7 @@ def _explained(one: dict[str, Any], tree: type[Settings]) -> str:
 
 
 def _where(error: Exception) -> str:
-    """Return YAML's own message and place, without its quotes of the file, which may be secrets."""
+    """Return YAML's message and position without quotes from the file, which may be secrets."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "a value does not match its tag"

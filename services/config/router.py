@@ -1,4 +1,4 @@
-"""The sections of the router and its API, of security and of traces."""
+"""The sections router, security, ops and tracing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RouterSettings(Section):
     """The router and its OpenAI-compatible HTTP API."""
 
     host: str = "127.0.0.1"
-    """Address on which it listens; 0.0.0.0 for all IPv4 addresses, :: for IPv6 as well."""
+    """Address to listen on; 0.0.0.0 for all IPv4 addresses, :: for IPv6 as well."""
     port: Port = 8000
-    """TCP port on which it listens."""
+    """TCP port to listen on."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that serve the port together, each on its own core; they share limits (docs/limits.md)."""
+    """Processes that share the port, each on a core of its own; they also share limits (docs/limits.md)."""
     api_key: Secret | None = None
     """Key that clients must send as a bearer token (docs/limits.md)."""
     api_key_file: str = ""
@@ -29,48 +29,45 @@ class RouterSettings(Section):
     """YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). Changes take effect
     without a restart."""
     keys_store: str = Field("", repr=False)
-    """A Redis, as scheduler.store, for limits that routers enforce together; without keys_file, for keys."""
+    """A Redis, as in scheduler.store, for limits across routers, and without keys_file also for the keys."""
     keys_store_password_file: str = ""
-    """File with that Redis' password, instead of a password in its URL."""
+    """File with the password of keys_store, instead of a password in its URL."""
     metrics_port: Port = 0
-    """Port of /metrics without a key, on the host; 0 takes a free one on loopback. Several processes take one
-    more each."""
+    """Port of /metrics, without a key, on router.host; 0 takes a free one on loopback. Several processes take
+    consecutive ports."""
     request_timeout_s: Seconds = 600.0
-    """A request that takes longer ends with an error. Clients may set less: `X-Request-Timeout` (seconds)."""
+    """Longest duration of a request. Clients may set less in `X-Request-Timeout` (seconds)."""
     max_waiting: Count = 2048
-    """Most requests that wait for room on the workers; further ones get 503. 0: none waits."""
+    """Most requests that wait for room on the workers; further ones get 503. With 0 none waits."""
     max_wait_s: Seconds = 300.0
-    """Longest wait for room, within the request's own deadline; then it gets 503."""
+    """Longest wait for room on the workers; then the request gets 503."""
     drain_timeout_s: Seconds = 10.0
-    """After SIGTERM, running streams may take this long."""
+    """Longest time for running requests after SIGTERM."""
     replace_wait_s: Seconds = 60.0
-    """A request whose worker failed waits this long for another one, then it fails."""
-    journal_mib: Positive = 256
-    """Memory for the state from which requests continue on another worker; beyond, 503."""
+    """Longest wait for another worker after a failure."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Largest body of a request, in MiB; a larger one gets 413."""
+    """Largest request body, in MiB; a larger one gets 413."""
     max_connections: Positive = 4096
-    """Most connections of clients at a time; a request on a further one gets 503."""
+    """Most client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0
-    """A connection without a request is closed after this long; proxies should close theirs sooner
-    (docs/proxies.md)."""
+    """Idle connections are closed after this long; proxies should close theirs sooner (docs/proxies.md)."""
     chat_template: str = ""
     """Chat template, as a file or text; the model's own by default (docs/frontend.md)."""
     frontend: dict[str, Any] = Field(default_factory=dict)
     """Further front-end arguments, by vLLM's names (docs/frontend.md)."""
     flush_ms: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """A stream's tokens, but the first and last, wait this long for more: together they cost less CPU."""
+    """Tokens of a stream are sent together at this interval, except the first and last, to save CPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """Log level of the HTTP server; info logs each request (docs/observability.md)."""
+    """Log level of the HTTP server; info logs every request (docs/observability.md)."""
 
     @property
     def has_tenants(self) -> bool:
-        """Whether keys belong to tenants, with limits."""
+        """Whether keys belong to tenants."""
         return bool(self.keys_file or self.keys_store)
 
     @property
     def url(self) -> str:
-        """The URL by which a process of the same machine reaches it."""
+        """The URL for processes on the same machine."""
         return f"http://{addresses.from_here(addresses.join(self.host, self.port))}"
 
     @field_validator("keys_store")
@@ -82,11 +79,12 @@ class RouterSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
-        for field in ("max_connections", "journal_mib"):
-            if getattr(self, field) < self.processes:
-                raise ValueError(f"{field} is shared by the processes: it must be at least their number")
+        if self.max_connections < self.processes:
+            raise ValueError(
+                "max_connections is divided among the processes: it must be at least their number"
+            )
         if self.metrics_port + self.processes > 1 << 16:
-            raise ValueError("metrics_port is the first of as many ports as there are processes: choose less")
+            raise ValueError("metrics_port is the first of one port per process: choose a lower one")
         self.refuse_both("api_key", "api_key_file")
         if (self.api_key or self.api_key_file) and self.has_tenants:
             raise ValueError("keys_file and keys_store replace api_key and api_key_file: leave those out")
@@ -101,23 +99,23 @@ class SecuritySettings(Section):
     """Security between the parts of a deployment (docs/security.md)."""
 
     tls: bool = False
-    """Mutual TLS between all processes, each with a certificate that says what it may do."""
+    """Mutual TLS between all processes, each with a certificate for its role."""
     ca: str = "~/.baton/ca"
-    """Folder of the CA (`baton ca init`), for processes on its own machine. `baton up` makes one if there is
-    none."""
+    """Folder of the CA (`baton ca init`), for processes on the same machine. `baton up` creates one if there
+    is none."""
     join: Address = ""
     """host:port of `baton ca serve`, where processes of other machines get certificates."""
     token: Secret | None = None
-    """Token (`baton ca token`) with which a process joins there."""
+    """Token for security.join (`baton ca token`)."""
     token_file: str = ""
     """File with the token, instead of token."""
     topic: str = Field("", pattern=r"^[A-Za-z0-9._-]{0,64}$")
     """Name of the deployment in its certificates; scheduler.topic if unset."""
     folder: str = ""
-    """Folder of this process's own tls.key, tls.crt and ca.crt. Without security.join, you put and renew them
-    there."""
+    """Folder with this process's tls.key, tls.crt and ca.crt. Without security.join, you provide and renew
+    them."""
     insecure: bool = False
-    """Listen to other machines in plain text: only on a network where everybody may do everything."""
+    """Accept connections from other machines without TLS: only on a network that you trust."""
 
     @model_validator(mode="after")
     def _is_on_where_it_is_meant(self) -> SecuritySettings:
@@ -136,10 +134,10 @@ class OpsSettings(Section):
     """The live page of a router (docs/operations.md)."""
 
     listen: Address | None = None
-    """host:port of the live page, /ops; empty: none. If unset, `baton up` serves it on loopback, next to
-    router.port; other routers serve none."""
+    """host:port of the live page, /ops; empty turns it off. If unset, `baton up` serves it on loopback, next
+    to router.port, and other routers do not."""
     key: Secret | None = None
-    """Key that the page asks for; needed where it listens to other machines."""
+    """Key that the page asks for; required if it is reachable from other machines."""
     key_file: str = ""
     """File with the key, instead of key."""
 
@@ -150,17 +148,16 @@ class OpsSettings(Section):
 
 
 class TracingSettings(Section):
-    """Traces of requests, written by the router with OpenTelemetry (docs/tracing.md)."""
+    """Traces of requests with OpenTelemetry (docs/tracing.md)."""
 
     endpoint: str = ""
     """Collector: http://host:4317 for OTLP over gRPC, http://host:4318/v1/traces (any path) for OTLP over
-    HTTP; https:// for TLS. Unset: no traces."""
+    HTTP; https:// for TLS. If unset there are no traces."""
     headers: dict[str, str] = Field(default_factory=dict, repr=False)
-    """Headers of each export, e.g. with an API key."""
+    """Headers of exports, e.g. with an API key."""
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of traces to keep. Errors, retried and slow requests are kept, and what a client samples."""
-    slow_ms: Annotated[float, Field(gt=0)] = 2_000.0
-    """A request whose first token takes longer is always traced."""
+    """Share of traces to keep. Failed and retried requests, those that clients sample, and those whose first
+    token takes twice slo.ttft_ms are always traced."""
 
     @field_validator("endpoint")
     @classmethod
@@ -169,5 +166,5 @@ class TracingSettings(Section):
         if value and not found:
             raise ValueError("use http://host:4317 (gRPC), http://host:4318/v1/traces (HTTP), or https://")
         if found and ("@" in found[1] or found[2]):
-            raise ValueError("a URL is logged: put a user, a password or a key into tracing.headers")
+            raise ValueError("the URL is logged: put credentials into tracing.headers")
         return value

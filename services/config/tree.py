@@ -1,4 +1,4 @@
-"""The whole tree of settings, and how to find one's way in it by the names of keys."""
+"""The whole tree of settings, and lookup of keys by name."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from baton.services.config.workers import (
     WorkerSettings,
 )
 
-# Keys of earlier versions, and what to do instead of setting them.
+# Keys of earlier versions, and what replaces them.
 GONE = {
-    "autoscale.interval_s": "it follows from flip_after_s and down_after_s",
+    "autoscale.flip_after_s": "it follows from down_after_s",
+    "autoscale.interval_s": "it follows from down_after_s",
     "engine.seed": "set engine.extra.seed",
     "handoff.chunk_mib": "it is 4",
     "handoff.lease_s": "it is twice scheduler.placement_lease_s",
+    "handoff.pull_timeout_s": "it is 20",
     "router.enable_force_include_usage": "set router.frontend.enable_force_include_usage",
     "router.enable_prompt_tokens_details": "set router.frontend.enable_prompt_tokens_details",
+    "router.journal_mib": "it is 256 in each router process",
     "router.max_attempts": "it is 4",
     "router.max_sequences": "it is 256",
     "router.metrics_open": "read the metrics from router.metrics_port, which needs no key",
     "router.slow_client_s": "it is 30",
     "scheduler.prefix_blocks": "it is 64 million",
+    "tracing.slow_ms": "it is twice slo.ttft_ms",
     "worker.engine_stall_s": "it is 300",
     "worker.scheduler_wait_s": "it is 60",
 }
 
 
 class ModelSettings(Section):
-    """One of several models behind one router: its workers, and what differs from the sections at the top."""
+    """One of several models behind one router: its workers, and settings that differ from the top level."""
 
     prefill: Count | None = None
     """Prefill workers of `baton up`; 1 if unset, or 0 with mixed ones."""
@@ -50,19 +54,18 @@ class ModelSettings(Section):
     """Mixed workers of `baton up`."""
     engine: dict[str, Any] = Field(default_factory=dict, repr=False)
     scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """By default topic is that at the top, a dot and the model's name; ports are those at the top, plus 1 for
+    """By default, topic is the top level's, a dot and the model's name; ports are the top level's, plus 1 for
     the second entry and so on."""
     worker: dict[str, Any] = Field(default_factory=dict)
     handoff: dict[str, Any] = Field(default_factory=dict)
     autoscale: dict[str, Any] = Field(default_factory=dict)
     slo: dict[str, Any] = Field(default_factory=dict)
     router: dict[str, Any] = Field(default_factory=dict)
-    """Only keys about requests to one model: chat_template, flush_ms, frontend, max_wait_s,
-    max_waiting, replace_wait_s, request_timeout_s."""
+    """Only chat_template, flush_ms, frontend, max_wait_s, max_waiting, replace_wait_s, request_timeout_s."""
 
 
 class Settings(BaseModel):
-    """The whole tree. Build it with `load`."""
+    """The whole tree, as `load` returns it."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, validate_default=True)
 
@@ -83,7 +86,7 @@ class Settings(BaseModel):
 
     @property
     def deployment(self) -> str:
-        """The name of the deployment in its certificates."""
+        """The deployment's name in certificates."""
         return self.security.topic or self.scheduler.topic
 
     @field_validator("*", mode="before")
@@ -93,7 +96,7 @@ class Settings(BaseModel):
 
 
 def section_of(kind: Any) -> type[BaseModel] | None:
-    """Return the section that a key of this type holds, also an optional one; None for a plain value."""
+    """Return the section in a type, also an optional one; None for a plain value."""
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one
@@ -101,18 +104,18 @@ def section_of(kind: Any) -> type[BaseModel] | None:
 
 
 def below(kind: Any, key: str) -> Any:
-    """Return the type at a key of a section or mapping; None if there is no such key."""
+    """Return the type of a key in a section or mapping; None if there is no such key."""
     if kind is Any or get_origin(kind) is dict:
         return Any if kind is Any else get_args(kind)[1]
     section = section_of(kind)
     field = section.model_fields.get(key) if section else None
-    if field is None and section is ClassesSettings:  # a class of the file's own
+    if field is None and section is ClassesSettings:  # a class that the operator names
         return ClassSettings
     return field.annotation if field else None
 
 
 def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
-    """Return the keys at a path of sections, without a path those at the top; none for a plain value."""
+    """Return the keys of the section at a path; empty for a plain value."""
     kind: Any = tree
     for part in path:
         kind = below(kind, part)
@@ -121,14 +124,14 @@ def keys(*path: str, tree: type[Settings] = Settings) -> list[str]:
 
 
 def suggest(word: str, allowed: list[str]) -> str:
-    """Return the end of a message: the word that may be meant, and all that are allowed."""
+    """Return the end of an error: the closest allowed word, and all allowed ones."""
     close = difflib.get_close_matches(word, allowed, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"{hint}; allowed: {', '.join(allowed)}"
 
 
 def unknown(path: Sequence[str], tree: type[Settings] = Settings) -> str:
-    """Return why there is no key at a path, and what there is in its place."""
+    """Return an error for an unknown key, or for one of an earlier version."""
     name = ".".join(path)
     if name in GONE:
         return f"{name} is no longer set: {GONE[name]}"

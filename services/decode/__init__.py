@@ -1,1 +1,1 @@
-"""Decode, on every worker: speculative methods, the draft length, and the watch on acceptance."""
+"""Speculative decoding, and the share of decode steps between classes."""

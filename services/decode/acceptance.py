@@ -1,14 +1,12 @@
 """Count accepted drafts, keep the counts of the last minute, and raise an alarm if too few are accepted.
 
-A drafter that does nothing is silent: the output stays right, only slower. It shows in the accepted share of
-the first drafted position. That share does not depend on how many tokens are drafted, so workers and moments
-with different adaptive lengths compare; tokens per step do not.
+A broken drafter goes unnoticed: the output is still correct, only slower. It shows in the acceptance rate of
+the first drafted position, which does not depend on the draft length and so can be compared between workers
+and over time.
 
-Drafts of one request are alike: a hard text has all of its drafts refused. So the sample is one of requests,
-not of drafts, and the error of the share is that of a ratio over clusters (Cochran, Sampling Techniques,
-1977, chapter 6). Treating drafts as independent would raise false alarms (tests/services/decode).
-
-Pure: no vLLM, no clock, no threads.
+Drafts of one request are correlated: in a difficult text all are rejected. So requests are the sample, not
+drafts, and the rate's error is that of a ratio over clusters (Cochran, Sampling Techniques, 1977, chapter 6).
+Treating drafts as independent would raise false alarms.
 """
 
 from __future__ import annotations
@@ -21,23 +19,22 @@ from itertools import zip_longest
 WINDOW_S = 60.0
 _SLOT_S = 5.0
 
-# A window is the last requests, at least this many, that hold at least this many drafts; a smaller one says
-# nothing. In simulation, with the requests' shares spread as Beta(mean x s, (1 - mean) x s), s from 2 (nearly
-# uniform) to 50: no false alarm in 1,200,000 requests, and a loss of 35 % noticed in 118 of 120 runs, after
-# some 150 requests. With windows of 64 requests and a reference less its double error: 190 false alarms in as
-# many.
-LEAST_DRAFTS = 200
+# Sizes of the window of recent requests. In simulation, with acceptance per request distributed as Beta(mean
+# x s, (1 - mean) x s) and s from 2 (nearly uniform) to 50, they raise no false alarm in 1,200,000 requests,
+# and detect a loss of 35 % in 118 of 120 runs, after some 150 requests. With windows of 64 requests, and the
+# reference lowered by two errors instead of four, there were 190 false alarms.
+LEAST_DRAFTS = 200  # a smaller window is not judged
 LEAST_REQUESTS = 64
 FULL_DRAFTS = 1000
 FULL_REQUESTS = 256
-MOST_REQUESTS = 4096  # reached if requests hardly draft
+MOST_REQUESTS = 4096  # limits memory if requests have few drafts
 
-ALARM_BELOW = 0.8  # share of the reference
-CLEAR_ABOVE = 0.9  # likewise; higher, so that one good request does not clear the alarm
+ALARM_BELOW = 0.8  # of the reference
+CLEAR_ABOVE = 0.9  # of the reference; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
-LEARN_SIGMAS = 4.0  # a learned reference is lowered by its error: the best of many windows is mostly luck
-FRUITLESS_DRAFTS = 200  # drafts in a row of which no token was accepted
-FRUITFUL_TOKENS = 5  # accepted tokens that end that alarm
+LEARN_SIGMAS = 4.0  # a learned reference is lowered by these errors, because the best window is partly luck
+FRUITLESS_DRAFTS = 200  # this many drafts in a row without an accepted token raise the alarm
+FRUITFUL_TOKENS = 5  # accepted tokens that then clear it
 
 
 @dataclass(slots=True)
@@ -48,7 +45,7 @@ class DraftCounts:
     """
 
     drafts: int = 0
-    drafted: list[int] = field(default_factory=list)  # tokens, by position
+    drafted: list[int] = field(default_factory=list)  # tokens by position
     accepted: list[int] = field(default_factory=list)
 
     def add(self, other: DraftCounts) -> None:
@@ -70,12 +67,12 @@ class DraftCounts:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Output tokens of a request in a step with a draft: the accepted ones and the model's own."""
+        """Output tokens of a request per step with a draft: the accepted ones and the model's own."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else 0.0
 
     @property
     def first_acceptance(self) -> float:
-        """Accepted share of the first drafted tokens; 0 without any."""
+        """Acceptance rate of the first drafted tokens; 0 without any."""
         return self.accepted[0] / self.drafted[0] if self.drafted and self.drafted[0] else 0.0
 
 
@@ -84,7 +81,7 @@ def _sum(one: list[int], other: list[int]) -> list[int]:
 
 
 class RecentDrafts:
-    """The counts of the last minute, in slots of five seconds."""
+    """The counts of the last minute, in slots of 5 s."""
 
     def __init__(self) -> None:
         self._slots: deque[tuple[float, DraftCounts]] = deque()  # (start of the slot in seconds, counts)
@@ -108,7 +105,7 @@ class RecentDrafts:
 
 
 class _Window:
-    """The last requests, as (drafts, drafts whose first token was accepted), and their sums."""
+    """The last requests, each as (drafts, drafts whose first token was accepted), and their sums."""
 
     def __init__(self) -> None:
         self._requests: deque[tuple[int, int]] = deque()
@@ -146,9 +143,10 @@ class _Window:
         return self._accepted / self.drafts if self.drafts else 0.0
 
     def error(self, expected: float) -> float:
-        """Return the share's standard error: of the ratio over requests, never below that of single draws.
+        """Return the standard error of the share, as a ratio over requests.
 
-        `expected` sets the latter, so that a share of 0 has an error too.
+        It is at least the error of independent drafts with an acceptance of `expected`: otherwise a share of
+        0 would have none.
         """
         count, share = len(self._requests), self.share
         of_drafts, of_accepted, of_both = self._squares
@@ -158,31 +156,31 @@ class _Window:
 
 
 class AcceptanceWatch:
-    """Notice a drafter that does less than it should. One per worker, used in one thread.
+    """Detect a drafter whose acceptance is too low. For one thread.
 
-    Two rules raise the alarm. *Low*: over the window the share is below 0.8 of the reference, and more than
-    four standard errors away from it; cleared when it is above 0.9 of the reference. *Fruitless*: no token of
-    the last 200 drafts was accepted, whatever the reference.
+    Two rules raise the alarm. *Low*: the share over the window is below 0.8 of the reference, and more than
+    four standard errors from it; cleared above 0.9. *Fruitless*: no token of the last 200 drafts was
+    accepted, whatever the reference.
 
-    The reference is the configured one, or else the best that this worker or a peer with the same method has
-    seen over a full window. A method that only matches text has no state that could be lost, and its
-    acceptance depends on the text: it learns none (`learns` is False).
+    The reference is configured, or the best full window of this worker or of a peer with the same method. A
+    method that only matches text learns none (`learns` is False): its acceptance depends on the text, and it
+    has no state to lose.
     """
 
     def __init__(self, *, configured: float | None = None, learns: bool = True) -> None:
-        """Watch against the `configured` accepted share of the first position (0 to 1), or learn one."""
+        """Compare with `configured`, an acceptance rate of the first position (0 to 1), or learn one."""
         self._configured = configured
         self._learns = learns
         self._window = _Window()
         self._peers = 0.0
         self._low = False
-        self._fruitless = 0  # drafts since a token was accepted
-        self._fruits = FRUITFUL_TOKENS  # tokens accepted since the last fruitless alarm
+        self._fruitless = 0  # drafts since the last accepted token
+        self._fruits = FRUITFUL_TOKENS  # accepted tokens since the last fruitless alarm
         self.learned = 0.0  # the best share of a full window, less its error
 
     @property
     def reference(self) -> float:
-        """The expected share; 0 while it is unknown."""
+        """The expected acceptance rate; 0 while it is unknown."""
         if self._configured is not None:
             return self._configured
         return max(self.learned, self._peers) if self._learns else 0.0
@@ -202,7 +200,7 @@ class AcceptanceWatch:
                 self._fruits = 0
 
     def finished(self, drafts: int, accepted: int) -> None:
-        """Count a finished request: its drafts, and those whose first token was accepted."""
+        """Count a finished request by its drafts, and how many had their first token accepted."""
         if not drafts:
             return
         self._window.add(drafts, accepted)
@@ -212,7 +210,7 @@ class AcceptanceWatch:
             self.learned = max(self.learned, share - LEARN_SIGMAS * self._window.error(share))
 
     def hear(self, peers: float) -> None:
-        """Take the best reference of other workers with the same method; 0: none."""
+        """Set the best reference of other workers with this method; 0 if there is none."""
         self._peers = peers
         self._judge()
 
@@ -228,10 +226,10 @@ class AcceptanceWatch:
 
     @property
     def why(self) -> str:
-        """The reason of the alarm, for an operator."""
+        """The reason for the alarm, for an operator."""
         if self._fruits < FRUITFUL_TOKENS:
             return f"no token of the last {max(self._fruitless, FRUITLESS_DRAFTS)} drafts was accepted"
         return (
-            f"the first drafted token is accepted in {self._window.share:.3f} of "
+            f"the first drafted token was accepted in {self._window.share:.3f} of "
             f"{self._window.drafts} drafts, the reference is {self.reference:.3f}"
         )

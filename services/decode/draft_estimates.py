@@ -1,9 +1,9 @@
-"""Estimate the benefit and the cost of drafting from the steps that were run.
+"""Estimate benefit and cost of drafting from measured steps.
 
-Acceptance      tokens that a step generates per request, by the limit on its draft
-StepTimeModel   seconds that a step takes, by batch size and limit
+Acceptance      tokens that a step generates per request, by draft length
+StepTimeModel   seconds of a step, by batch size and draft length
 
-Both forget, and cost a few microseconds a step. They know nothing of vLLM.
+Both forget old steps, and take a few microseconds per step.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Acceptance remembers this many rows (a request in a step), or those of this many steps if they are more.
-# Rows of a position that is not drafted now fade until a handful of new ones outweighs them.
+# Acceptance remembers this many rows (a row is a request in a step), or the rows of this many steps if those
+# are more. Rows of positions that are not drafted now fade, until a few new ones outweigh them.
 _ROWS_KEPT = 200.0
 _ROW_STEPS_KEPT = 50.0
 _ROWS_KEPT_UNSEEN = 16.0
 _UNSEEN_FADES = 0.99
-_HOPED_ACCEPTANCE = 0.8  # initial; high, so that longer drafts are tried
+_HOPED_ACCEPTANCE = 0.8  # the prior; high, so that longer drafts are tried
 _HOPED_ROWS = 2.0
 
 _FEATURES = 5
-_STEPS_KEPT = 0.995  # share of the fit's weight kept per step
-# Assumed shares of the first step's time: fixed, per request, per verified token, per pass of the draft
-# model, and per pass and request. The first step is taken to be one request's.
+_STEPS_KEPT = 0.995  # the part of the fit's weight that is kept per step
+# Prior of the fit, in units of the first step's time: fixed cost, per request, per verified token, per pass
+# of the draft model, and per pass and request.
 _GUESS = (0.85, 0.02, 0.03, 0.08, 0.01)
 _GUESS_WEIGHT = 0.5  # steps
-_CLIP = 0.25  # share of a step's time: the most that one outlying step counts for
-_CELL_SAMPLES = 32.0  # steps over which a cell averages
-_LINE_SAMPLES = 3.0  # samples of a cell that weigh as much as the fit
+_CLIP = 0.25  # an outlier counts as this far off at most, relative to the expected time
+_CELL_SAMPLES = 32.0  # steps that a cell averages over
+_LINE_SAMPLES = 3.0  # the fit weighs as much as this many samples of a cell
 _PACE_GAIN = 1 / 16
-_SURPRISES = 5  # this many steps off by more than _CLIP, all to the same side, mean that the pace changed
-# The first use of a kernel waits up to seconds for its compiler. Later steps reveal it by being much faster;
-# nothing else makes a step faster than usual.
-_MUCH_FASTER = 0.5  # share of an earlier step's time
+_SURPRISES = 5  # this many steps in a row, all faster or all slower by more than _CLIP, mean another pace
+# The first use of a kernel waits up to seconds for its compiler. It is detected by later steps that are much
+# faster, for which there is no other reason.
+_MUCH_FASTER = 0.5  # of an earlier step's time
 _FIRST_SAMPLES = 4.0  # a cell's first samples
 _FIRST_STEPS = 16  # an engine's first steps
 
 
 @dataclass
 class _Share:
-    """A conditional share, from counts that fade."""
+    """A conditional probability, from counts that fade."""
 
     of: float = 0.0
     hits: float = 0.0
@@ -59,9 +59,9 @@ class _Share:
 
 
 class Acceptance:
-    """Shares by position, each among the rows that got that far: their products give a limit's benefit.
+    """Acceptance by position, each relative to the rows that got that far.
 
-    A method that drafts less than asked, or nothing, is judged by its average benefit per row.
+    Their products give the benefit of a draft length, averaged over rows with shorter drafts or none.
     """
 
     def __init__(self, limit: int) -> None:
@@ -70,7 +70,7 @@ class Acceptance:
         self._drafted = [_Share() for _ in range(limit)]
 
     def observe(self, rows: int, asked: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Learn how many of `rows` requests, which were to draft `asked` tokens, did so at each position."""
+        """Learn how many of `rows` requests drafted and accepted a token at each of `asked` positions."""
         before_drafted = before_accepted = rows
         kept = 1.0 - min(rows / _ROWS_KEPT, 1.0 / _ROW_STEPS_KEPT)
         for position in range(self.limit):
@@ -83,11 +83,11 @@ class Acceptance:
             before_drafted, before_accepted = drafted[position], accepted[position]
 
     def tokens(self) -> list[float]:
-        """Return the tokens that a step generates per request; [limit + 1], by the limit."""
+        """Return the tokens that a step generates per request; [limit + 1], by draft length."""
         return _sums(1.0, self._accepted, _HOPED_ACCEPTANCE)
 
     def drafts(self) -> list[float]:
-        """Return the tokens that are drafted, and so verified, per request; [limit + 1], by the limit."""
+        """Return the tokens that are drafted and verified per request; [limit + 1], by draft length."""
         return _sums(0.0, self._drafted, 1.0)
 
 
@@ -101,7 +101,7 @@ def _sums(first: float, shares: Sequence[_Share], hoped: float) -> list[float]:
 
 @dataclass
 class _Cell:
-    """Measured steps of one (rough) batch size and one limit; its seconds are at pace 1."""
+    """Measured steps of one bucket of batch sizes and one draft length; its seconds are at pace 1."""
 
     seconds: float
     requests: float
@@ -111,10 +111,10 @@ class _Cell:
 
 @dataclass
 class _Fit:
-    """Seconds (at pace 1) as a sum of features with weights >= 0: least squares that forgets.
+    """Non-negative least squares with forgetting: seconds (at pace 1) as a weighted sum of features.
 
-    Steps count relative to their length. Each call does one sweep of coordinate descent from the last
-    solution; if the steps do not tell two features apart, the guess does.
+    Errors are relative to a step's time. `solve` does one sweep of coordinate descent from the last solution.
+    The prior decides between features that the steps do not tell apart.
     """
 
     weights: list[float] = field(default_factory=lambda: list(_GUESS))
@@ -141,14 +141,14 @@ class _Fit:
 class StepTimeModel:
     """The seconds of a step, from a fit over all steps and the mean of similar ones.
 
-    The fit is a straight line and extrapolates to batches and limits that were not run; a cell of measured
-    steps corrects it where one exists. Changes common to all steps (longer contexts, a machine busy with
-    other things) are kept apart as the pace: a limit that was tried a while ago must not look cheap because
-    the machine was idle then.
+    The fit is linear and extrapolates to batches and draft lengths that were not run; where there are
+    measured steps, their mean (a cell) corrects it. Changes common to all steps (longer contexts, a busy
+    machine) are tracked separately, as the pace: a length tried a while ago must not look cheap because the
+    machine was idle then.
     """
 
     def __init__(self, limit: int, passes: Sequence[int]) -> None:
-        """Take `passes` [limit + 1]: passes of the draft model, by the limit."""
+        """Expect `passes` [limit + 1] of the draft model, by draft length."""
         self._passes = passes
         self._fit = _Fit()
         self._cells: dict[tuple[int, int], _Cell] = {}
@@ -160,10 +160,10 @@ class StepTimeModel:
     def observe(
         self, requests: int, tokens: float, limit: int, seconds: float, *, settled: bool, probe: bool
     ) -> None:
-        """Learn from one step without prefill. `tokens`: all verified tokens, including drafted ones.
+        """Learn from a step without prefill, which verified `tokens` tokens in all.
 
-        `settled`: the step before had the same limit, so this one verified what it drafts. `probe`: the step
-        was run to learn about its limit, and says nothing about the pace.
+        settled: the step before had the same limit, so it verified as many drafts as it made
+        probe: the step was run to learn about its limit, so it does not change the pace
         """
         self._steps += 1
         self._forget_compiling(requests, tokens, limit, seconds)
@@ -188,7 +188,7 @@ class StepTimeModel:
         self._fit.add(self._features(requests, tokens, limit), expected * (1.0 + off))
 
     def _forget_compiling(self, requests: int, tokens: float, limit: int, seconds: float) -> None:
-        """Forget earlier steps that waited for a compiler, as this one shows."""
+        """Forget earlier steps that waited for a compiler, if this one reveals them."""
         key = bucket(requests), limit
         line, cell = self._line(requests, tokens, limit), self._cells.get(key)
         far = _MUCH_FASTER * _MUCH_FASTER
@@ -202,16 +202,16 @@ class StepTimeModel:
                 del self._cells[key]
 
     def solve(self) -> None:
-        """Bring the fit up to date; not needed after every step."""
+        """Update the fit; not needed after every step."""
         self._fit.solve()
 
     def seconds(self, requests: int, tokens: float, limit: int) -> float:
-        """Return the seconds of a step; before the first one, in the unit of the guess."""
+        """Return the seconds of a step; before the first one, in units of it."""
         cell = self._cells.get((bucket(requests), limit))
         return (self._pace or 1.0) * self._expected(requests, tokens, limit, cell)
 
     def samples(self, requests: int, limit: int) -> float:
-        """Return the number of measured steps of this kind, at most as many as a cell averages over."""
+        """Return the number of measured steps of this kind, at most _CELL_SAMPLES."""
         cell = self._cells.get((bucket(requests), limit))
         return cell.samples if cell else 0.0
 
@@ -234,7 +234,7 @@ class StepTimeModel:
         )
 
     def _pace_changed(self, off: float, *, known: bool) -> bool:
-        """Return whether several well-known steps in a row were far off: the machine is slower, or faster."""
+        """Adopt a new pace if several well-known steps in a row were far off; return whether it did."""
         surprises = self._surprises
         if not known or abs(off) <= _CLIP or (surprises and (surprises[-1] > 0) != (off > 0)):
             surprises.clear()

@@ -1,11 +1,10 @@
-"""Share an engine's step between the first class and requests that give way to it.
+"""Share an engine's steps between the first class and classes that give way to it.
 
-While first-class requests decode, as many others decode beside them as keep the step within the goal of the
-first class (`itl_s`): one more after each step with time to spare, a quarter fewer after one that took too
-long. Time is shared while first-class prompts are computed, and for the prompts of the others at any time:
-the others owe the time they had, and get nothing more until the first class has had its time, by `share`.
-They also owe for the time they had while no first-class request was there, up to `MOST_ALONE_S`: having just
-had the engine, they need no part of the first class's next step.
+While first-class requests decode, the number of others in the batch is controlled so that a step stays within
+the goal of the first class (`itl_s`): one more after every four steps with time to spare, a quarter fewer
+after a step that took too long. First-class prompts, and prompts of the others, share time: the others run up
+a debt, and get no more until the first class has had its time, by `share`. Time that the others had while
+alone counts too, up to `MOST_ALONE_S`, so they get no part of the first class's next step.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-SPARE = 0.9  # share of the goal: a shorter step has time to spare
-GROWTH, CUT = 0.25, 0.75  # requests added after a step; the part kept after a cut
-MOST_OWED_S = 10.0  # s; a bound on the debt, in case the clock jumps or a step never seems to end
-MOST_ALONE_S = 0.1  # s; a share of a tenth has paid for it after one second
+SPARE = 0.9  # a step shorter than this part of the goal has time to spare
+GROWTH, CUT = 0.25, 0.75  # requests added after a short step; factor after a long one
+MOST_OWED_S = 10.0  # limits the debt if the clock jumps or a step hangs
+MOST_ALONE_S = 0.1  # with a share of a tenth it is paid off after one second
 
 
 class Standing(NamedTuple):
-    """The rank of a request among those at its engine."""
+    """The service class of a request, as its engine needs it."""
 
     priority: int = 0  # lower goes first
     share: float = 0.25
@@ -33,19 +32,19 @@ STANDARD = Standing()
 
 
 class Contest(NamedTuple):
-    """A step that several classes want."""
+    """A step with requests of several classes."""
 
     first_rows: int  # decoding requests of the first class
-    prompts: bool  # prompts of the first class are computed, or wait
-    goal_s: float  # the decoding first class's; 0: none
-    share: float  # the share of requests that give way
+    prompts: bool  # the first class has prompts, running or waiting
+    goal_s: float  # itl_s of the decoding first class; 0: none
+    share: float  # guaranteed to requests that give way
 
 
 class StepShare:
-    """The shares in an engine's steps. For the thread that steps it."""
+    """The controller of the shares. For the engine's thread."""
 
     def __init__(self) -> None:
-        self._rows = 1.0  # rows for those that give way, beside the decoding first class
+        self._rows = 1.0  # decoding requests that give way, while the first class decodes
         self._owed_s = 0.0
 
     def rows(self, contest: Contest) -> float:
@@ -56,18 +55,18 @@ class StepShare:
 
     @property
     def may_prefill(self) -> bool:
-        """Return whether a prompt that gives way may be computed in the next step."""
+        """Whether the next step may compute a prompt that gives way."""
         return self._owed_s <= 0
 
     def observe_alone(self, seconds: float, prompts: float) -> None:
-        """Learn from a step shortly after the first class left. prompts: their part of its tokens."""
+        """Learn from a step without the first class, of which `prompts` is the part of prompt tokens."""
         self._owed_s = max(self._owed_s, min(MOST_ALONE_S, self._owed_s + seconds * prompts))
 
     def observe(self, contest: Contest, seconds: float, others: float, rows: int, *, held: bool) -> None:
         """Learn from a step.
 
-        others: the share of its tokens that went to requests which give way and owe for it; rows: how many of
-        them decoded; held: whether more of them would have decoded
+        others: the part of its tokens that counts towards the debt of requests that give way; rows: how many
+        of those decoded; held: whether others were left out
         """
         kept = contest.share / (1 - contest.share)
         self._owed_s += seconds * (others - kept * (1 - others))
@@ -81,5 +80,5 @@ class StepShare:
 
     @staticmethod
     def _least(contest: Contest) -> int:
-        """Return the guaranteed number: a share of the rows, but at least one."""
+        """Return the guaranteed number of requests, at least one."""
         return max(1, math.ceil(contest.first_rows * contest.share / (1 - contest.share)))

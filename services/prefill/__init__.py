@@ -1,1 +1,1 @@
-"""Order prompts and share an engine's steps among them, on every worker."""
+"""Order prompts, and divide engine steps among them."""

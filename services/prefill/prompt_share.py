@@ -1,33 +1,32 @@
-"""Choose a prompt's share of a step if a step has a high fixed cost, as on a GPU.
+"""Choose a prompt's share of a step where steps have a high fixed cost, as on a GPU.
 
-A quarter of a step (fair_share.py) is a good share if a step's time is proportional to its tokens. A GPU's
-step with prompts has a fixed launch cost, in which it could compute hundreds or thousands of tokens. With
-smaller shares a long prompt takes many steps that are hardly shorter, and everyone waits longer. So a prompt
-gets at least as many tokens as take as long as the fixed cost: such a step takes twice the least time.
+A quarter of a step (fair_share.py) is right if its time is proportional to its tokens. On a GPU a step has a
+fixed cost, in which hundreds or thousands of tokens could be computed: with small shares a long prompt takes
+many steps that are hardly shorter. So a share is at least as many tokens as take as long as the fixed cost.
 
-The cost is a straight line fitted to the measured steps with prompts, weighted by their length: a step of
-seconds, which waited for a compiler, does not count.
+The cost is a straight line, fitted to measured steps with prompts. Long steps have little weight, because
+they may have waited for a compiler.
 """
 
 from __future__ import annotations
 
 STEPS_KEPT = 0.98  # weight kept per step
-LEAST_STEPS = 8.0  # weight needed before the share changes
-LEAST_SPREAD = 0.2  # standard deviation / mean of the steps' tokens; below it no line is fitted
+LEAST_STEPS = 8.0  # steps before the share changes
+LEAST_SPREAD = 0.2  # least standard deviation / mean of the steps' tokens for a fit
 
 
 class PromptShare:
-    """The share of a prompt that is not alone. For the thread that steps the engine."""
+    """The share of a prompt if there are others. For the engine's thread."""
 
     def __init__(self, share: int, most: int) -> None:
-        """Begin with `share` tokens, the least; at most `most`, which is a whole step."""
+        """Begin with `share` tokens, which is the least; `most` is a whole step."""
         self._least, self._most = share, most
         self.tokens = share
         self._steps = 0.0
         self._sums = [0.0] * 5  # sums of weights, tokens, seconds, tokens squared, tokens times seconds
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a step with prompts; tokens: its total."""
+        """Learn from a step with prompts, of `tokens` tokens in all."""
         if seconds <= 0:
             return
         weight = 1.0 / (seconds * seconds)

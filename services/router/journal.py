@@ -40,8 +40,8 @@ class Journal:
         wanted = state.journal_bytes
         if wanted > self.limit:
             raise NotAdmitted(
-                f"the request takes {wanted} bytes, more than the router keeps for all ({self.limit}): "
-                "shorten the prompt; router.journal_mib sets the limit",
+                f"the request takes {wanted} bytes, more than the router's journal has for all requests "
+                f"({self.limit}): shorten the prompt",
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
@@ -53,8 +53,7 @@ class Journal:
         """Check that `wanted` bytes are free, by default a request's minimum. Raises NotAdmitted (503)."""
         if self._size + wanted > self.limit:
             raise NotAdmitted(
-                f"the router has {len(self._entries)} requests already, and no memory for another "
-                "(router.journal_mib)",
+                f"the router's journal is full, with {len(self._entries)} requests",
                 Why.JOURNAL,
                 _RETRY_AFTER_S,
             )
@@ -67,8 +66,8 @@ class Journal:
         more = state.journal_bytes - self._entries[state.request_id]
         if self._size + more > GROWTH * self.limit:
             raise Overloaded(
-                f"the router has no memory for {len(state.tokens)} output tokens beside "
-                f"{len(self._entries) - 1} other requests (router.journal_mib)",
+                f"the router's journal has no room for {len(state.tokens)} output tokens besides "
+                f"{len(self._entries) - 1} other requests",
                 _RETRY_AFTER_S,
             )
         self._entries[state.request_id] += more

@@ -40,10 +40,12 @@ _KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
 class Traces:
     """Writes the traces of finished requests, in the event loop; a thread exports them."""
 
-    def __init__(self, settings: TracingSettings, exporter: SpanExporter, router_id: str) -> None:
-        """Write to `exporter` as the router `router_id`."""
+    def __init__(
+        self, settings: TracingSettings, exporter: SpanExporter, router_id: str, *, slow_s: float
+    ) -> None:
+        """Write to `exporter`, and keep requests whose first token takes longer than `slow_s`."""
         self.ratio = settings.sample_ratio
-        self._slow_s = settings.slow_ms / 1e3
+        self._slow_s = slow_s
         self._router = Process(ROUTER.service, router_id)
         self._processor = BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED)
 

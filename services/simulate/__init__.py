@@ -1,11 +1,11 @@
-"""A deployment simulated on virtual time: Baton's own decisions, and workers whose steps follow curves.
+"""The simulator: Baton's own decisions on virtual time, with workers whose step times follow measured curves.
 
     loop        asyncio on virtual time
-    profile     pace and size of the workers: measured curves, in a JSON file
-    traces      requests drawn at random;  mooncake  recorded ones
-    cache, engine, worker      a simulated worker, from its KV blocks to its heartbeats
-    deployment  the scheduler's roster, ledger, placer, policy and index of prefixes, and the workers
-    router      the router's waiting room and recovery, on these
+    profile     speed and size of the workers, from a JSON file
+    traces      random requests;  mooncake  recorded ones
+    cache, engine, worker      a simulated worker
+    deployment  the scheduler, which is Baton's own, and the workers
+    router      a router, with Baton's own waiting room
     simulation  one run;  figures  its outcome
     tune        the search for the best split into prefill and decode workers
 

@@ -1,8 +1,8 @@
 """The KV cache of a simulated engine: blocks in use, and idle blocks that form the prefix cache.
 
-As in vLLM a full block has a name, and an idle block stays until its room is needed. The least recently used
-block goes first, and of one prompt its last block. Stored and removed blocks are collected for the worker's
-log, like a real engine's events.
+As in vLLM, full blocks have hashes and idle ones are evicted when room is needed: least recently used first,
+and the last block of a prompt before the others. Changes are collected for the worker's block log, like a
+real engine's events.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from baton.prefix_keys import key_of
 
 @dataclass(slots=True)
 class Held:
-    """The blocks of one request: the named ones in order, and the number of unnamed ones."""
+    """The blocks of one request: hashed ones in order, and the number of others."""
 
     named: list[int] = field(default_factory=list)  # hashes
     private: int = 0
 
 
 class Cache:
-    """A cache. Blocks in use and idle ones are at most `blocks`, unless blocks in use alone exceed it."""
+    """Holds at most `blocks` blocks, unless those in use exceed it."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -37,7 +37,7 @@ class Cache:
 
     @property
     def free(self) -> int:
-        """Blocks that requests could get, idle ones included. Below 0 if outputs outgrew the cache."""
+        """Blocks not in use, idle ones included; negative if outputs have outgrown the cache."""
         return self.blocks - len(self._used) - self._private - self.grown
 
     def __contains__(self, block_hash: int) -> bool:
@@ -53,7 +53,7 @@ class Cache:
         return blocks - sum(one in self._used for one in hashes) <= self.free
 
     def take(self, hashes: Sequence[int], blocks: int) -> Held:
-        """Give a request `blocks` blocks; those of `hashes` are in the cache already."""
+        """Allocate `blocks` blocks for a request, of which `hashes` are cached."""
         for one in hashes:
             self._idle.pop(one, None)
             self._used[one] = self._used.get(one, 0) + 1
@@ -63,7 +63,7 @@ class Cache:
         return held
 
     def name(self, held: Held, hashes: Sequence[int], upto: int) -> None:
-        """Name a request's first `upto` blocks, which are full, so that others find them by hash."""
+        """Register a request's first `upto` blocks, which are full, by their hashes."""
         named = held.named
         for depth in range(len(named) + 1, upto + 1):
             one = hashes[depth - 1]
@@ -77,7 +77,7 @@ class Cache:
                 self._private -= 1
 
     def release(self, held: Held, hashes: Sequence[int] = (), upto: int = 0) -> None:
-        """Take a request's blocks back. The first `upto` of `hashes` stay while there is room."""
+        """Free a request's blocks; the first `upto` of `hashes` become idle, the others are gone."""
         self._private -= held.private
         held.private = 0
         named = held.named
@@ -101,7 +101,7 @@ class Cache:
         self.trim()
 
     def trim(self) -> None:
-        """Remove idle blocks until the cache is within its size."""
+        """Evict idle blocks until the cache is within its size."""
         most = max(0, self.free)
         while len(self._idle) > most:
             one, depth = self._idle.popitem(last=False)

@@ -1,14 +1,9 @@
-"""The scheduler of a simulated deployment, which is Baton's own code, and the workers.
-
-Roster, ledger, placer, policy and prefix index are those of a scheduler's process. gRPC calls are plain calls
-here.
-"""
+"""A simulated deployment: Baton's own scheduler, called without gRPC, and simulated workers."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry
@@ -27,9 +22,9 @@ from baton.services.config import SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
 from baton.services.simulate.figures import Gaps
 from baton.services.simulate.profile import Profile
-from baton.services.simulate.worker import Fault, SimulatedWorker
+from baton.services.simulate.worker import SimulatedWorker
 
-LOOK_S = 0.5  # as in a scheduler's process
+LOOK_S = 0.5  # as in the scheduler's process
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,6 @@ class Split:
 
     @property
     def workers(self) -> int:
-        """The number of all workers."""
         return self.prefill + self.decode + self.mixed
 
     @property
@@ -55,7 +49,6 @@ class Split:
         return " ".join(f"--{role} {number}" for role, number in asdict(self).items() if number)
 
     def names(self) -> list[tuple[str, pb.Role]]:
-        """Return the workers' names with their roles."""
         return [
             (f"{role}-{number}", roles.role(role).wire)
             for role, many in asdict(self).items()
@@ -77,7 +70,7 @@ class SimulatedDeployment:
         seed: int,
         events: bool = True,
     ) -> None:
-        """Prepare the deployment. Without `events` workers do not report their caches. Raises BadPolicy."""
+        """Set up the scheduler. Without `events` workers do not report their caches. Raises BadPolicy."""
         settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls are not simulated
         self._loop = loop
         self._profile = profile
@@ -85,12 +78,8 @@ class SimulatedDeployment:
         self._block_tokens = block_tokens
         self._draw = random.Random(seed)  # noqa: S311 (no secret)
         self._split = split
-        self._lives: dict[str, int] = {}
-        self._numbers: dict[str, int] = {}  # name -> number, in the order of first starts
-        self._retired: dict[str, float] = {}  # name -> seconds in steps, of its earlier lives
         self._machine = Machine(profile.engine.cores)
-        self.lost = 0
-        self.workers: dict[str, SimulatedWorker] = {}  # by id, the living ones
+        self.workers: dict[str, SimulatedWorker] = {}  # by id
         self.ledger = Ledger(settings.placement_lease_s, loop.time)
         self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
         self._prefixes: PrefixLedger | None = None
@@ -102,15 +91,20 @@ class SimulatedDeployment:
         policy = Policy(settings, settings.policy, random.Random(seed))  # noqa: S311
         self.placer = Placer(self.roster, self.ledger, policy, prefixes=self._prefixes, clock=loop.time)
 
-    def begin(self, faults: Sequence[Fault]) -> None:
-        """Start the workers and schedule the faults."""
-        for name, role in self._split.names():
-            self._start(name, role)
-        for fault in faults:
-            self._loop.call_at(fault.at_s, self._strike, fault)
+    def begin(self) -> None:
+        """Start the workers."""
+        for number, (name, role) in enumerate(self._split.names()):
+            engine = SimulatedEngine(self._loop, self._profile, self._block_tokens, self._machine, number)
+            worker = SimulatedWorker(
+                name, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
+            )
+            self.workers[name] = worker
+            if refusal := self.roster.register(worker.identity, pb.WORKER_STATE_READY):
+                raise RuntimeError(refusal)
+            self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)
 
     async def watch(self) -> None:
-        """Keep the prefix index up to date, as a scheduler's process does."""
+        """Keep the prefix index up to date."""
         while self._knowledge is not None:
             self._knowledge.look(self.roster.view())
             await self._knowledge.tend()
@@ -118,53 +112,14 @@ class SimulatedDeployment:
 
     @property
     def gaps(self) -> Gaps:
-        """The gaps between tokens so far."""
         return self._machine.gaps
 
     def busy_s(self) -> dict[str, float]:
         """Return each worker's seconds in steps, by name."""
-        found = dict(self._retired)
-        for worker in self.workers.values():
-            found[worker.name] = found.get(worker.name, 0.0) + worker.engine.busy_s
-        return found
-
-    def _start(self, name: str, role: pb.Role) -> None:
-        life = self._lives[name] = self._lives.get(name, 0) + 1
-        number = self._numbers.setdefault(name, len(self._numbers))
-        engine = SimulatedEngine(self._loop, self._profile, self._block_tokens, self._machine, number)
-        worker = SimulatedWorker(
-            name, life, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
-        )
-        self.workers[worker.worker_id] = worker
-        self._register(worker)
-        self._loop.call_later(self._draw.random() * self._settings.heartbeat_s, self._beat, worker)
-
-    def _register(self, worker: SimulatedWorker) -> None:
-        if refusal := self.roster.register(worker.identity, pb.WORKER_STATE_READY):
-            raise RuntimeError(refusal)
+        return {name: worker.engine.busy_s for name, worker in self.workers.items()}
 
     def _beat(self, worker: SimulatedWorker) -> None:
-        if not worker.alive:
-            return
-        now = self._loop.time()
         self._loop.call_later(self._settings.heartbeat_s, self._beat, worker)
-        if now < worker.silent_until:
-            return
-        if not self.roster.heartbeat(worker.worker_id, pb.WORKER_STATE_READY, worker.load()).known:
-            self._register(worker)
+        self.roster.heartbeat(worker.worker_id, pb.WORKER_STATE_READY, worker.load())
         if self._prefixes is not None:
-            worker.tell(now, self._prefixes.hear)
-
-    def _strike(self, fault: Fault) -> None:
-        worker = next((one for one in self.workers.values() if one.name == fault.worker), None)
-        if worker is None:
-            return
-        if fault.silent:
-            worker.silent_until = self._loop.time() + fault.seconds
-            return
-        self.lost += 1
-        worker.alive = False
-        del self.workers[worker.worker_id]
-        self._retired[worker.name] = self._retired.get(worker.name, 0.0) + worker.engine.busy_s
-        worker.engine.kill()
-        self._loop.call_later(fault.seconds, self._start, worker.name, worker.identity.role)
+            worker.tell(self._loop.time(), self._prefixes.hear)

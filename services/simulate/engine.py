@@ -1,7 +1,7 @@
-"""A simulated engine: steps with pieces of prompts and decoding requests, on virtual time.
+"""A simulated engine: steps with chunks of prompts and decoding requests, on virtual time.
 
-The profile's curves give a step's time. Prompts wait and get their pieces by Baton's own rule of fair share.
-Decoding steps are simulated together until a request ends or arrives, or the cache is full.
+The profile's curves give the time of a step. Prompts are queued and cut into chunks by Baton's own fair
+share. Several decode steps are simulated at once, until a request ends or arrives or the cache is full.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from baton.services.simulate.cache import Cache, Held
 from baton.services.simulate.figures import Gaps
 from baton.services.simulate.profile import Profile
 
-MOST_STEPS = 64  # simulated together; contexts grow meanwhile, so not more
-
-
-class EngineLost(Exception):
-    """The engine's worker died."""
+MOST_STEPS = 64  # simulated at once, as if contexts did not grow
 
 
 class TooLarge(Exception):
@@ -33,30 +29,29 @@ class TooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request in an engine. `given`: its prompt's KV was handed over, so only the rest is computed."""
+    """One request in an engine. `given`: the KV of its prompt is handed over, not computed."""
 
-    hashes: Sequence[int]  # block hashes of the prompt, and of the answer as far as known
-    prompt: int  # tokens, including an answer's tokens from an earlier attempt
+    hashes: Sequence[int]  # block hashes of the prompt, and of the known part of the answer
+    prompt: int  # tokens, including output of earlier attempts
     output: int  # tokens to generate here
     given: bool
-    over: asyncio.Future[None]  # raises EngineLost and TooLarge
+    over: asyncio.Future[None]  # raises TooLarge
     patience_ms: int = 0
     order: int = 0  # in the queue; the lowest goes first
     hit: int = 0  # prompt tokens found in the prefix cache
     computed: int = 0  # prompt tokens whose KV is in the cache
-    first_piece_at: float = 0.0  # end of the first step with a piece of it
-    last_piece: int = 0  # size of its last piece, tokens
+    first_piece_at: float = 0.0  # end of the first step with a chunk of it
+    last_piece: int = 0  # tokens of its last chunk
     first_at: float = 0.0  # time of its first token, at the prompt's end
     next_at: float = 0.0  # time of the first token decoded here
-    generated: float = 0.0  # tokens, set when it ends or stops
     held: Held = field(default_factory=Held)
     joined: float = 0.0  # the engine's `_progress` when it began to decode
-    left: float = 0.0  # tokens to generate at that time
+    left: float = 0.0  # tokens still to generate at that time
     admitted: bool = False
 
 
 class Machine:
-    """Shared by a deployment's engines: the count of gaps between tokens, and the cores if limited."""
+    """Shared by the engines of a deployment: statistics of gaps, and the cores if limited."""
 
     def __init__(self, cores: int) -> None:
         """Share `cores` among the engines; with 0 each has a core of its own."""
@@ -65,20 +60,20 @@ class Machine:
         self._stepping: Counter[int] = Counter()  # core -> engines with a step under way
 
     def begin(self, core: int) -> None:
-        """Note that an engine on this core has work."""
+        """Count an engine that starts to run steps on a core."""
         self._stepping[core] += 1
 
     def end(self, core: int) -> None:
-        """Note that an engine on this core has no more work."""
+        """Count an engine that has stopped."""
         self._stepping[core] -= 1
 
     def slower(self, core: int) -> float:
-        """Return the factor by which a step that begins on this core now is slower."""
+        """Return the factor by which a step that begins now on this core is slower."""
         return max(1.0, self._stepping[core]) if self.cores else 1.0
 
 
 class SimulatedEngine:
-    """One engine. Call all methods in the loop's thread."""
+    """One engine."""
 
     def __init__(
         self,
@@ -88,7 +83,7 @@ class SimulatedEngine:
         machine: Machine,
         number: int = 0,
     ) -> None:
-        """Make an idle engine. `number` selects its core where cores are shared."""
+        """Create an idle engine. `number` selects its core if cores are shared."""
         self._loop = loop
         self._profile = profile
         self._block = block_tokens
@@ -98,26 +93,24 @@ class SimulatedEngine:
         self.counts = pb.EngineCounts()
         self.busy_s = 0.0
         self._waiting: list[tuple[int, int, Job]] = []  # heap
-        self._prompts: list[Job] = []  # jobs with a prompt under way
+        self._prompts: list[Job] = []  # jobs whose prompts are being computed
         self._decoding: list[tuple[float, int, Job]] = []  # heap, by `_progress` at their end
         self._number = count()
-        self._progress = 0.0  # tokens that a request would have got, had it decoded from the start
+        self._progress = 0.0  # tokens that a request decoding from the start would have
         self._joined = 0.0  # sum of `joined` over decoding jobs
-        self._context = 0  # sum of decoding jobs' prompts
-        self._timer: asyncio.TimerHandle | None = None  # fires at the end of the steps under way
+        self._context = 0  # sum of the prompts of decoding jobs
+        self._timer: asyncio.TimerHandle | None = None  # fires at the end of the current steps
         self._began, self._step_s, self._steps = 0.0, 0.0, 0
         self._pieces: list[tuple[Job, int]] = []
-        self._aborted: list[Job] = []  # while steps are under way
-        self._joining = 0  # requests in their first decoding step; the gap before it is not the engine's
+        self._aborted: list[Job] = []  # dropped at the end of the current step
+        self._joining = 0  # requests in their first decode step, which have no gap yet
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
         return len(self._prompts) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
         return len(self._waiting)
 
     def submit(self, job: Job) -> None:
@@ -127,32 +120,17 @@ class SimulatedEngine:
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
         if self._timer is None:
             self._begin()
-        else:  # it joins after the step under way
+        else:  # it joins after the current step
             self._cut()
 
     def abort(self, job: Job) -> None:
-        """Drop a request at the end of the step under way."""
+        """Drop a request at the end of the current step."""
         if self._timer is not None:  # otherwise it has ended
             self._aborted.append(job)
             self._cut()
 
-    def kill(self) -> None:
-        """Fail all requests with EngineLost."""
-        if self._timer is not None:
-            self._timer.cancel()
-            if self._steps > 1:
-                self._advance(int((self._loop.time() - self._began) / self._step_s))
-            self._stop_stepping()
-        decoding = [one for *_, one in self._decoding]
-        for job in decoding:
-            self._stop(job)
-        for job in [one for *_, one in self._waiting] + self._prompts + decoding:
-            if not job.over.done():
-                job.over.set_exception(EngineLost())
-        self._waiting, self._prompts, self._decoding = [], [], []
-
     def _begin(self) -> None:
-        """Begin the next step or steps, if there is anything to do."""
+        """Begin the next step or steps, if there are requests."""
         self._grow()
         while self.cache.free < 0 and len(self._decoding) > 1:
             self._preempt()
@@ -185,7 +163,7 @@ class SimulatedEngine:
         self._timer = self._loop.call_at(self._began + steps * self._step_s, self._end)
 
     def _cut(self) -> None:
-        """End the group of steps under way with the step that has begun."""
+        """Cut the current group of steps off after the step that has begun."""
         if self._timer is None or self._steps == 1:
             return
         done = max(1, math.ceil((self._loop.time() - self._began) / self._step_s - 1e-9))
@@ -206,7 +184,6 @@ class SimulatedEngine:
                 self._prompts.remove(job)
                 job.first_at = job.first_at or now
                 self.counts.output_tokens += 1
-                job.generated += 1
                 self._join(job, job.output - 1)
         self._pieces = []
         while self._decoding and self._decoding[0][0] <= self._progress + 1e-9:
@@ -215,8 +192,7 @@ class SimulatedEngine:
             # The last token has no KV.
             full = min((job.prompt + job.output - 1) // self._block, len(job.hashes))
             self.cache.release(job.held, job.hashes, full)
-            job.generated += job.left
-            if not job.over.done():  # otherwise its request ran out of time
+            if not job.over.done():  # otherwise its request timed out
                 job.over.set_result(None)
         for job in self._aborted:
             self._drop(job)
@@ -224,7 +200,7 @@ class SimulatedEngine:
         self._begin()
 
     def _advance(self, steps: int) -> None:
-        """Complete `steps` of the steps under way."""
+        """Complete `steps` of the current steps."""
         pace, requests, took_s = self._profile.pace, len(self._decoding), steps * self._step_s
         self.busy_s += took_s
         self.counts.busy_s += took_s
@@ -237,7 +213,7 @@ class SimulatedEngine:
             self._joining = 0
 
     def _compose(self) -> tuple[list[Job], list[tuple[Job, int]]]:
-        """Return the requests that begin to decode, and the next step's prompts with their token counts."""
+        """Return the requests that start to decode, and the prompt chunks of the next step, in tokens."""
         engine = self._profile.engine
         budget = engine.step_tokens - len(self._decoding)
         prompts = len(self._prompts) + sum(not job.given for *_, job in self._waiting[: engine.batch])
@@ -276,7 +252,7 @@ class SimulatedEngine:
         return joined, pieces
 
     def _admit(self, job: Job) -> bool:
-        """Give a request its blocks if there is room, and return whether there was."""
+        """Allocate a request's blocks; return False if there is no room."""
         hashes, cache = job.hashes, self.cache
         hit = cache.hit(hashes[: (job.prompt - 1) // self._block])
         found, blocks = hashes[:hit], -(-(job.prompt + 1) // self._block)
@@ -313,7 +289,7 @@ class SimulatedEngine:
         self.cache.trim()
 
     def _preempt(self) -> None:
-        """Put the request that began to decode last back into the queue, to be recomputed."""
+        """Preempt the request that started to decode last; it is recomputed later."""
         place = max(range(len(self._decoding)), key=lambda at: self._decoding[at][1])
         job = self._interrupt(place)
         left = max(1, math.ceil(job.left - (self._progress - job.joined)))
@@ -323,7 +299,7 @@ class SimulatedEngine:
         heapq.heappush(self._waiting, (job.order, next(self._number), job))
 
     def _drop(self, job: Job) -> None:
-        """Remove an aborted request from the batch or the queue, unless it has ended meanwhile."""
+        """Remove an aborted request from the batch or the queue."""
         place = next((at for at, (*_, one) in enumerate(self._decoding) if one is job), None)
         if place is not None:
             self._interrupt(place)
@@ -335,18 +311,13 @@ class SimulatedEngine:
         self.cache.release(job.held)
 
     def _interrupt(self, place: int) -> Job:
-        """Stop a decoding request before its end."""
+        """Stop a decoding request early."""
         job = self._decoding.pop(place)[2]
         heapq.heapify(self._decoding)
         self._leave(job)
-        self._stop(job)
         return job
 
     def _stop_stepping(self) -> None:
         if self._timer is not None:
             self._timer = None
             self._machine.end(self._core)
-
-    def _stop(self, job: Job) -> None:
-        """Record what a decoding request has generated so far."""
-        job.generated += min(job.left, self._progress - job.joined)

@@ -1,4 +1,4 @@
-"""The outcome of a simulation: each request's times, and figures over all requests."""
+"""The outcome of a simulation: the times of each request, and statistics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_FINENESS = 50  # buckets of gaps for each factor of e: each is 2 % wide
+_FINENESS = 50  # buckets of gaps per factor of e, so each is 2 % wide
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. Times are the loop's, in seconds; 0 if something never happened."""
+    """One request. Times are virtual seconds; 0 if something never happened."""
 
     arrived: float
     prompt: int  # tokens
@@ -21,16 +21,14 @@ class Outcome:
     first: float = 0.0
     ended: float = 0.0
     waited_s: float = 0.0  # for room on a worker
-    computed: int = 0  # prompt tokens computed in all attempts
-    hit: int = 0  # prompt tokens found in a cache in the first attempt
-    known: int = 0  # the same, as the scheduler expected
-    tries: int = 0
-    service: str = ""  # its class's name
-    problem: str = ""  # why it failed; empty if it did not
+    computed: int = 0  # prompt tokens computed
+    hit: int = 0  # prompt tokens found in a cache
+    known: int = 0  # as the scheduler expected
+    service: str = ""  # name of its class
+    problem: str = ""  # why it failed
 
     @property
     def first_s(self) -> float:
-        """The time to the first token."""
         return self.first - self.arrived
 
     @property
@@ -40,21 +38,20 @@ class Outcome:
 
 
 class Gaps:
-    """Gaps between tokens, counted in buckets that are 2 % wide."""
+    """A histogram of gaps between tokens, in buckets 2 % wide."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def add(self, gap_s: float, tokens: int = 1) -> None:
-        """Count a gap once for each of `tokens` tokens."""
+        """Count the same gap for each of `tokens` tokens."""
         self._counts[round(_FINENESS * math.log(max(gap_s, 1e-6)))] += tokens
 
     def clear(self) -> None:
-        """Forget all gaps so far."""
         self._counts.clear()
 
     def percentile(self, share: float) -> float:
-        """Return the gap, in seconds, below which `share` (0 to 1) of all gaps lie; nan without gaps."""
+        """Return a percentile (`share` from 0 to 1) in seconds; nan without gaps."""
         passed, total = 0, self._counts.total()
         for bucket, tokens in sorted(self._counts.items()):
             passed += tokens
@@ -65,13 +62,13 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Goals:
-    """A request's goals in seconds: for its first token and the mean gap between its tokens."""
+    """Goals for a request, in seconds: time to first token, and mean gap between tokens."""
 
     ttft_s: float
     itl_s: float
 
     def met(self, one: Outcome) -> bool:
-        """Return whether a request met both goals."""
+        """Return whether a request succeeded and met both goals."""
         return not one.problem and one.first_s <= self.ttft_s and one.gap_s <= self.itl_s
 
 
@@ -79,14 +76,13 @@ class Goals:
 class Run:
     """The outcome of one simulation."""
 
-    outcomes: list[Outcome]  # of the requests that count, by arrival
+    outcomes: list[Outcome]  # after the warm-up, by arrival
     seconds: float  # the time in which they arrived
     gaps: Gaps
     goals: Goals
-    busy: dict[str, float]  # worker -> share of the time with a step under way
-    requests: int  # all requests, including those that do not count
-    wall_s: float = 0.0  # real time that the simulation took
-    lost: int = 0  # workers that died
+    busy: dict[str, float]  # worker -> share of the time in steps
+    requests: int  # including the warm-up
+    wall_s: float = 0.0  # real time
     _done: list[Outcome] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,11 +90,11 @@ class Run:
 
     @property
     def within(self) -> float:
-        """The share of the requests within both goals."""
+        """The share of requests within both goals."""
         return sum(map(self.goals.met, self.outcomes)) / max(1, len(self.outcomes))
 
     def figures(self) -> dict[str, float]:
-        """Return figures by name, in milliseconds, shares, or requests a second."""
+        """Return statistics by name, in milliseconds, shares, or requests per second."""
         done = self._done
         first = [one.first_s for one in done]
         prompts = max(1, sum(one.prompt for one in done))
@@ -119,7 +115,6 @@ class Run:
             "goodput_per_s": round(self.within * rate, 3),
             "longest_wait_s": round(max((one.waited_s for one in self.outcomes), default=0.0), 3),
             "waited": sum(one.waited_s > 0 for one in self.outcomes),
-            "tried_again": sum(max(0, one.tries - 1) for one in self.outcomes),
             **self._busy_by_role(),
             "simulated": self.requests,
             "simulated_per_s": round(self.requests / self.wall_s) if self.wall_s else 0,
@@ -136,7 +131,7 @@ class Run:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the values lie; nan without values."""
+    """Return a percentile (`share` from 0 to 1); nan without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else math.nan
 

@@ -1,7 +1,4 @@
-"""An event loop on virtual time: when nothing is ready to run, time jumps to the next timer.
-
-asyncio's tasks, locks and timeouts run on it unchanged, as does all code that reads `loop.time`.
-"""
+"""An asyncio event loop on virtual time: when nothing is ready to run, time jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -14,36 +11,34 @@ T = TypeVar("T")
 
 
 class Stalled(RuntimeError):
-    """A task waits for something that cannot happen, as no timer is left."""
+    """All tasks wait, and there is no timer."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The loop. `time` begins at 0 seconds."""
+    """An event loop whose time starts at 0."""
 
     def __init__(self) -> None:
         self._now = 0.0
         super().__init__(_Skipping(self))
 
     def time(self) -> float:
-        """Return the virtual time."""
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Advance the virtual time."""
         self._now += seconds
 
 
 class _Skipping(selectors.SelectSelector):
-    """A selector that never waits: there is no input but the loop's own pipe."""
+    """A selector that never blocks, as there is no input."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Skip to the next timer. Raises Stalled without one."""
+        """Advance the time to the next timer. Raises Stalled if there is none."""
         if timeout is None:
-            raise Stalled("nothing is left that could ever happen, and not all is done")
+            raise Stalled("all tasks wait, and there is no timer")
         self._loop.skip(max(0.0, timeout))
         return []
 

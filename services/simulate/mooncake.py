@@ -1,10 +1,10 @@
-"""Mooncake's trace format: one JSON object a line, as published with the paper's traces.
+"""Traces in Mooncake's format: one JSON object per line.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-`timestamp` is in milliseconds. Each of `hash_ids` names 512 tokens of the prompt together with all tokens
-before them; the last one names the remaining tokens. After Qin et al., "Mooncake: Trading More Storage for
-Less Computation", FAST 2025.
+`timestamp` is in milliseconds. Each of `hash_ids` identifies 512 tokens of the prompt and everything before
+them; the last one may cover fewer. Published with Qin et al., "Mooncake: Trading More Storage for Less
+Computation", FAST 2025.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 @dataclass
 class MooncakeTrace(Trace):
-    """A trace in memory. Requests arrive by their timestamps, `speed` times as fast."""
+    """A recorded trace, replayed `speed` times as fast."""
 
     asks: list[Ask]
     speed: float = 1.0
@@ -32,7 +32,7 @@ class MooncakeTrace(Trace):
 
     @property
     def seconds(self) -> float:  # type: ignore[override]
-        """The time from the first arrival to just after the last one."""
+        """The time from the first arrival to just after the last."""
         return (self.asks[-1].at - self.asks[0].at) / self.speed + 1e-6
 
     def begin(self) -> Iterator[Ask]:
@@ -42,7 +42,7 @@ class MooncakeTrace(Trace):
 
 
 def read(file: Path, *, speed: float = 1.0, most: int = 0) -> MooncakeTrace:
-    """Read a trace, or its first `most` requests. Raises ConfigError if the file is not a trace."""
+    """Read a trace, or only its first `most` requests. Raises ConfigError."""
     asks: list[Ask] = []
     try:
         with file.open() as lines:
@@ -74,10 +74,7 @@ def _ask(line: str, number: int, where: str) -> Ask:
 
 
 def _hash(number: int) -> int:
-    """Return 64 well-mixed bits: small numbers would share the names of blocks.
-
-    The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
-    """
+    """Return 64 mixed bits, because block keys ignore the lowest ones (SplitMix64, Steele et al., 2014)."""
     mixed = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF

@@ -1,8 +1,7 @@
-"""The simulated machine and model: an engine's pace and size, and the speed of handoffs.
+"""The simulated hardware and model: speed and size of an engine, and speed of handoffs.
 
-A profile is one JSON file with these sections and keys; `python -m bench simulate --measure` writes one for a
-real model on a real machine. The defaults are round figures for a GPU with a model of some 8 billion
-parameters, assumed and not measured.
+A profile is a JSON file; `python -m bench simulate --measure` measures one. The defaults are assumed figures
+for a GPU with a model of 8 billion parameters, not measured ones.
 """
 
 from __future__ import annotations
@@ -25,39 +24,38 @@ class _Section(BaseModel):
 
 
 class Pace(_Section):
-    """The time of an engine's step in seconds, by its content.
-
-    Curves are linear between two points; beyond the last point the last line continues.
-    """
+    """The time of an engine step in seconds. Curves are linear between points, and after the last."""
 
     prefill: Points = Field(
         [(0, 0.008), (512, 0.064), (8_192, 1.024)], description="prompt tokens of the step -> seconds"
     )
     prefill_context_s: float = Field(
-        0.0, ge=0, description="more for each pair of a token and one before its piece"
+        0.0, ge=0, description="for each pair of a token and one before its chunk"
     )
     decode: Points = Field(
         [(0, 0.008), (1, 0.012), (64, 0.024), (256, 0.050)], description="requests that decode -> seconds"
     )
-    decode_context_s: float = Field(0.0, ge=0, description="more for each token of their contexts")
-    accepted: float = Field(1.0, ge=1, description="tokens that a request gets in a step: 1 without drafts")
+    decode_context_s: float = Field(0.0, ge=0, description="for each token of their contexts")
+    accepted: float = Field(1.0, ge=1, description="tokens of a request per decode step: 1 without drafts")
     drafting: float = Field(
-        1.0, ge=1, description="factor of the steps that decode, for drafts and their checks"
+        1.0, ge=1, description="factor on the time of decode steps, for drafting and verification"
     )
-    overhead_s: float = Field(0.0, ge=0, description="of each request until its first token: router and wire")
+    overhead_s: float = Field(
+        0.0, ge=0, description="for each request, until its first token: router and network"
+    )
 
     @field_validator("prefill", "decode")
     @classmethod
     def _rises(cls, points: Points) -> Points:
         if len(points) < 2 or any(one[0] >= after[0] for one, after in pairwise(points)):
-            raise ValueError("a curve has at least two points, with sizes that rise")
+            raise ValueError("a curve needs at least two points, with increasing sizes")
         return points
 
     def step_s(self, tokens: int, pairs: int, requests: int, context: float) -> float:
         """Return the time of a step.
 
-        tokens: prompt tokens in it
-        pairs: the sum, over these tokens, of the tokens before their piece of the prompt
+        tokens: prompt tokens
+        pairs: sum over these of the tokens before their chunk of the prompt
         requests: decoding requests
         context: sum of their contexts, in tokens
         """
@@ -72,13 +70,13 @@ class Pace(_Section):
 
 
 class Engine(_Section):
-    """The size of every worker's engine."""
+    """The size of an engine."""
 
     step_tokens: int = Field(8_192, ge=1, description="engine.max_num_batched_tokens")
     batch: int = Field(256, ge=1, description="engine.max_num_seqs")
-    kv_tokens: int = Field(400_000, ge=1, description="that the KV cache holds")
+    kv_tokens: int = Field(400_000, ge=1, description="tokens of the KV cache")
     max_model_len: int = Field(200_000, ge=1)
-    cores: int = Field(0, ge=0, description="that all workers share, each at most one; 0: each has its own")
+    cores: int = Field(0, ge=0, description="cores that all workers share; 0: each has one of its own")
 
 
 class Handoff(_Section):
@@ -86,13 +84,13 @@ class Handoff(_Section):
 
     token_bytes: float = Field(131_072, ge=0, description="KV of a token")
     bytes_per_s: float = Field(10e9, gt=0, description="into one decode worker")
-    latency_s: float = Field(0.002, ge=0, description="of a handoff without bytes")
+    latency_s: float = Field(0.002, ge=0, description="time of a handoff besides its bytes")
     early: bool = Field(True, description="KV is moved while its prompt is still being prefilled")
-    staging_bytes: int = Field(16 << 30, ge=0, description="room for saved KV of a worker")
+    staging_bytes: int = Field(16 << 30, ge=0, description="memory of a worker for saved KV")
 
 
 class Profile(_Section):
-    """The assumptions about the workers, which are all alike."""
+    """A profile. All workers are the same."""
 
     name: str = "assumed"
     pace: Pace = Pace()
@@ -101,7 +99,7 @@ class Profile(_Section):
 
 
 def load(file: Path) -> Profile:
-    """Read a profile. Raises ConfigError if the file is missing or not a profile."""
+    """Read a profile. Raises ConfigError."""
     try:
         given: Any = json.loads(file.read_text())
     except OSError as error:

@@ -1,10 +1,10 @@
-"""One simulation: a trace against a deployment, on virtual time."""
+"""Run a trace against a simulated deployment."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.services.config import RouterSettings, SchedulerSettings
@@ -12,20 +12,19 @@ from baton.services.simulate.deployment import SimulatedDeployment, Split
 from baton.services.simulate.figures import Goals, Outcome, Run
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.profile import Profile
-from baton.services.simulate.router import SimulatedRouter, Wire
+from baton.services.simulate.router import SimulatedRouter
 from baton.services.simulate.traces import Ask, Trace
-from baton.services.simulate.worker import Fault
 
-WARM_SHARE = 0.2  # of the time; caches fill meanwhile, so requests that arrive then do not count
-PROGRESS_S = 1.0  # real time between two reports of progress
+WARM_SHARE = 0.2  # of the time, while caches fill; requests that arrive then do not count
+PROGRESS_S = 1.0  # real time between progress reports
 
-# Gets the share of the time that has passed (0 to 1) and the number of finished requests.
+# Called with the share of the time that has passed (0 to 1) and the number of finished requests.
 Progress = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything about a simulation except its trace."""
+    """A simulation without its trace."""
 
     split: Split
     profile: Profile = field(default_factory=Profile)
@@ -34,17 +33,12 @@ class Setup:
     goals: Goals = Goals(0.5, 0.05)  # noqa: RUF009 (frozen)
     events: bool = True  # workers report their caches to the scheduler
     routers: int = 1
-    faults: Sequence[Fault] = ()
     warm_share: float = WARM_SHARE
     seed: int = 0
-    wire: Wire = Wire()  # noqa: RUF009 (frozen)
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
-    """Run all requests of `trace`, which is consumed. Raises BadPolicy.
-
-    The same setup and trace give the same outcome.
-    """
+    """Run all requests of `trace`, which is consumed; deterministic. Raises BadPolicy."""
     loop = VirtualLoop()
     return run(_Simulation(loop, setup, trace, progress).run(), loop)
 
@@ -74,8 +68,6 @@ class _Simulation:
                 scheduler=setup.scheduler,
                 router=setup.router,
                 block_tokens=block,
-                seed=seed + number,
-                wire=setup.wire,
             )
             for number in range(setup.routers)
         ]
@@ -84,12 +76,11 @@ class _Simulation:
         self._told = time.perf_counter()
 
     async def run(self) -> Run:
-        """Return the outcome."""
         began, setup, seconds = time.perf_counter(), self._setup, self._trace.seconds
         warm_s = setup.warm_share * seconds
-        self._deployment.begin(setup.faults)
+        self._deployment.begin()
         self._loop.call_at(warm_s, self._deployment.gaps.clear)
-        async with asyncio.TaskGroup() as running:  # an error in one task ends all
+        async with asyncio.TaskGroup() as running:
             watching = running.create_task(self._deployment.watch())
             async with asyncio.TaskGroup() as conversations:
                 for ask in self._trace.begin():
@@ -105,7 +96,6 @@ class _Simulation:
             {name: busy_s / until for name, busy_s in self._deployment.busy_s().items()},
             len(self._outcomes),
             time.perf_counter() - began,
-            self._deployment.lost,
         )
 
     async def _converse(self, first: Ask) -> None:

@@ -1,6 +1,6 @@
-"""The requests of a simulation: conversations of several kinds, drawn at random, or a recorded trace.
+"""Traces: the requests of a simulation, and random conversations of several kinds.
 
-A prompt is represented by its blocks' hashes, as to the scheduler: equal hashes mean equal beginnings.
+A prompt is represented by the hashes of its blocks, as in the scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MEAN = 1.1972  # mean of lengths drawn with SPREAD and a median of 1
 
 @dataclass(slots=True)
 class Ask:
-    """One request. `hashes` cover the prompt, and the answer as far as its blocks are known."""
+    """One request. `hashes` are those of the prompt's blocks, and of the answer's if they are known."""
 
     at: float  # seconds
     prompt: int  # tokens
@@ -31,30 +31,30 @@ class Ask:
 
 
 class Trace(ABC):
-    """Requests, some of which follow the end of others."""
+    """Requests, some of which follow others."""
 
     block_tokens: int = BLOCK_TOKENS
     seconds: float  # in which new conversations begin
 
     @abstractmethod
     def begin(self) -> Iterator[Ask]:
-        """Yield the requests that follow no other, in the order of arrival. Call it once."""
+        """Yield the requests that follow no other, by arrival. Call it once."""
 
     def after(self, ask: Ask, ended: float) -> Ask | None:
-        """Return the request that follows `ask`, whose answer ended at `ended`, or None."""
+        """Return the next request of a conversation whose last answer ended at `ended`, or None."""
         del ask, ended
         return None
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of conversation. Lengths are mean tokens; those of turns and answers are drawn."""
+    """A kind of conversation. Lengths are mean tokens; those of turns and answers are random."""
 
     about: str
-    shared: int  # number of beginnings that conversations share
+    shared: int  # number of shared beginnings
     begin: int  # tokens of a beginning
     first: int  # tokens that the first turn adds
-    turn: int  # tokens that a further turn adds to the answer before it
+    turn: int  # tokens that a later turn adds after the last answer
     output: int
     turns: float  # mean of a conversation
     think_s: float  # mean from an answer to the next turn
@@ -62,7 +62,7 @@ class Kind:
 
 KINDS = {
     "chats": Kind("multi-turn chats with a few system prompts", 8, 1_000, 300, 300, 150, 8, 10.0),
-    "shared": Kind("single questions behind one of many long system prompts", 64, 3_000, 200, 0, 150, 1, 0.0),
+    "shared": Kind("single questions after one of many long system prompts", 64, 3_000, 200, 0, 150, 1, 0.0),
     "agents": Kind("agents whose contexts grow by the outputs of tools", 4, 3_000, 500, 900, 100, 16, 2.0),
     "documents": Kind("a few questions about a long document each", 1, 0, 16_000, 60, 250, 3, 15.0),
     "prompts": Kind("prompts that have nothing in common", 1, 0, 2_000, 0, 150, 1, 0.0),
@@ -70,11 +70,10 @@ KINDS = {
 
 
 class Conversations(Trace):
-    """Conversations of one kind, at a mean rate of requests. They begin as a Poisson process.
+    """Conversations of one kind, which begin as a Poisson process.
 
-    It starts with as many conversations under way as there would be after a long time, so figures need not
-    settle. Each conversation has a random generator of its own, so it is the same for every policy, however
-    fast its answers come.
+    The trace starts in the steady state, with conversations under way. Each conversation has its own random
+    generator, so it is the same for every policy, however fast its answers come.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Conversations(Trace):
         most_tokens: int = 1 << 62,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        """Draw `per_s` requests a second. A conversation that would exceed `most_tokens` ends."""
+        """Draw `per_s` requests per second. A conversation ends before it exceeds `most_tokens`."""
         self.kind = kind
         self.per_s = per_s
         self.seconds = seconds
@@ -135,7 +134,7 @@ class Conversations(Trace):
         return self._ask(at, ask.hashes, prompt, ask.conversation, ask.turn + 1)
 
     def _midway(self, at: float) -> Ask:
-        """Return a later turn of a conversation that began before the simulation."""
+        """Return a turn of a conversation that began before the simulation."""
         ask = self._first(at)
         draw = self._open[ask.conversation]
         while ask.turn < 2 or draw.random() >= 1 / self.kind.turns:

@@ -1,9 +1,8 @@
-"""The search for the split into prefill and decode workers that serves a trace best.
+"""Search for the split into prefill and decode workers that serves a trace best.
 
-The best split has the most requests within the goals; of splits equal within `EQUAL`, it is the one with
-the shortest times to first token. With few workers every split is simulated. With many, a coarse grid comes
-first, then ever closer neighbours of the best split: goodput has one peak, as a side that is short loses
-requests and spare workers gain none.
+That is the split with the most requests within the goals, and among equals (within `EQUAL`) the one with the
+shortest times to first token. With few workers all splits are simulated. With many, a coarse grid is refined
+around the best split, because goodput has a single peak.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from baton.services.simulate.figures import Run
 from baton.services.simulate.simulation import Progress, Setup, simulate
 from baton.services.simulate.traces import Trace
 
-ALL_UP_TO = 9  # splits; more are searched, not all tried
-EQUAL = 0.005  # a difference in the share within the goals that does not count
+ALL_UP_TO = 9  # with more splits not all are simulated
+EQUAL = 0.005  # difference in the share within the goals that does not count
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One split and its outcome."""
-
     split: Split
     run: Run
 
@@ -42,7 +39,7 @@ Begin = Callable[[Split], Progress | None]
 def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin) -> list[Tried]:
     """Simulate splits of `workers` workers (2 or more), and as many mixed ones; return the best first.
 
-    `trace` makes the same trace again for each split. Raises BadPolicy.
+    `trace` returns a new copy of the trace for each. Raises BadPolicy.
     """
     tried: dict[int, Tried] = {}
 
@@ -56,23 +53,15 @@ def search(setup: Setup, trace: Callable[[], Trace], workers: int, begin: Begin)
     else:
         step = max(1, workers // 8)
         attempt(range(step, workers, step))
-        while step > 1:
-            best = max(tried, key=lambda prefill: tried[prefill].rank)
-            step = -(-step // 2) if step > 2 else 1
+        while True:
+            before, best = len(tried), max(tried, key=lambda prefill: tried[prefill].rank)
             attempt((best - step, best + step))
-        _climb(tried, attempt)
+            if len(tried) == before and step == 1:
+                break
+            if len(tried) == before:
+                step = -(-step // 2)
     found = [*tried.values(), _try(setup, trace, Split(mixed=workers), begin)]
     return sorted(found, key=lambda one: one.rank, reverse=True)
-
-
-def _climb(tried: dict[int, Tried], attempt: Callable[[Iterable[int]], None]) -> None:
-    """Try neighbours of the best split until both were tried."""
-    while True:
-        before = len(tried)
-        best = max(tried, key=lambda prefill: tried[prefill].rank)
-        attempt((best - 1, best + 1))
-        if len(tried) == before:
-            return
 
 
 def _try(setup: Setup, trace: Callable[[], Trace], split: Split, begin: Begin) -> Tried:

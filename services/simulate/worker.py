@@ -1,12 +1,8 @@
-"""A simulated worker: an engine that registers with the scheduler and sends heartbeats and its cache's log.
-
-It may die, or fall silent for a while.
-"""
+"""A simulated worker: an engine, and what it reports to the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.block_log import BlockLog
 from baton.protos import scheduler_pb2 as pb
@@ -16,40 +12,25 @@ from baton.services.simulate.profile import Profile
 MODEL = "simulated"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A worker's fault: it dies and comes back empty, or its heartbeats are lost."""
-
-    at_s: float
-    worker: str  # its name, as prefill-0
-    seconds: float  # until it is back
-    silent: bool = False  # it lives, but its heartbeats are lost
-
-
 class SimulatedWorker:
-    """One life of one worker."""
+    """One worker."""
 
     def __init__(
         self,
         name: str,
-        life: int,
         role: pb.Role,
         *,
         profile: Profile,
         block_tokens: int,
         engine: SimulatedEngine,
     ) -> None:
-        """Make a worker that has just started; `life` counts from 1."""
-        self.name = name
-        self.worker_id = f"{name}.{life}"
+        self.worker_id = name
         self.engine = engine
-        self.alive = True
-        self.silent_until = 0.0
-        self.link_free_at = 0.0  # transfers of KV follow one another
-        self.pinned = 0.0  # bytes of KV waiting to be pulled
+        self.link_free_at = 0.0  # KV transfers to it run one after another
+        self.pinned = 0.0  # bytes of saved KV
         self.pinned_handoffs = 0
         self._now = 0.0
-        self.log = BlockLog(lambda: round(1e9 * self._now) + life)
+        self.log = BlockLog(lambda: round(1e9 * self._now) + 1)
         self._handoff = profile.handoff
         size = profile.engine
         capacity = pb.Capacity(
@@ -63,7 +44,7 @@ class SimulatedWorker:
             transports=["simulated"],
         )
         self.identity = pb.WorkerIdentity(
-            worker_id=self.worker_id,
+            worker_id=name,
             name=name,
             role=role,
             address="127.0.0.1:1",
@@ -73,7 +54,6 @@ class SimulatedWorker:
         )
 
     def load(self) -> pb.WorkerLoad:
-        """Return the load for its heartbeat."""
         engine = self.engine
         return pb.WorkerLoad(
             running=engine.running,
@@ -95,11 +75,10 @@ class SimulatedWorker:
                 return
 
     def pin(self, size: float) -> None:
-        """Hold `size` bytes of KV until `unpin`."""
+        """Hold `size` bytes of saved KV until `unpin`."""
         self.pinned += size
         self.pinned_handoffs += 1
 
     def unpin(self, size: float) -> None:
-        """Release `size` bytes of pinned KV."""
         self.pinned -= size
         self.pinned_handoffs -= 1

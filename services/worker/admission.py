@@ -1,16 +1,14 @@
-"""Keep a worker's own bounds: it takes a request, or refuses it at once.
+"""Enforce a worker's limits: accept a request, or refuse it at once.
 
-A scheduler advises by what it has heard, and a router without one by its last snapshot, so two of them may
-give away the same room within a few milliseconds. The worker itself therefore counts what has arrived, in the
-same units as a booking (scheduler/booking.py).
+Schedulers, and routers that place without one, may give away the same room within a few milliseconds. So the
+worker counts for itself, in the units of a booking (scheduler/booking.py).
 
-A request counts here from its Start to its end, and its prompt until its first output. Whoever booked it
-counts it for longer: from before the Start was sent until the router has heard of the end. So a booked
-request finds room here too, except while the abort of another is still on its way. Classes that leave room to
-others do so at placement.
+A request counts from its Start to its end, and its prompt until the first output. A booking lasts longer,
+from before the Start is sent until the router has seen the end, so a booked request always fits, unless the
+abort of another is still on its way. Room that classes reserve for others is enforced at placement only.
 
-Requests that nobody books (a SAVE, a request that is tried alone) are bounded in number only. Plain state;
-loop's thread only. A request costs 1.2 us from its Start to its end, a refusal 1.7.
+Requests without a booking (a SAVE, a request that runs alone) are limited in number only. Not thread-safe:
+use it in the event loop's thread. A request costs 1.2 us in all, a refusal 1.7.
 """
 
 from __future__ import annotations
@@ -26,42 +24,42 @@ from baton.services.engine.errors import RequestRefused
 
 @dataclass(slots=True)
 class Share:
-    """The room that one attempt holds. It falls as the attempt goes on and is zero at its end."""
+    """The room that one attempt holds. It shrinks as the attempt proceeds and is zero at its end."""
 
     prompt_tokens: int = 0  # not prefilled yet
     requests: int = 0
     blocks: int = 0
-    extras: int = 0  # requests that nobody booked
+    extras: int = 0  # requests without a booking
 
 
 class Admission:
-    """The sum of one worker's requests.
+    """The room that one worker's requests hold.
 
-    Invariants: each figure is the sum over the shares taken and not given back, so never below zero. It
-    exceeds its bound only for a share that came when nothing else was counted.
+    Invariants: each figure is the sum over all shares that have not been given back, so never below zero. It
+    exceeds its limit only if a single request does.
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Begin without room."""
+        """Start without room, until `fit` is called."""
         self._limits = limits
         self.prompt_tokens = self.requests = self.blocks = self.extras = 0
         self._max_requests = self._max_blocks = self._max_extras = 0
 
     def fit(self, capacity: pb.Capacity) -> None:
-        """Adopt the capacity of an engine."""
+        """Set the limits for an engine of this capacity."""
         self._max_requests = max_requests(capacity, self._limits)
         self._max_blocks = usable_blocks(capacity)
         self._max_extras = max(1, capacity.max_num_seqs)
 
     def take(self, start: Start) -> Share:
-        """Count a request and return its share. Raises RequestRefused(FULL), which says how full it is."""
+        """Count a request and return its share. Raises RequestRefused(FULL) with the limit reached."""
         if start.phase == PHASE_SAVE or start.alone_tokens:
             share, problem = Share(extras=1), self._extras_problem()
         elif start.phase == PHASE_PREFILL:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
         else:
-            # Cap at the worker's total, or a request that an idle worker takes would shut out all others.
+            # An idle worker accepts a request of any size; capped, so that others still fit afterwards.
             blocks = min(start.blocks, self._max_blocks)
             share = Share(start.prompt_tokens, 1, blocks)
             problem = self._prompt_problem(share) or self._decode_problem(share)
@@ -79,7 +77,7 @@ class Admission:
         share.prompt_tokens = 0
 
     def shared(self, share: Share, blocks: int) -> None:
-        """Give back KV blocks that other requests hold too."""
+        """Give back KV blocks that the attempt shares with other requests."""
         less = min(blocks, share.blocks)
         self.blocks -= less
         share.blocks -= less

@@ -1,7 +1,7 @@
-"""Find the addresses under which others reach a worker and its KV.
+"""Find the addresses at which others reach a worker and its KV.
 
-A worker that listens on one address advertises that one. A worker that listens on all (0.0.0.0, ::)
-advertises the address from which it reaches the scheduler: others on that network can reach it there too.
+A worker that listens on one address advertises that. A worker that listens on all addresses (0.0.0.0, ::)
+advertises the one from which it reaches the scheduler.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from baton import addresses
 from baton.services.config import Settings
 from baton.services.errors import StartError
 
-TRY_S = 2.0  # per scheduler of a list, to accept a connection
+TRY_S = 2.0  # for one scheduler to accept a connection
 RETRY_S = 0.5
 FAMILY_S = 0.25  # delay before a name's next address is tried in parallel (RFC 8305)
 
 
 @dataclass(frozen=True)
 class Advertised:
-    """The addresses that a worker gives to others."""
-
     worker: str  # host:port of the gRPC server
-    kv_host: str  # host of the ranks' Handoff services, which have their own ports
+    kv_host: str  # host of the ranks' Handoff services, which have ports of their own
 
 
 async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised:
     """Return the addresses of a worker whose gRPC server listens on `port`.
 
-    Raises StartError if it has to find its own address and reaches no scheduler within `wait_s`.
+    Raises StartError if it needs a scheduler to find its address and reaches none within `wait_s`.
     """
     listen, _ = addresses.split(settings.worker.listen)
     given, given_port = addresses.split(settings.worker.advertise) if settings.worker.advertise else ("", 0)
@@ -44,9 +42,8 @@ async def advertised(settings: Settings, port: int, wait_s: float) -> Advertised
 
 
 async def address_towards(schedulers: str, wait_s: float) -> str:
-    """Return this machine's address on the way to the first reachable of `schedulers` (comma-separated).
+    """Return the local address of a connection to the first of the comma-separated schedulers that accepts.
 
-    It makes a real connection, so that a name with several addresses, or none yet, needs no special care.
     Raises StartError after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s

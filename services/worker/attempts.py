@@ -1,8 +1,8 @@
-"""Track the attempts that run or were seen here. Plain state; loop's thread only.
+"""Track the attempts that are running here, and the last epoch of those that have ended.
 
-Invariants: an attempt is live under exactly one internal id; a request has at most one live attempt; an
-attempt begins only with an (epoch, phase) above all those seen of its request, so no reply of an older
-attempt leaves after a newer one came.
+Not thread-safe: use it in the event loop's thread. Invariants: an attempt is live under exactly one internal
+id; a request has at most one live attempt; an attempt starts only if its (epoch, phase) is above all earlier
+ones of its request, so no reply of an older attempt is sent after a newer one has started.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from baton.attempts import EPOCH_KEEP_S, attempt_id
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
 from baton.services.engine.errors import RequestRefused
+from baton.services.trace_context import trace_id_of
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
 
@@ -26,33 +27,39 @@ ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH
 
 @dataclass
 class RunningAttempt:
-    """One phase of one attempt at a request, from its Start to its end here."""
+    """One phase of one attempt at a request, from Start to end."""
 
     request_id: str
     epoch: int
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
-    incoming: Incoming[RunningAttempt] | None = (
-        None  # the KV of the prompt, or of its beginning, from another worker
-    )
-    traceparent: str = ""  # the request's, for log lines
+    incoming: Incoming | None = None  # KV that comes from another worker
+    traceparent: str = ""  # for log lines
     arrived_s: float = field(default_factory=time.monotonic)
-    prepared: Any = None  # requests.Prepared of services/engine, once built
+    prepared: Any = None  # services/engine/requests.py: Prepared
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
-    inside: bool = False  # the engine's steps may include it
-    alone: bool = False  # it must have the engine to itself
-    more_alone: bool = False  # its router has another request to try alone
-    share: Share = field(default_factory=Share)  # its share of this worker's room
+    inside: bool = False  # engine steps may include it
+    alone: bool = False  # it must run without other requests in the engine
+    more_alone: bool = False  # its router has another request that must run alone
+    share: Share = field(default_factory=Share)  # the room that it holds
 
     @property
     def mark(self) -> tuple[int, int]:
-        """The epoch and the phase's rank; it rises with each Start of the request."""
+        """The epoch and the rank of the phase; it rises with each Start of the request."""
         return self.epoch, _ORDER[self.phase]
 
     @property
     def internal_id(self) -> str:
-        """The engine's id, unique to the attempt: attempts at one request never share state."""
+        """The id in the engine, unique to the attempt."""
         return attempt_id(self.request_id, self.epoch)
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        return {"request_id": self.request_id, "trace_id": trace_id_of(self.traceparent)}
+
+    def failed(self, code: Failed.Code, message: str) -> Failed:
+        """Build the message that tells its router of a failure."""
+        return Failed(request_id=self.request_id, epoch=self.epoch, code=code, message=message)
 
 
 class Attempts:
@@ -68,9 +75,9 @@ class Attempts:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Make an attempt live; return the older attempt that it replaces, which is no longer live.
+        """Start an attempt, and end and return the older one that it replaces.
 
-        Raises RequestRefused(STALE) if the same or a later one was seen.
+        Raises RequestRefused(STALE) if this or a later attempt was here before.
         """
         older = self._of_request.get(attempt.request_id)
         _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
@@ -87,11 +94,10 @@ class Attempts:
         return older
 
     def live(self, engine_id: str) -> RunningAttempt | None:
-        """Return the attempt with an engine's request id; None when it was aborted or replaced."""
+        """Return the attempt with this internal id; None if it has ended."""
         return self._live.get(engine_id)
 
     def is_live(self, attempt: RunningAttempt) -> bool:
-        """Return whether an attempt runs or waits here."""
         return self._live.get(attempt.internal_id) is attempt
 
     def of_request(self, request_id: str) -> RunningAttempt | None:
@@ -101,14 +107,13 @@ class Attempts:
         return list(self._live.values())
 
     def of_session(self, session: int) -> list[RunningAttempt]:
-        """Return the live attempts of a router's stream."""
         return [attempt for attempt in self._live.values() if attempt.session == session]
 
     def end(self, attempt: RunningAttempt) -> None:
-        """Forget an attempt; later outputs of the engine for it are dropped."""
+        """End an attempt; later outputs of the engine for it are dropped."""
         self._live.pop(attempt.internal_id, None)
         if attempt.grammar is not None:
-            attempt.grammar.cancel()  # nobody needs it now
+            attempt.grammar.cancel()
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)

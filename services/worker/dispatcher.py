@@ -1,12 +1,14 @@
-"""Connect the routers' streams with the engine: requests in, outputs and outcomes back.
+"""Connect the routers' streams with the engine: requests in, outputs and failures back.
 
-Everything runs in the loop's thread; the engine's thread is reached through `EngineHost` alone.
+Everything runs in the event loop's thread; only `EngineHost` talks to the engine's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,18 +41,17 @@ from baton.services.roles import Role
 from baton.services.worker.admission import Admission
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
+from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.entrance import Entrance
-from baton.services.worker.grammars import Compilations, Grammars
+from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
-from baton.services.worker.isolation import Isolation
-from baton.services.worker.leases import renew_leases
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
-from baton.services.worker.replies import failure_in, failure_of, reply_to
 from baton.services.worker.session import RouterSession
 
 logger = logging.getLogger(__name__)
 
+Replies = defaultdict[int, RunReply]  # by the number of the router's stream
 _PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE})
 
 
@@ -68,21 +69,21 @@ class Dispatcher:
         grammars: Grammars,
         request_s: float = 600.0,
     ) -> None:
-        """Begin closed.
+        """Refuse requests until `open`.
 
-        limits: bounds on what is placed here; drafting: counts drafts, None if none are made; request_s: the
-        longest that a router's request takes
+        drafting: counts drafts; None without speculative decoding
+        request_s: the routers' limit on a request's duration
         """
         self.load = EngineLoad()
         self.counts = Counts()  # totals since the engine started
-        self.blocks = BlockLogs()  # the engine's prefix cache's
+        self.blocks = BlockLogs()  # of the engine's prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role)
         self._host = host
         self._metrics = metrics
         self._drafting = drafting
         self._attempts = Attempts()
-        self._isolation = Isolation(self._attempts, self._move_on)
+        self._gate = EngineGate(self._attempts, self._move_on)
         self._attempts.on_end = self._ended
         self._admission = Admission(limits)
         self._sessions: dict[int, RouterSession] = {}
@@ -92,15 +93,20 @@ class Dispatcher:
         self._request_s = request_s
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
-        compilations = Compilations(grammars, self._let_in, self.on_refused)
         self._entrance = Entrance(
-            host, self._isolation, compilations, metrics, request_s=request_s, fail=self._stop
+            host,
+            self._gate,
+            grammars,
+            metrics,
+            request_s=request_s,
+            fail=self._stop,
+            refuse=self.on_refused,
         )
 
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
-        """Take requests from now on: the engine is loaded, with these adapters."""
+        """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         self._entrance.fit(
             EngineLimits(info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters)
@@ -111,7 +117,7 @@ class Dispatcher:
         self._closed_because = ""
 
     def become(self, role: Role) -> None:
-        """Change the expected work. Running requests go on, and requests placed earlier still arrive."""
+        """Change the role. Running requests go on, and requests placed before the change still arrive."""
         self._role = role
 
     def drain(self) -> None:
@@ -120,21 +126,20 @@ class Dispatcher:
 
     @property
     def requests(self) -> int:
-        """The number of requests that run or wait here."""
         return len(self._attempts)
 
     @property
     def flushed(self) -> bool:
-        """Whether no reply waits to be sent."""
+        """Whether all replies have been sent."""
         return all(session.flushed for session in self._sessions.values())
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is running here and all replies have been sent."""
+        """Whether no request is here and all replies have been sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
-        """Fail all requests, so that they run elsewhere, when a drain took too long. Return their number."""
+        """Fail all requests after a drain's timeout, so that they run elsewhere. Return their number."""
         self._move_on(live := self._attempts.all(), "this worker's drain ran out of time")
         return len(live)
 
@@ -145,21 +150,30 @@ class Dispatcher:
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End every router's stream, and send away all followers of attempts."""
+        """End all routers' streams and all calls of followers."""
         for session in self._sessions.values():
             session.end()
         self.outgoing.hang_up()
 
     async def renew_leases(self, every_s: float) -> None:
-        """Keep saved KV for as long as its router is connected and wants it; until cancelled."""
-        await renew_leases(self.outgoing, self._handoffs, every_s, self._request_s)
+        """Keep saved KV as long as its router is connected and has not released it. Runs until cancelled.
+
+        A request may wait at the decode worker for longer than a lease. Saves older than the limit on a
+        router's request are no longer renewed: their release must have been lost. Renewals begin every
+        `every_s` seconds, however long one takes, so that there is time for another if one fails.
+        """
+        while True:
+            began = time.monotonic()
+            if asked := self.outgoing.to_renew(self._request_s):
+                held = await asyncio.to_thread(self._handoffs.renew, asked, every_s)
+                self.outgoing.renewed(asked, held, began)
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def close(self) -> None:
-        """Close connections. Call nothing afterwards."""
         await self._entrance.close()
         self._handoffs.close()
 
-    # Called by a router's stream.
+    # Called by the servicer.
 
     def connect(self, peer: str) -> RouterSession:
         session = RouterSession(self._next_session, peer)
@@ -179,7 +193,7 @@ class Dispatcher:
         self.outgoing.release_of_session(session.number)
 
     def start(self, session: RouterSession, start: Start) -> None:
-        """Begin a phase of an attempt; a refusal goes back as Failed."""
+        """Start a phase of an attempt; if it is refused, its router gets a Failed."""
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
@@ -214,7 +228,7 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
-        older = self._attempts.begin(attempt)  # this gives back the room of the older attempt
+        older = self._attempts.begin(attempt)  # also gives back the older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])
         self.outgoing.supersede(attempt.request_id, attempt.epoch)
@@ -224,19 +238,14 @@ class Dispatcher:
         self._entrance.begin(attempt, start)
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        """End an attempt at whatever stage it is, and report why."""
-        self._end(attempt)
-        self._host.abort([attempt.internal_id])
+        """End an attempt at any stage, and tell its router why."""
+        self._cut(attempt, code, message)
         self._fail(attempt, code, message)
-
-    def _let_in(self, attempt: RunningAttempt) -> None:
-        if self._attempts.is_live(attempt):
-            self._entrance.let_in(attempt)
 
     # Called by the engine (engine.host.Listener).
 
     def on_step(self, step: EngineStep) -> None:
-        """Sort a step's outputs and reports by router, one reply each."""
+        """Send each router its part of a step's outputs and reports, in one reply."""
         self.load = step.load
         self.counts.add(step.counts)
         if step.blocks:
@@ -245,7 +254,7 @@ class Dispatcher:
         drafts = step.counts.drafts
         if self._drafting is not None and step.executed and (self._role.decodes or drafts.drafts):
             self._drafting.on_step(drafts, step.draft_length)
-        replies: dict[int, RunReply] = {}
+        replies = Replies(RunReply)
         for loaded in step.loaded:
             self._on_loaded(loaded, replies)
         for begun in step.begun:
@@ -260,7 +269,7 @@ class Dispatcher:
                 *first, last = outputs.encode(batch, kept)
                 for piece in first:
                     self._send(number, RunReply(engine_outputs=piece))
-                reply_to(replies, number).engine_outputs = last
+                replies[number].engine_outputs = last
         for saved in saves.values():
             self._release(saved.manifest)
             self._refuse(saved, replies)
@@ -269,95 +278,90 @@ class Dispatcher:
             if (attempt := self._attempts.live(internal_id)) is not None:
                 self._admission.shared(attempt.share, blocks)
                 shared = Shared(request_id=attempt.request_id, epoch=attempt.epoch, blocks=blocks)
-                reply_to(replies, attempt.session).shared.append(shared)
+                replies[attempt.session].shared.append(shared)
         for number, reply in replies.items():
             self._send(number, reply)
 
-    def _on_step_failed(self, step: EngineStep, replies: dict[int, RunReply]) -> None:
+    def _on_step_failed(self, step: EngineStep, replies: Replies) -> None:
         for attempt in filter(None, map(self._attempts.live, step.failed)):
             self._end(attempt)
-            failed = failure_of(attempt, Failed.CODE_ENGINE, step.problem)
+            failed = attempt.failed(Failed.CODE_ENGINE, step.problem)
             failed.engine_goes_on = True
-            reply_to(replies, attempt.session).failed.append(failed)
+            replies[attempt.session].failed.append(failed)
 
-    def _on_loaded(self, loaded: Loaded, replies: dict[int, RunReply]) -> None:
+    def _on_loaded(self, loaded: Loaded, replies: Replies) -> None:
         attempt = self._attempts.live(loaded.request_id)
         if attempt is None or attempt.incoming is None:
             return
         if loaded.problem is None:
             if attempt.incoming.hear(Event.LOADED):
                 self._metrics.on_loaded(loaded)
-                reply_to(replies, attempt.session).admitted.append(outputs.admitted(attempt.prepared, loaded))
+                replies[attempt.session].admitted.append(outputs.admitted(attempt.prepared, loaded))
         elif attempt.incoming.hear(Event.FAILED):
-            # Usually the engine's own error finds the attempt gone. But this may be a late report of an
-            # abandoned load, whose attempt has begun again.
+            # The engine's own error usually comes later and finds the attempt gone. But this may also be a
+            # late report of an abandoned load, whose request is in the engine again: so abort it.
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
-            failed = failure_of(attempt, code_of(loaded.problem), str(loaded.problem))
-            reply_to(replies, attempt.session).failed.append(failed)
+            failed = attempt.failed(code_of(loaded.problem), str(loaded.problem))
+            replies[attempt.session].failed.append(failed)
 
-    def _refuse(self, saved: Saved, replies: dict[int, RunReply]) -> None:
-        """Refuse a prompt that was not begun: no room for its KV, or KV that should have been here is not."""
+    def _refuse(self, saved: Saved, replies: Replies) -> None:
+        """Refuse a prompt that was not computed: no room for its KV, or the KV to save is not cached."""
         attempt = self._attempts.live(saved.request_id)
         if attempt is None or saved.problem is None:
             return
-        self._nothing(attempt, saved.problem)
-        self._end(attempt)
-        self._host.abort([attempt.internal_id])
+        self._no_save(attempt, saved.problem)
         lacks = isinstance(saved.problem.to_error(), NotCached)
         code = Failed.CODE_HANDOFF if lacks else Failed.CODE_STAGING
         self._metrics.on_refused(code)
-        reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, str(saved.problem)))
+        replies[attempt.session].failed.append(self._cut(attempt, code, str(saved.problem)))
 
     def _on_output(
         self,
         output: Any,
         saves: dict[str, Saved],
         drafts: Mapping[str, Sequence[int]],
-        replies: dict[int, RunReply],
+        replies: Replies,
     ) -> bool:
-        """Return whether the output goes to its router. Take the matching saves from `saves`."""
+        """Return whether the output goes to its router. Removes its save from `saves`."""
         attempt = self._attempts.live(output.request_id)
         if attempt is None:
             return False
         if attempt.share.prompt_tokens:
             self._admission.prefilled(attempt.share)
-        if (found := failure_in(output, attempt)) is not None:
+        if (found := _failure_in(output, attempt)) is not None:
             code, message = found
-            self._end(attempt)
-            self._host.abort([attempt.internal_id])
             if code == Failed.CODE_INVALID:
                 self._metrics.on_refused(code)
-            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(self._cut(attempt, code, message))
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
             return True
         proposed = drafts.get(output.request_id, ())
-        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()  # nobody gets a save's
+        tokens = output.new_token_ids if attempt.phase != PHASE_SAVE else ()
         ended = outputs.end_of_prefill(
             output, attempt.prepared, saved, self._max_model_len, tokens=tokens, drafts=proposed
         )
         if ended is not None:
             told, end = ended
-            reply_to(replies, attempt.session).saved.append(told)
+            replies[attempt.session].saved.append(told)
             self._metrics.on_saved(told)
             if isinstance(end, Complete):
                 del saves[attempt.internal_id]
                 self.outgoing.complete(attempt.request_id, attempt.epoch, end)
             else:
-                self._nothing(attempt, end)
+                self._no_save(attempt, end)
         self._end(attempt)
         return True
 
-    def _nothing(self, attempt: RunningAttempt, problem: Problem) -> None:
-        """Tell a prompt's follower that its KV is not kept."""
+    def _no_save(self, attempt: RunningAttempt, problem: Problem) -> None:
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch, problem)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Tell the router that vLLM refuses its request: no other worker would take it either."""
+        """Tell the router that the engine refuses its request; a refusal by vLLM is final."""
         attempt = self._attempts.live(internal_id)
         if attempt is None:
             return
@@ -370,9 +374,9 @@ class Dispatcher:
         self._fail(attempt, code, message)
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell every router that the engine is lost, and which requests may have caused it.
+        """Tell all routers that the engine failed, and which requests may have caused it.
 
-        If a rank was lost, no request is at fault, and the end of the stream tells the routers.
+        After the loss of a rank no request is at fault: the routers only see their streams end.
         """
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
@@ -390,14 +394,14 @@ class Dispatcher:
         self._fail_all([(attempt, code, message)])
 
     def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed.Code, str]]) -> None:
-        """Tell each router in one message.
+        """Send each router all of its failures in one message.
 
-        A router that answers the first of several messages may never read the others: gRPC drops what a
-        client has not read yet once it writes to a stream that has ended.
+        Of several messages a router might read only the first: if it then writes to the stream, which has
+        ended, gRPC drops the unread ones.
         """
-        replies: dict[int, RunReply] = {}
+        replies = Replies(RunReply)
         for attempt, code, message in failed:
-            reply_to(replies, attempt.session).failed.append(failure_of(attempt, code, message))
+            replies[attempt.session].failed.append(attempt.failed(code, message))
         for number, reply in replies.items():
             self._send(number, reply)
 
@@ -408,14 +412,20 @@ class Dispatcher:
 
     def _ended(self, attempt: RunningAttempt) -> None:
         self._admission.give_back(attempt.share)
-        self._isolation.ended(attempt)
+        self._gate.ended(attempt)
         if attempt.incoming is not None:
             attempt.incoming.cancel()
         if attempt.phase != PHASE_DECODE:
             self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
+    def _cut(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
+        """End an attempt in the engine too, and return what its router is told."""
+        self._end(attempt)
+        self._host.abort([attempt.internal_id])
+        return attempt.failed(code, message)
+
     def _end(self, attempt: RunningAttempt) -> None:
-        """Forget an attempt that ran, and count its drafts."""
+        """End an attempt that may have been in the engine, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))
@@ -423,3 +433,17 @@ class Dispatcher:
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:
             self._handoffs.release_soon(manifest)
+
+
+def _failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
+    """Return the failure (code, text) that an engine output stands for; None if it is a normal output."""
+    if outputs.is_too_large(output):
+        return Failed.CODE_INVALID, (
+            f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
+            f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
+        )
+    if attempt.incoming is not None and attempt.incoming.loads and outputs.is_error(output):
+        return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
+    if problem := outputs.grammar_problem(output, attempt.prepared):
+        return Failed.CODE_INVALID, problem
+    return None

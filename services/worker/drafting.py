@@ -1,6 +1,6 @@
-"""Count this worker's drafts, report them to the scheduler, and raise the alarm.
+"""Count this worker's drafts, report them to the scheduler, and raise the alarm if too few are accepted.
 
-Everything runs in the loop's thread.
+Everything runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from baton.services.worker.draft_metrics import DraftMetrics
 
 logger = logging.getLogger(__name__)
 
-IDLE_STEPS = 500  # steps that generated tokens and verified no draft: worth a log line
-# vLLM's names of methods that draft from tokens alone.
+IDLE_STEPS = 500  # this many decode steps in a row without a draft are logged
+# vLLM's names of methods without a draft model.
 _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 
 
 @dataclass(frozen=True)
 class DraftMethod:
-    """The method that drafts here."""
-
-    name: str  # label: the method, plus what continues it: mtp, ngram, mtp+suffix
-    limit: int  # most drafted tokens of a request in a step
-    model_positions: int  # this many first positions are a draft model's, the others matched
+    name: str  # label in metrics: mtp, ngram, mtp+suffix
+    limit: int  # most drafted tokens per request and step
+    model_positions: int  # leading positions that a draft model drafts
 
     @property
     def has_state(self) -> bool:
-        """Whether it has a draft model, with KV that could be lost."""
+        """Whether it has a draft model, which can fail silently."""
         return self.model_positions > 0
 
 
 def method_of(engine: EngineSettings) -> DraftMethod | None:
-    """Return the method with which a decoding worker drafts. Raises ConfigError for impossible settings."""
+    """Return the drafting method, None without speculation. Raises ConfigError for impossible settings."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None:
         return None
@@ -56,10 +54,7 @@ class Drafting:
     """The drafts of one worker."""
 
     def __init__(self, method: DraftMethod, reference: float | None, registry: CollectorRegistry) -> None:
-        """Watch the drafts of `method`.
-
-        reference: the expected accepted share of the first drafted position; None to learn it
-        """
+        """Expect `reference`, the acceptance rate of the first drafted position; learn it if None."""
         self.method = method
         self._metrics = DraftMetrics(registry, method.name, method.limit, method.model_positions)
         self._watch = AcceptanceWatch(configured=reference, learns=method.has_state)
@@ -69,9 +64,9 @@ class Drafting:
         self._idle_steps = 0
 
     def on_step(self, counts: DraftCounts, length: int | None) -> None:
-        """Count a step that generated tokens. `length`: most tokens of the next draft; None: the limit."""
+        """Count a decode step. `length`: maximum length of the next draft; None: the method's limit."""
         self._length = self.method.limit if length is None else length
-        self._metrics.length.set(self._length)
+        self._metrics.draft_length.set(self._length)
         if not counts.drafts:
             self._idle_steps += 1
             if self._idle_steps == IDLE_STEPS:
@@ -84,12 +79,12 @@ class Drafting:
         self._tell()
 
     def on_request(self, drafts: int, first_accepted: int) -> None:
-        """Count a finished request: its drafts, and those whose first token was accepted."""
+        """Count a finished request by its drafts, and how many had their first token accepted."""
         self._watch.finished(drafts, first_accepted)
         self._tell()
 
     def hear(self, peer_reference: float) -> None:
-        """Take the best reference of other workers with this method; 0: none."""
+        """Set the best reference of other workers with this method; 0 if there is none."""
         self._watch.hear(peer_reference)
         self._tell()
 
@@ -111,8 +106,8 @@ class Drafting:
         if alarm == self._alarm:
             return
         self._alarm = alarm
-        self._metrics.alarm.set(alarm)
+        self._metrics.acceptance_alarm.set(alarm)
         if alarm:
-            logger.warning("the %s drafter does too little: %s", self.method.name, self._watch.why)
+            logger.warning("acceptance of %s drafts is too low: %s", self.method.name, self._watch.why)
         else:
-            logger.warning("the %s drafter does enough again", self.method.name)
+            logger.warning("acceptance of %s drafts is normal again", self.method.name)

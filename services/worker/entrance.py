@@ -1,10 +1,8 @@
-"""Bring an attempt into the engine: build its request, prepare its grammar, ask for its KV.
-
-services/worker/dispatcher.py handles what runs in the engine and its outcome.
-"""
+"""Prepare an attempt for the engine and submit it: build its request, compile its grammar, fetch its KV."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +17,11 @@ from baton.services.engine.host import EngineHost
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.worker.attempts import RunningAttempt
+from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.following import Following
-from baton.services.worker.grammars import Compilations
+from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Incoming
-from baton.services.worker.isolation import Isolation
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.replies import names_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,43 +29,45 @@ Fail = Callable[[RunningAttempt, Failed.Code, str], None]
 
 
 class Entrance:
-    """The entrance of one engine. It implements `Seams` for incoming KV."""
+    """The way into one engine."""
 
     def __init__(
         self,
         host: EngineHost,
-        isolation: Isolation,
-        compilations: Compilations,
+        gate: EngineGate,
+        grammars: Grammars,
         metrics: WorkerMetrics,
         *,
         request_s: float,
         fail: Fail,
+        refuse: Callable[[str, Exception], None],
     ) -> None:
-        """Begin without limits.
-
-        request_s: the longest that a router's request takes; fail: ends an attempt and tells its router why
-        """
+        """Wait at most `request_s` for KV; `fail` and `refuse` end an attempt and tell its router."""
         self._host = host
-        self._isolation = isolation
-        self._compilations = compilations
+        self._gate = gate
+        self._grammars = grammars
         self._metrics = metrics
         self._request_s = request_s
         self._fail = fail
+        self._refuse = refuse
+        self._compiling: set[asyncio.Task[None]] = set()
         self._following = Following()
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
-        """Build requests for this engine from now on."""
+        """Set the limits of the engine, which is loaded."""
         self._limits = limits
 
     async def close(self) -> None:
-        """End waiting attempts and close connections. Call nothing afterwards."""
-        self._compilations.close()
-        self._isolation.close()
+        """Cancel everything that waits and close connections."""
+        for task in self._compiling:
+            task.cancel()
+        self._grammars.close()
+        self._gate.close()
         await self._following.close()
 
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
-        """Take an attempt. Raises RequestRefused."""
+        """Begin an attempt, with KV from its source if it has one. Raises RequestRefused."""
         if not start.HasField("source"):
             self.enter(attempt, start, None)
             return
@@ -83,43 +82,67 @@ class Entrance:
             held, within_s = attempt.prepared.late, self._request_s
         attempt.incoming = Incoming(attempt, start, self, held=held)
         if not held:
-            self.let_in(attempt)
+            self._let_in(attempt)
         self._following.follow(attempt.incoming, start.source, start.epoch, within_s)
 
-    def let_in(self, attempt: RunningAttempt) -> None:
-        """Give an attempt's request to the engine as soon as that is allowed."""
-        self._isolation.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
-
-    # Called by what comes in (incoming.Seams).
+    # Called by Incoming.
 
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
+        """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
-            # The grammar comes first: an engine that is kept empty for a request must not wait for it.
-            self._compilations.begin(attempt, start.party)
+            # Before the gate: an engine emptied for a request must not wait for its grammar.
+            task = attempt.grammar = asyncio.create_task(self._compile(attempt, start.party))
+            self._compiling.add(task)
+            task.add_done_callback(self._compiling.discard)
         else:
-            self.let_in(attempt)
+            self._let_in(attempt)
 
     def begin_load(self, attempt: RunningAttempt, manifest: Manifest) -> None:
-        self._isolation.then(
-            attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest)
-        )
+        """Let the submitted request pull the available KV."""
+        self._gate.then(attempt, partial(self._host.begin_load, attempt.internal_id, attempt.epoch, manifest))
 
     def resume(self, attempt: RunningAttempt, complete: Complete) -> None:
+        """Give the submitted request its token and all KV. Raises RequestRefused."""
         give_tokens = requests.resume(attempt.prepared, complete)
-        self._isolation.go_on(
+        self._gate.go_on(
             attempt,
             partial(self._host.resume, attempt.internal_id, attempt.epoch, complete.manifest, give_tokens),
         )
 
     def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
-        """End an attempt whose KV does not come."""
+        """End an attempt whose KV cannot be had."""
         self._metrics.on_not_loaded(problem)
         self._fail(attempt, code, str(problem))
 
     def do_without(self, attempt: RunningAttempt, problem: Problem) -> None:
+        """Record why the whole prompt is computed here."""
         self._metrics.on_not_loaded(problem)
-        logger.info("a prompt is computed from its beginning: %s", problem, extra=names_of(attempt))
+        logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
+
+    def _let_in(self, attempt: RunningAttempt) -> None:
+        self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
+
+    async def _compile(self, attempt: RunningAttempt, party: int) -> None:
+        """Compile an attempt's grammar, then let it in. Cancelled when the attempt ends."""
+        problem: RequestRefused | None = None
+        try:
+            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
+        except RequestRefused as refused:
+            problem = refused
+        except Exception as error:  # otherwise the request would wait forever
+            if not isinstance(error, ValueError):
+                logger.exception(
+                    "the grammar of request %s cannot be compiled",
+                    attempt.request_id,
+                    extra=attempt.log_fields,
+                )
+            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
+        attempt.grammar = None
+        if problem is not None:
+            self._refuse(attempt.internal_id, problem)
+        else:
+            self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         try:
@@ -127,6 +150,6 @@ class Entrance:
         except RequestRefused:
             raise
         except Exception as error:
-            # A request that vLLM cannot build must not take down the stream, and all other requests on it.
-            logger.exception("request %s cannot be built", start.request_id, extra=names_of(attempt))
+            # Otherwise one bad request would end the router's stream and all requests on it.
+            logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None

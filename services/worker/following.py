@@ -1,7 +1,7 @@
-"""Call other workers: an attempt here follows the attempt there that computes or holds its KV.
+"""Follow attempts at other workers that compute or hold the KV of attempts here, with the Follow call.
 
-One channel per worker is kept, as connecting takes longer than most calls. A call costs 0.25 to 0.5 ms of CPU
-at each end, and 15 KB while it is open. If the connection breaks, all its calls do; each is retried once,
+Channels are kept and reused, because connecting takes longer than most calls. A call costs 0.25 to 0.5 ms of
+CPU at each end, and 15 KB while it is open. A broken connection breaks all its calls; each is retried once,
 because the source keeps its answer.
 """
 
@@ -12,7 +12,6 @@ import logging
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -40,12 +39,11 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 CONNECT_S = 5.0
-AGAIN_S = 1.0  # pause after a connection broke
-PAUSE_S = 0.05  # the longest pause before that
-IDLE_S = 300.0  # idle time before a channel is closed
-MAX_CHANNELS = 256  # beyond this, idle channels are closed at once
+AGAIN_S = 1.0  # to connect, in the retry
+PAUSE_S = 0.05  # most, before a call is retried
+MAX_CHANNELS = 256  # beyond this, idle ones are closed; gRPC disconnects an idle one after 30 minutes
 
-# The source answers, but refuses. Any other status means a broken call.
+# The source refuses. Any other status means that the call broke.
 _REFUSALS: Mapping[grpc.StatusCode, type[HandoffError]] = MappingProxyType(
     {
         grpc.StatusCode.NOT_FOUND: UnknownHandoff,
@@ -59,27 +57,23 @@ _NOT_READY = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 
 class _FailureError(Exception):
-    """A source's failure."""
-
     def __init__(self, event: Event, problem: HandoffError, *, broke: bool = False) -> None:
-        """broke: the source was connected, and may have more to say."""
         super().__init__(str(problem))
         self.event = event
         self.problem = problem
-        self.broke = broke
+        self.broke = broke  # an established connection was lost: try again
 
 
 class Following:
-    """All calls of this worker to sources."""
+    """The Follow calls of this worker, and their channels."""
 
     def __init__(self) -> None:
         self._channels = ChannelCache(rpc.Dialler.aio_channel, WorkerStub, self._close, MAX_CHANNELS)
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
-        """Pass on to `incoming` what the source says, until its end or for `within_s` seconds."""
+    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
+        """Pass the source's replies to `incoming`, for `within_s` seconds at most."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -89,9 +83,7 @@ class Following:
         return len(self._calls)
 
     async def close(self) -> None:
-        """End all calls and hang up. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Cancel all calls and close all channels. Idempotent."""
         for call in list(self._calls):
             call.cancel()
         if self._calls:
@@ -100,7 +92,7 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: Incoming[Any], source: Source, epoch: int, within_s: float) -> None:
+    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
@@ -112,14 +104,14 @@ class Following:
             )
         except _FailureError as error:
             failure = error
-        except Exception as error:  # whatever it is, an attempt must not wait forever
-            logger.exception("what %s says of request %s cannot be used", who, source.request_id)
+        except Exception as error:  # otherwise the attempt would wait forever
+            logger.exception("replies of %s about request %s cannot be used", who, source.request_id)
             failure = _FailureError(Event.WRONG, SourceError(f"{who}: {describe(error)}"))
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Incoming[Any], source: Source, epoch: int) -> None:
-        """Pass on what the source says until its prompt is complete. Raises _FailureError."""
+    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> None:
+        """Pass on the source's replies until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
         except _FailureError as failure:
@@ -128,12 +120,11 @@ class Following:
             logger.info("asking again: %s", failure, extra={"request_id": source.request_id})
         else:
             return
-        await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (so that not all ask at once)
+        await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (spreads the retries)
         await self._call(incoming, source, epoch, AGAIN_S)
 
-    async def _call(self, incoming: Incoming[Any], source: Source, epoch: int, connect_s: float) -> None:
+    async def _call(self, incoming: Incoming, source: Source, epoch: int, connect_s: float) -> None:
         kept = self._channels.begin(source.address)
-        self._look_later()
         connected = False
         try:
             connected = await _connected(kept.channel, connect_s)
@@ -153,15 +144,6 @@ class Following:
 
     # Channels.
 
-    def _look_later(self) -> None:
-        if self._timer is None and self._channels:
-            self._timer = asyncio.get_running_loop().call_later(IDLE_S / 2, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        self._channels.close_idle(IDLE_S)
-        self._look_later()
-
     def _close(self, channel: grpc.aio.Channel) -> None:
         closing = asyncio.ensure_future(channel.close(None))
         self._closing.add(closing)
@@ -169,7 +151,7 @@ class Following:
 
 
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
-    """Let a channel connect or fail; gRPC alone would try for 20 s. Return whether it connected.
+    """Wait until a channel connects or fails; gRPC alone would try for 20 s. Return whether it connected.
 
     Raises _FailureError.
     """
@@ -185,7 +167,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
+def _pass_on(reply: FollowReply, incoming: Incoming) -> bool:
     """Pass a reply on to `incoming`; return whether it was the last. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":
@@ -196,7 +178,9 @@ def _pass_on(reply: FollowReply, incoming: Incoming[Any]) -> bool:
         return True
     if said == "problem":
         raise _FailureError(Event.REFUSED, Problem(reply.problem.name, reply.problem.text).to_error())
-    raise _FailureError(Event.WRONG, MalformedManifest("the source speaks as this version does not"))
+    raise _FailureError(
+        Event.WRONG, MalformedManifest("the source sent a reply that this version does not know")
+    )
 
 
 def _broken(source: Source, error: grpc.RpcError, connected: bool) -> _FailureError:

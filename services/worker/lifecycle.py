@@ -1,7 +1,4 @@
-"""Start and end a worker's process.
-
-`run_worker` is the whole work of a process. It may run in a process forked from one that called `preload`.
-"""
+"""Start and end a worker's process: `run_worker`, also in a process forked from one that called `preload`."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ from baton.services.printing import complain
 
 logger = logging.getLogger(__name__)
 
-# Seconds. The engine's thread and the loop's share the interpreter: each waits at most this long for the
-# other while that computes in Python. On two busy cores a step's outputs reached the loop in 22 us (p50),
-# against 215 to 335 us with Python's own 5 ms; with 0.1 ms the steps took a third longer.
+# Seconds. How long the engine's thread and the event loop's wait for the interpreter while the other one runs
+# Python code. On two busy cores a step's outputs reached the loop in 22 us (p50), against 215 to 335 us with
+# Python's own 5 ms; with 0.1 ms the steps took a third longer.
 SWITCH_INTERVAL_S = 0.0005
 
 _HEAVY = (
@@ -54,9 +51,9 @@ _HEAVY = (
 
 
 def preload() -> None:
-    """Import everything slow, so that processes forked from this one start in seconds.
+    """Import slow modules, so that processes forked from this one start in seconds.
 
-    Starts no thread and opens no connection: neither survives a fork.
+    Starts no thread and opens no connection, because neither survives a fork.
     """
     import_all(_HEAVY)
 
@@ -64,9 +61,9 @@ def preload() -> None:
 def run_worker(settings: Settings, role: str) -> None:
     """Run a worker of `role` until a signal, an operator or a failure ends it.
 
-    Raises ConfigError, StartError, PeerRefused or SecurityError, each one line, if it cannot start. Otherwise
-    it ends the process: if the engine broke, with a line on stderr and status ENGINE_FAILED (1 if a rank was
-    lost). SIGTERM, SIGINT and SIGHUP drain; a second SIGTERM or SIGINT ends it at once.
+    Raises ConfigError, StartError, PeerRefused or SecurityError if it cannot start. Otherwise it exits: if
+    the engine failed, with a line on stderr and status ENGINE_FAILED (1 if a rank was lost). SIGTERM, SIGINT
+    and SIGHUP drain; a second SIGTERM or SIGINT ends it at once.
     """
     from baton.services.worker.node import Node
 
@@ -91,7 +88,7 @@ def run_worker(settings: Settings, role: str) -> None:
         node = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house)
         status = asyncio.run(node.run())
     except EngineFailed as error:
-        # An orderly exit would wait for threads and ranks, which may wait forever.
+        # `leave` does not wait for threads and ranks, which may hang.
         complain(f"baton: error: {error}")
         status = 1 if isinstance(error.__cause__, RankLost) else ENGINE_FAILED
     leave(status)

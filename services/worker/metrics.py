@@ -1,4 +1,4 @@
-"""Export a worker's figures to Prometheus. Durations in seconds, sizes in bytes, by its conventions."""
+"""Export a worker's metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.handoff.reports import Loaded, Problem, Staged
 from baton.metrics import Metrics, counter, gauge, histogram, registry
 from baton.protos.worker_pb2 import Failed, Saved
 
-if TYPE_CHECKING:  # vLLM takes seconds to import, and metrics are served meanwhile
+if TYPE_CHECKING:  # metrics are served before vLLM, which takes seconds to import
     from baton.services.engine.host import EngineStep
 
 _UNKNOWN = float("nan")
@@ -20,35 +20,35 @@ _MS = 1e-3
 
 
 class WorkerMetrics(Metrics):
-    """The figures of one worker, in a registry of their own. Set from the loop's thread."""
+    """The metrics of one worker, set in the event loop's thread."""
 
     prefix = "baton_worker_"
 
     _requests_running = gauge("Requests in the engine's batch")
     _requests_waiting = gauge("Requests in the engine's queue")
     _kv_cache_usage_ratio = gauge("KV cache in use, 0 to 1")
-    _handoffs_pinned = gauge("Saved handoffs not yet pulled")
-    _handoffs_pinned_bytes = gauge("Bytes of saved handoffs not yet pulled")
+    _handoffs_pinned = gauge("Saved handoffs that have not been pulled")
+    _handoffs_pinned_bytes = gauge("Bytes of saved handoffs that have not been pulled")
     _handoffs_pinned_overdue_seconds = gauge("Age of the oldest saved handoff beyond its lease")
     clock_offset_seconds = gauge("The scheduler's clock minus this machine's")
     _generated_tokens = counter("Output tokens generated here")
     _prefix_cache_queries = counter("Prompt tokens looked up in the prefix cache")
     _prefix_cache_hits = counter("Prompt tokens found in the prefix cache")
-    _requests_held_back = counter("Times that a step left a request out for another class")
-    _requests_preempted_for_classes = counter("Requests that lost slot and KV to another class for a while")
+    _requests_held_back = counter("Requests left out of a step in favour of another class, once per step")
+    _requests_preempted_for_classes = counter("Requests preempted for another class")
     _requests_refused = counter(
-        "Requests refused: invalid, full, staging (stays full), draining, stale (older epoch)", "why"
+        "Requests refused: invalid, full, staging (no room for KV), draining, stale (older epoch)", "why"
     )
     _handoffs_saved = counter("Prompts whose KV was saved for another worker")
     _handoffs_save_failed = counter("Prompts whose KV could not be saved")
     _handoffs_loaded = counter("Handoffs pulled and loaded", "transport")
     _handoffs_load_failed = counter(
-        "Handoffs not loaded, by error; NothingSaved: the request ended at its source",
+        "Handoffs not loaded, by error; NothingSaved: the request ended at the prefill worker",
         "error",
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
-    _engine_steps_failed = counter("Steps that raised and that the engine survived")
-    _engine_step_seconds = histogram("Time of an engine step with work")
+    _engine_steps_failed = counter("Engine steps that failed without ending the engine")
+    _engine_step_seconds = histogram("Time of an engine step")
     _engine_step_phase_seconds = histogram("Parts of an engine step: draft, verify, rest", "phase")
     _handoff_save_seconds = histogram("Time to copy KV to staging")
     _handoff_move_seconds = histogram("Time to pull a handoff's bytes")
@@ -56,18 +56,18 @@ class WorkerMetrics(Metrics):
 
     def __init__(self) -> None:
         self.registry = registry()
-        self._before = _BeforeScrape(self.registry)  # first, as a scrape goes in this order
+        self._before = _BeforeScrape(self.registry)  # first: a scrape follows the order of registration
         super().__init__(self.registry)
         self._num_blocks = 0
         phases = ("draft", "verify", "rest")
         self._phases = tuple(self._engine_step_phase_seconds.labels(phase) for phase in phases)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Set the number of KV blocks for requests, known once the engine is loaded."""
+        """Set the number of KV blocks, once the engine is loaded."""
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
-        """Count a step; called after each that had work or outputs."""
+        """Count a step that had work or outputs."""
         self._requests_running.set(step.load.running)
         self._requests_waiting.set(step.load.waiting)
         if step.failed:
@@ -91,7 +91,6 @@ class WorkerMetrics(Metrics):
         self._prefix_cache_hits.inc(step.counts.prefix_hits)
 
     def on_refused(self, code: Failed.Code) -> None:
-        """Count a request that was refused."""
         self._requests_refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
@@ -103,7 +102,6 @@ class WorkerMetrics(Metrics):
             self._handoff_save_seconds.observe(saved.save_ms * _MS)
 
     def on_not_loaded(self, problem: Problem) -> None:
-        """Count a handoff that could not be loaded."""
         self._handoffs_load_failed.labels(problem.name).inc()
 
     def on_loaded(self, loaded: Loaded) -> None:
@@ -114,7 +112,7 @@ class WorkerMetrics(Metrics):
         self._handoff_total_seconds.observe(loaded.total_ms * _MS)
 
     def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
-        """Call `ask` once per scrape, in its thread, for KV that waits to be pulled; None: not known."""
+        """Call `ask` once per scrape, in the scrape's thread, for saved KV; None means unknown."""
 
         def look() -> None:
             staged = ask()
@@ -126,10 +124,9 @@ class WorkerMetrics(Metrics):
 
 
 class _BeforeScrape(Collector):
-    """Sets other metrics at the beginning of each scrape; has none of its own."""
+    """A collector without metrics, which updates others at the beginning of each scrape."""
 
     def __init__(self, before: CollectorRegistry) -> None:
-        """Come before everything that is registered after this."""
         self.look: Callable[[], None] = lambda: None
         before.register(self)
 
@@ -137,6 +134,5 @@ class _BeforeScrape(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Set the other metrics. Return nothing."""
         self.look()
         return ()

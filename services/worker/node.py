@@ -37,27 +37,27 @@ from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
 from baton.services.worker.metrics import WorkerMetrics
 
-if TYPE_CHECKING:  # vLLM takes seconds to import, and a refused worker should know before
+if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seconds
     from baton.services.engine.build import EngineInfo
     from baton.services.engine.grammars.house import GrammarHouse
     from baton.services.engine.host import EngineHost
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
+    from baton.services.worker.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 
 # All in seconds.
 SCHEDULER_WAIT_S = 60.0  # at the start
-ENGINE_STALL_S = 300.0  # a step that takes longer counts as one that hangs
+ENGINE_STALL_S = 300.0  # a step that takes longer counts as hung
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
-FLUSH_S = 1.0  # time for the last replies to routers
-# Time for routers to read why their requests failed before their streams end: gRPC drops what is read too
-# late.
+FLUSH_S = 1.0  # to send the last replies to routers
+# Time for routers to read their last replies before their streams end: gRPC drops unread ones.
 LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0
-QUICK_S = 0.5  # a heartbeat; the clocks' difference is wrong by at most half of it
+QUICK_S = 0.5  # the slowest heartbeat from which the clock offset is taken; the error is half of it
 
 _HEALTH_NAMES = ("", worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -71,14 +71,13 @@ class Node:
         self,
         settings: Settings,
         role: Role,
-        names: tuple[str, str],
+        names: tuple[str, str],  # the id, and the name, which is the same after a restart
         fingerprint: str,
         preload: Callable[[], None],
         *,
         adapters: tuple[AdapterFiles, ...] = (),
         house: GrammarHouse,
     ) -> None:
-        """Prepare a worker; `names`: its id, and its name, which stays the same across restarts."""
         self._house = house
         self._adapters = adapters
         self._settings = settings
@@ -95,17 +94,17 @@ class Node:
         )
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
-        self._handed_back = 0  # requests handed back when the drain's time was up
-        self._told_to_stop = False  # a signal came, so a second one hurries
+        self._handed_back = 0  # requests returned to routers when the drain timed out
+        self._told_to_stop = False  # a second signal ends the process at once
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
-        self._kv_host = ""  # where others find saved KV
-        self._staged = Staged()  # last known
+        self._kv_host = ""  # host at which others reach saved KV
+        self._staged = Staged()  # as of the last look
         self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Run the worker; return the exit status. The engine's thread may outlive the call if it was loading.
+        """Run the worker and return the exit status. If it ends while the engine loads, that thread goes on.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
@@ -137,14 +136,17 @@ class Node:
                 await server.stop(SERVER_GRACE_S)
 
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
-        if not await self._preloaded():
+        # In a thread of its own: closing the loop would wait for one of the loop's.
+        thread = ThreadPoolExecutor(1, "preload")
+        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
+        if not await self._done_or_stopped(importing, "importing vLLM"):
             return 0
+        await importing
         from baton.services.engine.build import EnginePlan
         from baton.services.engine.host import EngineHost
         from baton.services.worker.dispatcher import Dispatcher
         from baton.services.worker.drafting import Drafting, method_of
         from baton.services.worker.grammars import Grammars
-        from baton.services.worker.operator_desk import OperatorDesk
         from baton.services.worker.servicer import WorkerServicer
 
         metrics = self._metrics
@@ -175,20 +177,27 @@ class Node:
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
-        desk = OperatorDesk(host, self._kv_host)
-        servicer = WorkerServicer(self._identity, dispatcher, heartbeat_s, become, desk)
+        servicer = WorkerServicer(mine, dispatcher, heartbeat_s, become, host=host, kv_host=self._kv_host)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
         await server.start()
+        return await self._run_engine(session, host, dispatcher, grammars)
+
+    async def _run_engine(
+        self, session: WorkerSession, host: EngineHost, dispatcher: Dispatcher, grammars: Grammars
+    ) -> int:
+        mine = self._identity
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(dispatcher.close)
-            info = await self._load_engine(host, dispatcher)
-            if info is None:
-                logger.info("ended by a signal while the engine loaded")
+            logger.info("loading %s", self._settings.engine.model)
+            loading = asyncio.create_task(host.load(dispatcher))
+            if not await self._done_or_stopped(loading, "loading"):
+                loading.cancel()
                 return 0
-            metrics.set_blocks(info.free_blocks)
-            metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
+            info = await loading
+            self._metrics.set_blocks(info.free_blocks)
+            self._metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
             await grammars.open()
             dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
@@ -199,8 +208,8 @@ class Node:
             logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
             lease_s = 2 * self._settings.scheduler.placement_lease_s
             for name, work in (
-                ("look what waits to be pulled", partial(self._watch_pinned, host)),
-                ("look for a step that hangs", partial(self._watch_steps, host, dispatcher)),
+                ("watch saved KV", partial(self._watch_pinned, host)),
+                ("watch for hung steps", partial(self._watch_steps, host, dispatcher)),
                 ("renew leases", partial(dispatcher.renew_leases, lease_s / 3)),
             ):
                 stack.callback(keep(work, name).cancel)
@@ -210,7 +219,7 @@ class Node:
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Wait for a signal or an operator, then drain. Raises EngineFailed."""
+        """Serve until a signal or an operator ends it, then drain. Raises EngineFailed."""
         ends = [asyncio.create_task(event.wait()) for event in (self._stop, session.draining)]
         waited: list[asyncio.Future[Any]] = [*ends, dispatcher.failed]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -230,23 +239,21 @@ class Node:
             raise EngineFailed(f"the engine failed: {describe(error)}") from error
 
     async def _drain(self, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Let requests end and handoffs be pulled, for as long as the settings allow."""
+        """Wait until all requests have ended and all KV was pulled, or worker.drain_timeout_s has passed."""
         began = time.monotonic()
         deadline = began + self._settings.worker.drain_timeout_s
-        logger.info(
-            "draining: %d requests, %d handoffs to be pulled", dispatcher.requests, self._staged.handoffs
-        )
+        logger.info("draining: %d requests, %d handoffs to pull", dispatcher.requests, self._staged.handoffs)
         while time.monotonic() < deadline and not dispatcher.failed.done():
             if dispatcher.idle and await self._nothing_staged(host):
                 logger.info("drained in %.1f s", time.monotonic() - began)
                 return
             await asyncio.sleep(POLL_S)
         self._handed_back = dispatcher.abort_all()
-        logger.warning("the drain's time is up: %d requests handed back", self._handed_back)
+        logger.warning("the drain timed out: %d requests are returned to their routers", self._handed_back)
 
     @staticmethod
     async def _nothing_staged(host: EngineHost) -> bool:
-        """Return whether no handoff is waiting; also False if unknown."""
+        """Return whether no saved KV waits; False if that is unknown."""
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0
 
@@ -256,7 +263,7 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
-        """Ask the ranks once per heartbeat which handoffs wait to be pulled."""
+        """Ask the ranks once per heartbeat for the saved KV that waits to be pulled."""
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
@@ -264,52 +271,31 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """Take an engine that hangs for one that failed."""
-        while host.step_s < ENGINE_STALL_S:  # noqa: ASYNC110 (a thread that hangs sets no event)
+        """Treat an engine with a hung step as failed."""
+        while host.step_s < ENGINE_STALL_S:  # noqa: ASYNC110 (a hung thread sets no event)
             await asyncio.sleep(min(1.0, ENGINE_STALL_S / 4))
         dispatcher.on_failure(EngineFailed(f"a step takes longer than {ENGINE_STALL_S:g} s"))
 
     # Starting.
 
-    async def _preloaded(self) -> bool:
-        """Import slow modules; return False if a signal came first."""
-        # Uses its own thread: the end of the loop would wait for one of the loop's.
-        thread = ThreadPoolExecutor(1, "preload")
-        importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
-        stopping = asyncio.create_task(self._stop.wait())
-        waited: list[asyncio.Future[Any]] = [importing, stopping]
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not importing.done():
-            logger.info("ended by a signal while vLLM was imported")
-            return False
-        await importing
-        return True
-
-    async def _load_engine(self, host: EngineHost, dispatcher: Dispatcher) -> EngineInfo | None:
-        """Load the engine; return None if a signal came first. Raises StartError and ConfigError."""
+    async def _done_or_stopped(self, work: asyncio.Future[Any], what: str) -> bool:
+        """Wait for `work`, and log that it takes long; return False if a signal comes first."""
         began = time.monotonic()
-        logger.info("loading %s", self._settings.engine.model)
-        loading = asyncio.create_task(host.load(dispatcher))
         stopping = asyncio.create_task(self._stop.wait())
-        try:
-            while not loading.done() and not stopping.done():
-                await asyncio.wait(
-                    [loading, stopping], timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not loading.done() and not stopping.done():
-                    logger.info("still loading, %.0f s", time.monotonic() - began)
-        finally:
-            stopping.cancel()
-        if not loading.done():
-            loading.cancel()
-            return None
-        return await loading
+        waited: list[asyncio.Future[Any]] = [work, stopping]
+        while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[
+            0
+        ]:
+            logger.info("still %s, %.0f s", what, time.monotonic() - began)
+        stopping.cancel()
+        if not work.done():
+            logger.info("ended by a signal while %s", what)
+        return work.done()
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        """Take the port before anything slow. Raises StartError if it is taken, and NotSecured."""
+        """Bind the gRPC port. Raises StartError if it is taken, and NotSecured."""
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
-        rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")  # it listens later
+        rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")
         port = rpc.listen(server, "worker.listen", listen)
         if not port:
             raise StartError(
@@ -319,7 +305,7 @@ class Node:
         return port
 
     async def _advertise(self, port: int) -> None:
-        """Settle the addresses that others are given. Raises StartError."""
+        """Find and set the advertised addresses. Raises StartError."""
         found = await advertised(self._settings, port, SCHEDULER_WAIT_S)
         self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
@@ -337,22 +323,22 @@ class Node:
             self._told_to_stop = True
         self._stop.set()
 
-    # Another role.
+    # Change of role.
 
     async def _become(self, session: WorkerSession, wire: scheduler_pb2.Role, fence: int) -> str:
-        """Take another role; return in one line why not, or an empty text.
+        """Change the role; return why that is impossible, or an empty text.
 
-        `fence` is that of an autoscaler, 0 for others: one below an earlier one's is late. While no scheduler
-        answers, it counts from when one does again.
+        fence: the term of the autoscaler that orders it, 0 for an operator; an order of an earlier term is
+        refused. If no scheduler answers, the change takes effect when one does.
         """
         name = roles.name_of(wire)
         if not name or self._dispatcher is None:
             return f"role {wire} is not known here"
         if 0 < fence < self._fence:
-            return f"the order is of an autoscaler that decides no more (fence {fence}, not {self._fence})"
+            return f"the order is from an earlier autoscaler (fence {fence}, now {self._fence})"
         self._fence = max(fence, self._fence)
         role = roles.role(name)
-        if why_not := "it drains" if session.draining.is_set() else self._unable(role):
+        if why_not := "it is draining" if session.draining.is_set() else self._unable(role):
             return why_not
         try:
             await session.become(wire)
@@ -361,21 +347,21 @@ class Node:
         was, self._role = self._role, role
         self._identity.role = wire
         self._dispatcher.become(role)
-        logger.info("a %s worker from now on; it was a %s worker", role.name, was.name)
+        logger.info("changed from a %s to a %s worker", was.name, role.name)
         return ""
 
     def _unable(self, role: Role) -> str:
-        """Say why this engine cannot take that role; empty if it can."""
+        """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
             return ""
         if self._settings.handoff.enabled is False:
             return (
-                "it was started without handoffs (handoff.enabled), as `baton up` does with mixed workers "
-                "alone: start it with --handoff-enabled to change its role"
+                "it was started without handoffs (handoff.enabled), as `baton up` does with only mixed "
+                "workers: start it with --handoff-enabled to change its role"
             )
-        return "its model's KV cache cannot be handed over: it serves as a mixed worker alone"
+        return "the KV cache of its model cannot be handed over, so it can only be a mixed worker"
 
     # Heartbeats and registration.
 

@@ -1,20 +1,19 @@
 """Offer the KV of prompts computed here to the workers that follow them.
 
-A router draws a key for a PREFILL or a SAVE, and gives it to this worker and to the worker that needs the KV.
-That worker calls `Follow` (protos/worker.proto) with the key: it may hear of a beginning, and always hears of
-one end. The call may come before the attempt does, while the prompt is computed, or when its KV is kept; the
-follower hears at once how far the attempt is.
+A router draws a key for a PREFILL or a SAVE and gives it to this worker and to the one that needs the KV.
+That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives, during the prompt
+or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon as possible.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
        └──────────────────┴───────────────────┴──over──► NOTHING ──REMEMBER_S──► forgotten
 
-Plain state, except for the waiting calls; loop's thread only. Invariants:
+Not thread-safe: used in the event loop's thread. Invariants:
 
-- A request has one handoff, of the latest attempt seen here.
-- A handoff has at most one follower: a second one replaces the first. Each hears exactly one end.
-- KV is released when its handoff is over, whatever the reason. A follower that leaves ends nothing: its
-  router says what is no longer wanted, or the end of the router's stream does.
+- A request has one handoff, that of its latest attempt.
+- A handoff has at most one follower: a second one replaces the first. Each gets exactly one final reply.
+- KV is released when its handoff ends for any reason. A handoff does not end when its follower leaves, but
+  when the router releases it or its stream ends.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from baton.protos import worker_pb2
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
-WAIT_S = 10.0  # how long a follower waits for its attempt: the router sends both Starts at once
-MAX_WAITING = 1024  # followers waiting for an attempt: an open call takes 15 KB
-REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower: as long as WAIT_S
+WAIT_S = 10.0  # how long a follower waits for an attempt that has not arrived
+MAX_WAITING = 1024  # followers that wait for an attempt; an open call takes 15 KB
+REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower
 MAX_REMEMBERED = 4096
-_ENDS = "this worker ends"
+_ENDS = "this worker is shutting down"
 
 
 class State(IntEnum):
-    """The states of an attempt's KV. It never goes back to an earlier one."""
+    """The states of an attempt's KV, in order; it never returns to an earlier one."""
 
-    PROMISED = 0  # the attempt is here
+    PROMISED = 0  # nothing can be pulled yet
     BEGUN = 1  # part of it can be pulled
     KEPT = 2  # all of it can be pulled
-    NOTHING = 3  # none, or none any more
+    NOTHING = 3  # nothing was saved, or it was released
 
 
 class NotFollowedError(BatonError):
-    """A follower is sent away; `code` is its call's status."""
+    """A follower is refused, with a gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -62,18 +61,18 @@ class NotFollowedError(BatonError):
 
 
 class Follower:
-    """One open call of another worker."""
+    """One open Follow call of another worker."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.timer: asyncio.TimerHandle | None = None  # runs while it waits for its attempt
+        self.timer: asyncio.TimerHandle | None = None  # set while it waits for its attempt
         self._said: list[FollowReply] = []
         self._refusal: NotFollowedError | None = None
         self._news: asyncio.Future[None] | None = None
 
     @property
     def is_refused(self) -> bool:
-        """Whether it is sent away, though its call may not have ended."""
+        """Whether it was refused; its call may still be open."""
         return self._refusal is not None
 
     def say(self, reply: FollowReply) -> None:
@@ -101,21 +100,21 @@ class Follower:
 
 @dataclass(eq=False)
 class _Handoff:
-    """The KV of one attempt. Times are on the clock of time.monotonic."""
+    """The KV of one attempt. Times are those of time.monotonic."""
 
     request_id: str
     epoch: int
-    session: int  # its router's
+    session: int  # of its router
     key: bytes
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # manifest of what can be pulled
+    manifest: Manifest | None = None  # of the KV that can be pulled
     end: FollowReply | None = None
     saved_s: float = 0.0
-    until_s: float = 0.0  # the end of its lease; in NOTHING, until when that is remembered
+    until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
 
     def move(self, to: State) -> bool:
-        """Move to a later state and return True; ignore a state that is not later."""
+        """Move to a later state; return False, unchanged, if `to` is not later."""
         if to <= self.state:
             return False
         self.state = to
@@ -127,22 +126,22 @@ class _Handoff:
 
 
 class Outgoing:
-    """All handoffs of this worker, and their followers."""
+    """The handoffs of this worker and their followers."""
 
     def __init__(self, release: Callable[[Manifest], object]) -> None:
-        """Begin empty. release: lets go of KV, without waiting."""
+        """Use `release` to release KV; it must not block."""
         self._release = release
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
-        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs whose KV is under a lease
-        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # handoffs in NOTHING, oldest first
+        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # by the end of the lease
+        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # in NOTHING, oldest first
         self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
-        self._ends = False  # no follower hears more than the end
+        self._ends = False  # new followers are refused
 
-    # An attempt's way.
+    # Progress of an attempt.
 
     def begin(self, request_id: str, epoch: int, key: bytes, session: int) -> None:
-        """Note an attempt whose KV is wanted, of a later epoch than all before."""
+        """Register an attempt whose KV will be saved; ignored unless its epoch is a new one."""
         if (older := self._handoffs.get(request_id)) is not None and older.epoch >= epoch:
             return
         self.supersede(request_id, epoch)
@@ -150,7 +149,7 @@ class Outgoing:
         handoff = self._handoffs[request_id] = _Handoff(request_id, epoch, session, key)
         for follower in self._waiting.pop((request_id, epoch), ()):
             self._stop_waiting(follower)
-            if follower.is_refused:  # its time was up a moment ago
+            if follower.is_refused:  # it timed out a moment ago
                 continue
             try:
                 self._attach(handoff, follower)
@@ -158,26 +157,27 @@ class Outgoing:
                 follower.refuse(error.code, str(error))
 
     def begun(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Report that the first records can be pulled. Their lease may end before the prompt does."""
+        """Tell the follower that it can begin to pull. This lease may end before the prompt does."""
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.move(State.BEGUN):
             self._lease(handoff, manifest)
             handoff.tell(FollowReply(begun=manifest))
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
-        """Report that all of it is kept, and keep that answer for as long as the KV."""
+        """Tell the follower, and later ones, that all KV is saved."""
         handoff = self._of(request_id, epoch)
         if handoff is None or not handoff.move(State.KEPT):
-            self._release(complete.manifest)  # nobody is left to say that it is not wanted
+            self._release(complete.manifest)  # its router has released it already
             return
         self._lease(handoff, complete.manifest)
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
 
     def over(self, request_id: str, epoch: int, problem: Problem | None = None) -> None:
-        """Report that the attempt ended without a save: its first token was its last, or it was aborted.
+        """Tell the follower that the attempt ended without a save.
 
-        Has no effect if its KV is kept or it was already over.
+        `problem` is why; by default its first token was its last, or it was aborted. No effect if the KV was
+        saved or the handoff has ended.
         """
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.state is not State.KEPT:
@@ -186,26 +186,26 @@ class Outgoing:
                 problem or Problem.of(NothingSaved("its first token was its last, or it was aborted")),
             )
 
-    # Its end.
+    # Release.
 
     def release(self, request_id: str) -> None:
-        """Let go of a request's KV, which its router no longer wants."""
+        """Release a request's KV, as its router asks."""
         if (handoff := self._handoffs.get(request_id)) is not None:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
     def release_of_session(self, session: int) -> None:
-        """Let go of the KV that a router's stream has asked for."""
+        """Release the KV of a router whose stream has ended."""
         for handoff in [one for one in self._handoffs.values() if one.session == session]:
             self._end(handoff, Problem.of(UnknownHandoff("the stream of its router has ended")))
 
     def supersede(self, request_id: str, epoch: int) -> None:
-        """Let go of the KV of earlier attempts at a request."""
+        """Release the KV of earlier attempts at a request."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.epoch < epoch:
             self._end(handoff, Problem.of(StaleEpoch(f"attempt {epoch} has taken its place")))
 
     def hang_up(self) -> None:
-        """Send all followers away, including later ones: this worker ends."""
+        """Refuse all followers, present and future, because this worker is shutting down."""
         self._ends = True
         for handoff in self._handoffs.values():
             if handoff.follower is not None:
@@ -219,7 +219,7 @@ class Outgoing:
     # Leases.
 
     def to_renew(self, for_s: float) -> list[Manifest]:
-        """Return the KV held for connected routers that was saved in the last `for_s` seconds."""
+        """Return the manifests of KV saved in the last `for_s` seconds and not released."""
         self.forget_expired()
         since = time.monotonic() - for_s
         return [
@@ -227,19 +227,19 @@ class Outgoing:
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Renew the leases of the `held`, among those `asked` at `at_s`; the others are gone."""
+        """Renew the leases in `held`, of those that the ranks were `asked` for at `at_s`; end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
             if manifest is None:
                 continue
             if id(manifest) in gone:
-                self._lapse(handoff, UnknownHandoff("it was pulled, or its lease is over"))
+                self._lapse(handoff, UnknownHandoff("it was pulled, or its lease has ended"))
             elif (manifest.request_id, manifest.epoch) in held:
                 handoff.until_s = at_s + manifest.lease_s
 
     def forget_expired(self) -> None:
-        """Forget KV that has lost its lease, and handoffs that were over long ago."""
+        """End handoffs whose lease has ended, and forget those that ended long ago."""
         now = time.monotonic()
         while self._leased:  # ordered by the ends of their leases
             oldest = next(iter(self._leased.values()))
@@ -252,7 +252,7 @@ class Outgoing:
 
     @contextmanager
     def follower(self, request: FollowRequest) -> Iterator[Follower]:
-        """Let another worker follow an attempt while the context lasts. Raises NotFollowedError."""
+        """Serve a follower for the duration of the context. Raises NotFollowedError."""
         if self._ends:
             raise NotFollowedError(grpc.StatusCode.UNAVAILABLE, _ENDS)
         self.forget_expired()
@@ -272,13 +272,12 @@ class Outgoing:
 
     @property
     def followers(self) -> int:
-        """The number of followers that have not left."""
         return self._waiters + sum(one.follower is not None for one in self._handoffs.values())
 
     def _wait(self, name: tuple[str, int], follower: Follower) -> None:
         if self._waiters >= MAX_WAITING:
             raise NotFollowedError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} others already wait here for attempts"
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WAITING} followers already wait for attempts"
             )
         self._waiting.setdefault(name, []).append(follower)
         self._waiters += 1
@@ -286,7 +285,7 @@ class Outgoing:
             WAIT_S,
             follower.refuse,
             grpc.StatusCode.NOT_FOUND,
-            f"no attempt {name[1]} at request {name[0]} came here within {WAIT_S:g} s",
+            f"attempt {name[1]} at request {name[0]} did not arrive within {WAIT_S:g} s",
         )
 
     def _stop_waiting(self, follower: Follower) -> None:
@@ -299,7 +298,7 @@ class Outgoing:
         if not handoff.key or not hmac.compare_digest(handoff.key, follower.key):
             raise NotFollowedError(grpc.StatusCode.PERMISSION_DENIED, "the key is not this attempt's")
         if handoff.follower is not None:
-            handoff.follower.refuse(grpc.StatusCode.ABORTED, "another call follows this attempt now")
+            handoff.follower.refuse(grpc.StatusCode.ABORTED, "another call has taken over")
         handoff.follower = follower
         if handoff.end is not None:
             follower.say(handoff.end)
@@ -315,7 +314,7 @@ class Outgoing:
         elif (handoff := self._of(*name)) is not None and handoff.follower is follower:
             handoff.follower = None
 
-    # Inside.
+    # Internals.
 
     def _of(self, request_id: str, epoch: int) -> _Handoff | None:
         handoff = self._handoffs.get(request_id)
@@ -329,15 +328,15 @@ class Outgoing:
         self._leased.move_to_end(handoff.request_id)
 
     def _lapse(self, handoff: _Handoff, error: HandoffError) -> None:
-        """Note that the ranks no longer hold its KV; during the prompt they may hold some again."""
+        """Handle KV that the ranks no longer hold. While the prompt is computed, more may be saved later."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
             handoff.manifest = None
             self._end(handoff, Problem.of(error))
 
     def _end(self, handoff: _Handoff, problem: Problem) -> None:
-        """Keep nothing but the problem, and that for a while."""
-        told = handoff.state is State.KEPT  # its follower has heard its end
+        """Release the KV, and remember only the problem."""
+        told = handoff.state is State.KEPT  # its follower has its final reply
         if not handoff.move(State.NOTHING):
             return
         manifest, handoff.manifest = handoff.manifest, None

@@ -1,7 +1,4 @@
-"""Serve the worker's gRPC service: its identity, its role, one stream per router, progress of KV.
-
-services/worker/operator_desk.py answers operators.
-"""
+"""Serve the worker's gRPC service to routers, operators, and workers that follow attempts."""
 
 from __future__ import annotations
 
@@ -13,38 +10,41 @@ from typing import Any
 
 import grpc
 
+from baton import addresses, machine
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.engine import wire
+from baton.services.engine.host import EngineHost
 from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.operator_desk import OperatorDesk
 from baton.services.worker.outgoing import NotFollowedError
 from baton.services.worker.session import RouterSession
 
+TRIAL_TIMEOUT_S = 15.0  # the ranks' own deadlines are shorter
+
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """The service for routers and for workers that follow; everything goes through the dispatcher."""
-
     def __init__(
         self,
         identity: scheduler_pb2.WorkerIdentity,
         dispatcher: Dispatcher,
         heartbeat_s: float,
         become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
-        desk: OperatorDesk,
+        *,
+        host: EngineHost,
+        kv_host: str,
     ) -> None:
-        """Serve `dispatcher`.
+        """Send a message at least every `heartbeat_s` on each stream.
 
-        heartbeat_s: the most seconds between two messages on a stream; become: takes another role, ordered
-        with a fence, and returns why not, or an empty text.
+        become: changes the role, and returns why not; kv_host: the host at which others reach saved KV
         """
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
         self._become = become
-        self._desk = desk
+        self._host = host
+        self._kv_host = kv_host
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
-        """Identify this worker, and refuse a router with another vLLM or another model."""
+        """Identify this worker, and refuse a router with another protocol, vLLM or model."""
         del context
         return worker_pb2.HelloReply(
             refusal=self._refusal(request), identity=self._identity, protocol=wire.PROTOCOL
@@ -58,15 +58,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         del context
         if request.clock_alone:
             return scheduler_pb2.Inspection(unix_s=time.time())
-        return await self._desk.inspect()
+        found = await asyncio.to_thread(machine.inspection)
+        for address in self._host.kv_addresses:
+            host, port = addresses.split(address)
+            found.kv_addresses.append(addresses.join(self._kv_host or host, port))
+        return found
 
     async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
         """Pull a test payload from another worker."""
         del context
-        return await self._desk.try_handoff(request)
+        sources = list(request.sources)
+        return await asyncio.to_thread(
+            self._host.try_handoff, sources, request.transport, request.bytes, TRIAL_TIMEOUT_S
+        )
 
     async def Run(self, requests: AsyncIterator[worker_pb2.RunRequest], context: Any) -> None:
-        """Serve a router's stream. However it ends, everything started on it is aborted."""
+        """Serve a router's stream. When it ends, its requests are aborted."""
         session = self._dispatcher.connect(context.peer())
         tasks = [
             asyncio.create_task(self._read(session, requests)),
@@ -81,14 +88,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             for task in tasks:
                 task.cancel()
             for task in tasks:
-                # gRPC raises these on a closed stream: the router left, and nothing is wrong.
+                # gRPC raises these if the router has left, which is normal.
                 with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
                     await task
         if session.is_cut:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this router does not read its replies")
 
     async def Follow(self, request: worker_pb2.FollowRequest, context: Any) -> None:
-        """Report to another worker how far an attempt's KV is, until its end."""
+        """Report the progress of an attempt's KV to another worker, until the final reply."""
         try:
             with self._dispatcher.outgoing.follower(request) as follower:
                 more = True

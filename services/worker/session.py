@@ -1,7 +1,7 @@
 """Serve one router's stream: a bounded queue of replies, and one task that sends them.
 
-A router takes a silent stream to mean a dead worker, so a stream without replies sends an empty one now and
-then, from the loop that serves all requests: if that loop hangs, silence is right.
+A router considers a worker with a silent stream dead, so an empty reply is sent now and then. It comes from
+the event loop that serves all requests: if that hangs, the silence is correct.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from baton.protos.worker_pb2 import RunReply
 
 logger = logging.getLogger(__name__)
 
-# Replies that wait for a router that does not receive: one per step, so some ten seconds of a busy engine.
+# Queued replies for a router that does not read: one per step, so about ten seconds of a busy engine.
 QUEUE_LIMIT = 1024
-QUEUE_BYTES = 256 << 20  # limit of queued outputs; only log-probabilities by the thousand come near it
+QUEUE_BYTES = 256 << 20  # queued outputs; only large numbers of log-probabilities come near it
 
 
 class RouterSession:
-    """A router's stream. Only its own `write` task writes to gRPC: concurrent writes kill a stream."""
+    """A router's stream. Only its `write` task writes to gRPC, because concurrent writes break a stream."""
 
     def __init__(self, number: int, peer: str) -> None:
         self.number = number
@@ -28,24 +28,24 @@ class RouterSession:
         self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
         self._bytes = 0  # bytes of queued outputs
         self._over = asyncio.Event()
-        self.is_cut = False  # its router did not read
+        self.is_cut = False  # the router did not read
         self._sending = False
-        self._spoke = False  # something was sent since the last sign of life
+        self._spoke = False  # something was sent since the last check
 
     @property
     def flushed(self) -> bool:
-        """Whether all queued replies are with gRPC."""
+        """Whether gRPC has all queued replies."""
         return self.is_cut or (self._queue.empty() and not self._sending)
 
     def send(self, reply: RunReply) -> None:
-        """Queue a reply; a full queue cuts the router off. Never waits. Loop's thread only."""
+        """Queue a reply without blocking; if the queue is full, cut the router off."""
         if self.is_cut:
             return
         size = len(reply.engine_outputs)
         if self._queue.full() or (self._bytes and self._bytes + size > QUEUE_BYTES):
             waiting = self._queue.qsize()
             logger.warning(
-                "router %s does not read: %d replies of %d MiB wait, cut off",
+                "router %s does not read its replies: cut off with %d replies of %d MiB queued",
                 self.peer,
                 waiting,
                 self._bytes >> 20,
@@ -60,7 +60,7 @@ class RouterSession:
         self._over.set()
 
     async def write(self, context: Any) -> None:
-        """Send until cancelled. Raises what gRPC raises on a closed stream."""
+        """Send replies until cancelled, or gRPC raises because the stream is closed."""
         while True:
             reply = await self._queue.get()
             self._bytes -= len(reply.engine_outputs)
@@ -70,7 +70,7 @@ class RouterSession:
             self._sending = False
 
     async def stay_alive(self, every_s: float) -> None:
-        """Send a sign of life whenever nothing else was sent for `every_s`; until cancelled."""
+        """Send an empty reply whenever nothing was sent for `every_s` seconds, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             if not self._spoke and self.flushed:
@@ -78,5 +78,4 @@ class RouterSession:
             self._spoke = False
 
     async def wait_over(self) -> None:
-        """Wait until this side has ended the stream."""
         await self._over.wait()

@@ -79,12 +79,15 @@ class Metrics:
 
     prefix: ClassVar[str]
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, **fixed: str) -> None:
+        """Register the metrics. `fixed`: values of labels; a metric that has no others is used without."""
         for attribute, row in vars(type(self)).items():
             if isinstance(row, _Row):
                 name = self.prefix + attribute.lstrip("_")
                 made = row.kind(name, row.text, row.labels, registry=registry, **row.more)
-                setattr(self, attribute, made)
+                bound = row.labels and set(row.labels) <= set(fixed)
+                values = (fixed[label] for label in row.labels if bound)
+                setattr(self, attribute, made.labels(*values) if bound else made)
 
     def labelled(self, label: str) -> Iterator[Counter | Gauge | Histogram]:
         """Yield the metrics that have a label."""

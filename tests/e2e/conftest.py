@@ -27,6 +27,7 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
         # than by default pays for a pull.
         "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
+        "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
     }
     with deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config) as one:
         yield one.up()

@@ -197,7 +197,7 @@ def test_redis_that_refuses() -> None:
         ("status --scheduler 127.0.0.1:9", "does not answer"),
         ("drain w --scheduler 127.0.0.1:9", "does not answer"),
         ("role w decode --scheduler 127.0.0.1:9", "does not answer"),
-        ("role w cook", "there is no role 'cook'; there are: decode, mixed, prefill"),
+        ("role w cook", "there is no role 'cook'; allowed: prefill, decode, mixed"),
         ("status --scheduler nope", "scheduler.address: value 'nope' is not allowed: give host:port"),
         ("status --config /nowhere.yaml", "'/nowhere.yaml' does not exist; pass an existing file"),
         ("status --config {bad}", "is not valid YAML: line 2, column 5: expected the node content"),
@@ -218,7 +218,7 @@ def test_redis_that_refuses() -> None:
         ("router --model {model} --scheduler nope", "scheduler.address: value 'nope'"),
         ("scheduler --store redis://h:port", "scheduler.store is not a Redis URL: it must look like"),
         *(
-            (f"{part} --scheduler a:7400,b:7400", "drains and orders would hold at one of them alone; set")
+            (f"{part} --scheduler a:7400,b:7400", "so each would have drains and orders of its own: set")
             for part in (
                 "up --model {model}",
                 "scheduler",
@@ -228,7 +228,7 @@ def test_redis_that_refuses() -> None:
         ),
         (
             "up --model {model} --schedulers 2",
-            "--schedulers is 2 and scheduler.store is memory: drains and orders",
+            "--schedulers is 2 and scheduler.store is memory, so",
         ),
         ("status --scheduler 127.0.0.1:9,127.0.0.1:8", "does not answer"),
         ("scheduler --worker-lease-s 1 --heartbeat-s 1", "is less than two heartbeat_s"),

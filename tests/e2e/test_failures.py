@@ -36,6 +36,7 @@ def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) ->
     config: dict[str, Any] = {
         "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.2},
         "tracing": collector.settings,
+        "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
     }
     with deployment(tmp_path_factory.mktemp("two-pairs"), environment=SENT_SOON, **config) as one:
         yield one.up(2, 2)

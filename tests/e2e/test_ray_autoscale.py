@@ -80,7 +80,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         "router": {"port": port},
         "handoff": {"staging_mib": 64},
         "security": {"ca": str(tmp_path / "ca")},
-        "autoscale": {"mode": "on", "down_after_s": 4.0, "flip_after_s": 600.0},
+        "autoscale": {"mode": "on", "down_after_s": 4.0},
         "prefill_config": {**side, "deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
         "decode_config": side,
     }

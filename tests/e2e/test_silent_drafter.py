@@ -88,7 +88,7 @@ def status(one: Deployment) -> str:
 
 def warnings(one: Deployment) -> list[str]:
     logs = [path.read_text() for path in (one.folder / "logs").glob("*.log")]
-    return [line for log in logs for line in log.splitlines() if "drafter does" in line]
+    return [line for log in logs for line in log.splitlines() if " drafts is " in line]
 
 
 @pytest.fixture(scope="module")
@@ -133,5 +133,5 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
         eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
         told = warnings(one)
         assert len(told) == 1
-        assert "the mtp drafter does too little" in told[0]
+        assert "acceptance of mtp drafts is too low" in told[0]
         assert "LOW ACCEPTANCE" in status(one)

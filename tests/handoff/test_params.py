@@ -56,7 +56,7 @@ def test_the_configuration_is_checked(changes: dict[str, Any], text: str) -> Non
 
 
 def test_missing_keys_are_named() -> None:
-    with pytest.raises(HandoffError, match=r"host, port, staging_mib, pull_timeout_s.* missing"):
+    with pytest.raises(HandoffError, match=r"host, port, staging_mib, kv_wire_dtype missing"):
         HandoffConfig.from_extra_config({"worker_id": "w", "transports": ["tcp"]})
 
 

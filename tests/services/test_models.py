@@ -1,4 +1,4 @@
-"""Several models of a configuration: what each inherits, and what is refused."""
+"""Several models in one configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Any:
     return load_with
 
 
-def test_without_entries_the_deployment_is_the_model() -> None:
+def test_without_entries_there_is_one_model() -> None:
     settings = load(BASE)
     (one,) = models_of(settings)
     assert (one.settings, one.name, one.prefix) == (settings, "weights", "")
@@ -73,7 +73,7 @@ def test_an_entry_inherits_and_replaces_whole_keys(config: Any) -> None:
     assert [str(each.fleet) for each in started(settings, None)] == ["2 mixed", "1 prefill + 3 decode"]
 
 
-def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> None:
+def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config: Any) -> None:
     settings = config(
         {"chat": {}, "code": {}, "far": {"scheduler": {"address": "h:1", "topic": "t"}}},
         scheduler={"address": "h:7400,i:7400", "topic": "site", "metrics_port": 7500},
@@ -106,11 +106,11 @@ def test_each_has_a_scheduler_of_its_own_and_all_one_identity(config: Any) -> No
             {name: {"engine": {"lora": {"adapters": {"law": name}}}} for name in "ab"},
             "'a' and 'b' both have 'law' as the name for requests",
         ),
-        ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a is there twice"),
+        ("models:\n  a: {}\n  b: {}\n  a: {}\n", "models.a appears twice"),
         ({"-a": {}}, "models"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(config: Any, models: Any, said: str) -> None:
+def test_invalid_entries_are_refused_by_name(config: Any, models: Any, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         models_of(config(models))
     assert said in str(refused.value)
@@ -125,7 +125,7 @@ def test_a_secret_of_an_entry_is_not_shown(config: Any) -> None:
 
 def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
     settings = config({"chat": {}, "code": {}})
-    with pytest.raises(ConfigError, match=r"say which with --of-model \(chat, code\)"):
+    with pytest.raises(ConfigError, match=r"name it with --of-model \(chat, code\)"):
         the_one(settings, "")
     with pytest.raises(ConfigError, match="did you mean 'code'"):
         the_one(settings, "cod")
@@ -135,7 +135,7 @@ def test_a_command_about_one_model_needs_its_name(config: Any) -> None:
         started(settings, Fleet(1, 1, 0))
 
 
-def test_models_are_not_for_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_cannot_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_MODELS", "{}")
-    with pytest.raises(ConfigError, match="in the configuration file alone"):
+    with pytest.raises(ConfigError, match="can only be set in the configuration file"):
         load(BASE)

@@ -1,4 +1,4 @@
-"""Roles are found by name, with their limits."""
+"""Roles are found by name."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_a_name_finds_its_role(name: str, wire: scheduler_pb2.Role, decodes: boo
     assert roles.name_of(wire) == name
 
 
-def test_no_role_has_no_name() -> None:
+def test_an_unspecified_role_has_no_name() -> None:
     assert roles.name_of(scheduler_pb2.ROLE_UNSPECIFIED) == ""
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; there are: decode, mixed, prefill"):
+    with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed"):
         roles.role("encode")

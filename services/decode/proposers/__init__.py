@@ -1,1 +1,1 @@
-"""The speculative methods: one file each, found by name (registry.py). See docs/extending.md."""
+"""The speculative methods, found by name (registry.py). See docs/extending.md."""

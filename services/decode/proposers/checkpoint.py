@@ -12,10 +12,7 @@ from baton.services.speculation import SpeculativeSettings
 
 
 def config_of(model: str) -> dict[str, Any]:
-    """Return the config.json of a model's folder; {} for a name whose files are elsewhere.
-
-    Raises ConfigError if it is not a JSON object.
-    """
+    """Return the config.json of a model's folder, {} if the model is not a folder. Raises ConfigError."""
     file = expanded(model, "engine.speculative_config.model") / "config.json"
     if not file.is_file():
         return {}
@@ -29,10 +26,9 @@ def config_of(model: str) -> dict[str, Any]:
 
 
 def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
-    """Return the config.json of the draft model, which must be named; {} if it is elsewhere.
+    """Return the config.json of the draft model; {} if it is not a folder.
 
-    `what` says in the error which model the method needs. Raises ConfigError if none is named, or if its
-    folder holds no model.
+    `what` describes the draft model in errors. Raises ConfigError if none is named, or its folder is invalid.
     """
     if not spec.model:
         raise refuse("model", spec, f"method {spec.method!r} needs {what}: give its folder")
@@ -45,18 +41,18 @@ def draft_config(spec: SpeculativeSettings, what: str) -> dict[str, Any]:
     return config_of(spec.model)
 
 
-# vLLM 0.32 goes by these words in a draft model's path, whatever the method says (config/speculative.py).
+# Words in a draft model's path from which vLLM 0.32 derives the method (config/speculative.py).
 _MISLEADING = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def check_path(spec: SpeculativeSettings, path: str) -> None:
-    """Raise ConfigError if vLLM would take the draft model for one of another method."""
+    """Raise ConfigError if vLLM would derive another method from the draft model's path."""
     for word in _MISLEADING:
         if word in path.lower():
             raise refuse(
                 "method",
                 spec,
-                f"vLLM takes a draft model whose path contains {word!r} for another method's; "
+                f"vLLM uses another method for a draft model whose path contains {word!r}; "
                 f"rename {path!r}, or give a link to it without that word",
             )
 

@@ -1,4 +1,4 @@
-"""Define the input and the output of a proposer, which drafts from tokens alone, in each step."""
+"""The interface of proposers, which draft from tokens alone."""
 
 from __future__ import annotations
 
@@ -14,39 +14,36 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """The requests of one step, a row each. Arrays are the engine's own: read, never write, never keep.
+    """The requests of one step, one per row. The arrays are the engine's: do not write to or keep them.
 
-    A row holds the prompt, the output, and in a hybrid the tokens just drafted by the draft model. A request
-    may move to another row between steps; its name stays the same.
+    A row holds the prompt, the output and, in a hybrid, the tokens just drafted by the draft model. A request
+    may move to another row between steps.
     """
 
     request_ids: Sequence[str]
     tokens: Ints  # [rows, at least max(lengths)], C-contiguous
     prompts: Ints  # [rows]: how many of a row's tokens are prompt
-    settled: Ints  # [rows]: how many are prompt and output; later ones are drafts and may turn out wrong
+    settled: Ints  # [rows]: how many are prompt or output; the rest are unverified drafts
     lengths: Ints  # [rows]: how many tokens are valid
-    limits: Ints  # [rows]: most tokens to draft; 0 for a row that is not drafted for now
+    limits: Ints  # [rows]: most tokens to draft; 0 for none
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafted tokens: the first counts[r] of row r of `tokens`. Valid until the next call."""
+    """The drafted tokens: the first counts[r] of row r. Valid until the next call."""
 
     tokens: Ints  # [rows, k]
-    counts: Ints  # [rows], each <= k and <= its row's limit; 0 if nothing is worth verifying
+    counts: Ints  # [rows], each at most k and its row's limit; 0 if nothing is worth verifying
 
 
 class Proposer(Protocol):
-    """Draft for a whole batch at once. Called in the engine's thread, once per step."""
+    """Drafts for a whole batch at once, in the engine's thread."""
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Draft. Must not raise for any batch: an exception ends the engine.
+        """Draft. An exception would end the engine.
 
-        Called in every step, even with limits of 0: a proposer that keeps state learns from each.
+        Called in every step, even with limits of 0, so that a proposer with state sees all tokens.
         """
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Free the state of these requests: they left the engine, and their names do not come again.
-
-        Some names may be unknown to the proposer.
-        """
+        """Free the state of requests that have left the engine. Some names may be unknown."""

@@ -1,4 +1,4 @@
-"""Run methods that draft from tokens alone as vLLM's method `custom_class`."""
+"""The base of methods that draft from tokens alone: they run as vLLM's method `custom_class`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Seat:
-    """The drafter that vLLM makes for such a method, by dotted class name. It drafts nothing itself."""
+    """The drafter that vLLM creates for such a method, by dotted class name. It drafts nothing itself."""
 
     def __init__(self, vllm_config: Any) -> None:
         del vllm_config
@@ -21,19 +21,19 @@ class Seat:
         """Load nothing: there is no draft model."""
 
     def propose(self, *_: Any, **__: Any) -> list[list[int]]:
-        """Raise StartError: the patched model runner asks the proposer itself and never calls this."""
-        raise StartError("vLLM did not load Baton's plug-in: name it in VLLM_PLUGINS if that is set")
+        """Raise StartError: only an unpatched model runner calls this, instead of the proposer."""
+        raise StartError("vLLM did not load Baton's plug-in: if VLLM_PLUGINS is set, add it there")
 
 
 SEAT = f"{Seat.__module__}.{Seat.__qualname__}"
 
 
 class TokenMethod(Method):
-    """A method whose proposer does all of the drafting. A subclass provides the proposer and its checks."""
+    """A method whose proposer does all the drafting."""
 
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
         return {"method": "custom_class", "model": SEAT, "num_speculative_tokens": spec.limit}
 
     @abstractmethod
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer:
-        """Return the proposer. Called in each rank at start, so slow work such as compiling belongs here."""
+        """Return the proposer. Called in each rank at start: do slow work, such as compiling, here."""

@@ -1,11 +1,9 @@
-"""Match n-grams: propose the tokens that followed the last ones at their previous occurrence in the request.
+"""Propose the tokens that followed the last n-gram at its previous occurrence in the request.
 
-After prompt lookup decoding (Saxena, 2023). Among the longest matches the most recent is taken: text drifts,
-and recent text is the better guess. A continuation that reaches the end of the text goes on with its own
-draft, as LZ77 copies do, so that repetitive text is drafted in full.
+After prompt lookup decoding (Saxena, 2023), with the most recent of the longest matches. A continuation that
+reaches the end of the text goes on with its own draft, as in LZ77, so repetitive text is drafted in full.
 
-Tokens on the host are matched here, by the CPU path of `baton.kernels.ngram_match`; those on a GPU there, by
-its kernel (services/engine/patches/drafts_v2.py).
+For tokens on the host. Tokens on a GPU are matched there (services/engine/patches/drafts_v2.py).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposal
 
 
 class NgramMatcher:
-    """A Proposer that keeps no state of requests."""
+    """A Proposer without state."""
 
     def __init__(self, min_n: int, max_n: int, most: int, rows: int) -> None:
         """Match n-grams of min_n to max_n tokens; draft at most `most` for each of up to `rows` requests."""
@@ -29,11 +27,11 @@ class NgramMatcher:
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Draft; linear in the tokens of a row, less if a match of max_n tokens lies near the end."""
+        """Draft, in time linear in the tokens of a row, or less if there is a match of max_n tokens."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         match(batch.tokens, batch.lengths, batch.limits, self._min_n, self._max_n, tokens, counts)
         return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing."""

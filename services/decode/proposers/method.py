@@ -1,4 +1,4 @@
-"""Define the interface of a speculative method: its settings, checks, vLLM configuration and proposer."""
+"""The interface of a speculative method."""
 
 from __future__ import annotations
 
@@ -22,45 +22,42 @@ DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
-    """One method. Stateless; made when a configuration names it.
+    """A speculative method, without state.
 
-    A method either leaves drafting to vLLM (`engine_config` names a method of vLLM's), or drafts from tokens
-    alone (`proposer` returns a proposer); the hybrid does both, one after the other.
+    vLLM drafts (`engine_config` names one of its methods), or a proposer does from tokens alone (`proposer`
+    returns one), or in a hybrid one after the other.
     """
 
     name: ClassVar[str]
-    # Whether its drafter has a KV cache: a prefill worker fills it, and it travels with a handoff. A method
-    # that drafts from tokens or from the last hidden state needs no help of a prefill worker.
-    keeps_kv: ClassVar[bool] = False
-    # Whether it drafts the same number of tokens each step: num_speculative_tokens may not be "auto".
-    fixed_length: ClassVar[bool] = False
+    keeps_kv: ClassVar[bool] = False  # its drafter has KV, which prefill workers fill and hand over
+    fixed_length: ClassVar[bool] = False  # num_speculative_tokens cannot be "auto"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
-        """Return the settings that this method uses, beside the numbers of tokens and verification.
+        """Return the settings that this method uses, besides those common to all methods.
 
-        Others are refused if set, so that no setting is silently ignored.
+        Others are refused if they are set.
         """
         del spec
         return frozenset()
 
     @abstractmethod
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Refuse settings that cannot work, before anything is loaded.
+        """Raise ConfigError for settings that cannot work, with what would.
 
-        `model` is the target's config.json ({} if it is not on this machine's disk). Raises ConfigError with
-        the reason and what would work. The keys are checked already.
+        Called before anything is loaded, after the check of `keys`. `model` is the target's config.json, {}
+        if it is not on this machine.
         """
 
     @abstractmethod
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:
-        """Return vLLM's own speculative_config. Its num_speculative_tokens is `spec.limit`."""
+        """Return vLLM's speculative_config, with `spec.limit` as num_speculative_tokens."""
 
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer | None:
-        """Return what drafts from tokens, alone or after the draft model; None if vLLM does everything."""
+        """Return the proposer that drafts alone or after the draft model; None if only vLLM drafts."""
         del spec, vllm_config
         return None
 
 
 def refuse(key: str, spec: SpeculativeSettings, why: str) -> ConfigError:
-    """Return the error for a value of `engine.speculative_config`; `why` also says what would work."""
+    """Return a ConfigError about a value of `engine.speculative_config`."""
     return ConfigError(f"engine.speculative_config.{key} (value {getattr(spec, key)!r}): {why}")

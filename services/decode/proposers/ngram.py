@@ -1,7 +1,7 @@
-"""Draft by prompt lookup (Saxena, 2023): what followed the last tokens when they occurred before.
+"""Draft by prompt lookup (Saxena, 2023): the tokens that followed an earlier occurrence of the last ones.
 
-On the CPU vLLM's own proposer drafts. Model runner V2 matches on the GPU instead
-(services/engine/patches/drafts_v2.py): the most recent of the longest matches, as in the hybrid.
+vLLM's own proposer drafts, or with model runner V2 a kernel on the GPU
+(services/engine/patches/drafts_v2.py), which takes the most recent of the longest matches.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from baton.services.speculation import SpeculativeSettings
 
 
 class Ngram(Method):
-    """N-gram matches in the request's own text."""
-
     name: ClassVar[str] = "ngram"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:

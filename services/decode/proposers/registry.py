@@ -1,7 +1,6 @@
 """Find speculative methods by name.
 
-Another package announces its method by an entry point of the group `baton.speculative_methods`, `name =
-"module:Class"`; see docs/extending.md.
+Other packages add methods by entry points of the group `baton.speculative_methods` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ METHODS: Registry[type[Method]] = Registry(
     "speculative method",
     Method,
     {
-        "mtp": f"{_HERE}.mtp:Mtp",
-        "eagle": f"{_HERE}.eagle:Eagle",
-        "eagle3": f"{_HERE}.eagle3:Eagle3",
-        "draft_model": f"{_HERE}.draft_model:DraftModel",
-        "medusa": f"{_HERE}.medusa:Medusa",
+        "mtp": f"{_HERE}.draft_models:Mtp",
+        "eagle": f"{_HERE}.draft_models:Eagle",
+        "eagle3": f"{_HERE}.draft_models:Eagle3",
+        "draft_model": f"{_HERE}.draft_models:DraftModel",
+        "medusa": f"{_HERE}.draft_models:Medusa",
         "ngram": f"{_HERE}.ngram:Ngram",
         "suffix": f"{_HERE}.suffix:Suffix",
     },
@@ -41,7 +40,6 @@ METHODS: Registry[type[Method]] = Registry(
 def method(name: str) -> Method:
     """Return the method with this name or alias.
 
-    Raises ConfigError for a name that is unknown, that two packages claim, or that leads to no method; the
-    error's text includes whatever another package's import raises.
+    Raises ConfigError if it is unknown, claimed by two packages, or cannot be imported.
     """
     return METHODS.load(name)()

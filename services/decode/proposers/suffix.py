@@ -1,9 +1,8 @@
-"""Decode with suffixes: propose the most frequent continuation, in this request and in past outputs.
+"""Draft with suffixes: the most frequent continuation of the last tokens, in this request and past outputs.
 
 After SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
-name. The end of a request's text is looked up in its own prompt and output, and in past outputs of this
-engine; the longer the match, the longer the draft, which ends where its tokens' frequencies say that it is
-probably wrong. docs/decisions/0004-own-suffix-proposer.md says why this is not Arctic Inference's.
+name. The longer the match, the longer the draft, until the frequencies of its tokens make it improbable.
+docs/decisions/0004-own-suffix-proposer.md says why Arctic Inference's implementation is not used.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from baton.services.decode.proposers.hosted import TokenMethod
 from baton.services.decode.proposers.method import SUFFIXES
 from baton.services.speculation import SpeculativeSettings
 
-# All past outputs together, whatever max_cached_requests: 12 bytes a token, 50 MB when full.
+# Limit on all past outputs together, whatever max_cached_requests: 12 bytes per token, 50 MB in all.
 MOST_PAST_TOKENS = 1 << 22
-_TOKENS_AN_OUTPUT = 1024  # sizes the ring if few outputs are kept
+_TOKENS_AN_OUTPUT = 1024  # assumed length of an output, for the size of the ring
 _FEWEST_BUCKETS, _MOST_BUCKETS = 1 << 8, 1 << 16
-_LAST_POSITION = 1 << 30  # the last position of the ring; 32 bits still hold it
+_LAST_POSITION = 1 << 30  # positions restart beyond this, within 32 bits
 
 
 class Suffix(TokenMethod):
-    """Suffix decoding on its own; `mtp_strategy: with_suffix` puts it after a draft model."""
+    """Suffix decoding without a draft model."""
 
     name: ClassVar[str] = "suffix"
 
@@ -45,7 +44,7 @@ class Suffix(TokenMethod):
 
 
 def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixProposer:
-    """Return the proposer that these settings describe, for the requests of one engine."""
+    """Return the proposer of these settings for an engine."""
     return SuffixProposer(
         Tree.of(spec),
         rows=vllm_config.scheduler_config.max_num_seqs,
@@ -57,11 +56,11 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 
 @dataclass(frozen=True)
 class Tree:
-    """The bounds on the length of drafts."""
+    """Limits on the length of drafts."""
 
-    depth: int  # a suffix and its draft together, in tokens
+    depth: int  # tokens of a suffix and its draft
     factor: float  # drafted tokens per token of the suffix
-    floor: float  # least probability of a draft up to a token, by frequencies
+    floor: float  # least estimated probability of a draft
 
     @classmethod
     def of(cls, spec: SpeculativeSettings) -> Tree:
@@ -73,20 +72,20 @@ class Tree:
 
 
 class SuffixProposer:
-    """Keep an index of each request (12 bytes per token of it) and of past outputs.
+    """A Proposer with an index of each request (12 bytes per token) and one of past outputs.
 
-    It keeps as many requests as an engine runs at once. Others replace those not drafted for the longest
-    time, which are re-indexed if they come back.
+    It has room for as many requests as the engine's batch. A request in excess replaces the least recently
+    drafted one, which is indexed again if it returns.
     """
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:
-        """Take at most `rows` requests of `width` tokens, `most` drafts each; keep `past` outputs."""
-        from baton.services.decode.proposers import suffix_index  # compiled here, at the engine's start
+        """Make room for `rows` requests of `width` tokens, drafts of `most` tokens, and `past` outputs."""
+        from baton.services.decode.proposers import suffix_index  # compiles at import
 
         self._loops = suffix_index
         self._tree = tree
         buckets = _power_of_two(width // 2, _FEWEST_BUCKETS, _MOST_BUCKETS)
-        # Untouched until used, so memory grows as requests need it.
+        # Pages are allocated only when they are used.
         self._heads: Ints = np.empty((rows, 2, buckets), dtype=np.int32)
         self._before: Ints = np.empty((rows, 2, width), dtype=np.int32)
         self._outputs: Ints = np.empty((rows, width), dtype=np.int32)
@@ -98,7 +97,7 @@ class SuffixProposer:
         self._counts: Ints = np.zeros(rows, dtype=np.int32)
 
     def propose(self, batch: DraftBatch) -> Proposal:
-        """Draft; linear in the tokens that are new since the last step, and in the matches compared."""
+        """Draft, in time linear in the new tokens and in the matches compared."""
         rows = len(batch.lengths)
         tokens, counts = self._tokens[:rows], self._counts[:rows]
         slots, strangers = self._slots.of(batch.request_ids)
@@ -115,7 +114,7 @@ class SuffixProposer:
         return Proposal(tokens, counts)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Keep the outputs of these requests as past outputs."""
+        """Move the outputs of these requests to the past outputs."""
         for name in request_ids:
             slot = self._slots.free(name)
             if slot is not None and self._seen[slot]:
@@ -123,7 +122,7 @@ class SuffixProposer:
 
 
 class Slots:
-    """A slot for each known request; the one not seen for the longest time makes room."""
+    """A slot for each request; the least recently used one is reused."""
 
     def __init__(self, count: int) -> None:
         self._slots: dict[str, int] = {}
@@ -132,7 +131,7 @@ class Slots:
         self._step = 0
 
     def of(self, names: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """Return the slot of each of at most `count` names, and the newly taken slots."""
+        """Return the slot of each name, and the slots that are new. At most `count` names."""
         self._step += 1
         known = [self._slots.get(name, -1) for name in names]
         slots = np.array(known, dtype=np.int64)
@@ -148,7 +147,7 @@ class Slots:
         return slots, taken
 
     def free(self, name: str) -> int | None:
-        """Give a request's slot back, and return it; None for an unknown name."""
+        """Free a request's slot and return it; None for an unknown name."""
         slot = self._slots.pop(name, None)
         if slot is not None:
             self._free.append(slot)
@@ -164,7 +163,7 @@ class Slots:
 
 
 class PastOutputs:
-    """The last outputs of this engine in a ring of tokens; the oldest makes room."""
+    """The last outputs of this engine, in a ring of tokens."""
 
     def __init__(self, most: int, longest: int) -> None:
         """Keep `most` outputs of at most `longest` tokens; 0 keeps none."""
@@ -175,16 +174,16 @@ class PastOutputs:
         self._heads: Ints = np.zeros((2, _power_of_two(size // 2, 1, 1 << 20)), dtype=np.int32)
         self._before: Ints = np.zeros((2, size), dtype=np.int32)
         self._begins: deque[int] = deque()
-        self._end = 1  # positions begin at 1: a 0 in the chains means before all outputs
+        self._end = 1  # positions begin at 1: a 0 in a chain ends it
 
     @property
     def index(self) -> tuple[Ints, int, int, Ints, Ints]:
-        """The arguments of suffix_index.draft: ring, start, end, heads, before."""
+        """Arguments of suffix_index.draft: ring, start, end, heads, before."""
         start = self._begins[0] if self._begins else self._end
         return self._ring, start, self._end, self._heads, self._before
 
     def add(self, output: Ints) -> None:
-        """Keep an output; one of fewer than two tokens teaches nothing."""
+        """Add an output of at least two tokens."""
         from baton.services.decode.proposers.suffix_index import remember
 
         if not self._most or len(output) < 2:

@@ -1,17 +1,16 @@
-"""Compile the loops of the suffix proposer: find earlier occurrences of tokens, and what usually followed.
+"""The compiled loops of the suffix proposer: find the last tokens' earlier occurrences and what followed.
 
-A suffix tree answers two questions: where does the end of this text occur in that one, and how often did
-which token follow there? Here both are answered from the text itself. A text has two chains of positions, as
-in LZ77 compressors: each position points to the previous one that ends in the same token, and to the previous
-one that ends in the same GRAM tokens. Adding a token costs two writes, however long the text. A lookup walks
-both chains, newest positions first, and compares backwards: it finds the occurrences below some node of the
-tree, and counts their next tokens on the way down.
+A suffix tree would tell where the end of a text occurs in another one, and how often each token follows
+there. Here both come from hash chains, as in LZ77 compressors: each position of a text points to the previous
+one that ends in the same token, and to the previous one that ends in the same GRAM tokens. Adding a token
+costs two writes, however long the text. A lookup walks both chains, newest positions first, compares
+backwards, and counts the tokens that follow.
 
-A walk is bounded by WALK positions and FOUND occurrences per chain, so frequencies are those of the most
+A walk is limited to WALK positions and FOUND occurrences per chain, so frequencies are those of the most
 recent occurrences.
 
-In a text that only grows, positions are indexes. Past outputs lie in a ring: positions grow forever,
-`position & mask` is the index, and positions before `start` are gone without being unlinked.
+In a request's text, positions are indexes. Past outputs are stored in a ring: positions grow forever,
+`position & mask` is the index, and positions before `start` are overwritten without being unlinked.
 """
 
 # ruff: noqa: PLR0917 (compiled code takes no keywords)
@@ -42,7 +41,7 @@ def _bucket(text: Any, position: int, mask: int, size: int, buckets: int) -> int
 
 @compiled()
 def _link(text: Any, position: int, start: int, mask: int, heads: Any, before: Any) -> None:
-    """Put a position at the front of its two chains: heads [2, buckets], before [2, text]."""
+    """Add a position to its two chains: heads [2, buckets], before [2, text]."""
     for chain in range(2):
         size = 1 if chain == 0 else GRAM
         if position - start + 1 < size:
@@ -79,10 +78,10 @@ def _occurrences(
     lengths: Any,
     found: int,
 ) -> int:
-    """Add the occurrences of the context's end in text[start:end], by one chain; return the new `found`.
+    """Add occurrences of the context's end in text[start:end], from one chain; return the new `found`.
 
-    places [2 * FOUND], and the lengths of the matches. The long chain gives matches of GRAM tokens and more,
-    the short one the rest, so that none is counted twice.
+    places, lengths [2 * FOUND]: the occurrences and how many tokens match. The long chain finds matches of
+    GRAM tokens and more, the short one shorter ones, so none is counted twice.
     """
     gram = GRAM if chain else 1
     size = context.shape[0]
@@ -107,10 +106,10 @@ def _occurrences(
 def _follow(
     text: Any, end: int, mask: int, places: Any, active: Any, count: int, budget: int, floor: float, path: Any
 ) -> tuple[int, float]:
-    """Follow the most frequent tokens from `count` places, into path [budget]; return its length and score.
+    """Write the most frequent tokens after `count` places to path [budget]; return its length and score.
 
-    Goes on while the product of the tokens' frequencies is at least `floor`. The score is the sum of these
-    products: the expected number of correct tokens.
+    Stops when the product of the tokens' frequencies falls below `floor`. The score is the sum of these
+    products, which is the expected number of correct tokens.
     """
     tokens = np.empty(2 * FOUND, dtype=np.int32)
     counts = np.empty(2 * FOUND, dtype=np.int32)
@@ -169,10 +168,7 @@ def _best_path(
     floor: float,
     best: Any,
 ) -> tuple[int, float]:
-    """Find the path of the highest score over all lengths of match, into best [limit].
-
-    Return its length and score.
-    """
+    """Write the path with the highest score of all match lengths to best [limit]; return length and score."""
     places = np.empty(2 * FOUND, dtype=np.int64)
     lengths = np.empty(2 * FOUND, dtype=np.int64)
     active = np.empty(2 * FOUND, dtype=np.int64)
@@ -189,7 +185,7 @@ def _best_path(
             chain, text, start, end, mask, heads, before, context, longest, places, lengths, found
         )
         while True:
-            shorter = 0  # the next length at which there is a match
+            shorter = 0  # the next shorter match length
             for i in range(found):
                 if shorter < lengths[i] < n:
                     shorter = lengths[i]
@@ -198,7 +194,7 @@ def _best_path(
             n = shorter
             budget = min(limit, int(n * factor), depth - n)
             if budget <= score:
-                continue  # even certain tokens would score no more
+                continue  # even certain tokens would not score higher
             count = 0
             for i in range(found):
                 if lengths[i] >= n:
@@ -226,14 +222,14 @@ def learn(
     heads: Any,
     before: Any,
 ) -> None:
-    """Add the settled tokens of each row of tokens [rows, width] that its slot has not seen yet.
+    """Add the settled tokens of each row of tokens [rows, width] that are new to its slot.
 
-    slots [rows]: the slot that holds the state of a row's request: seen [slots] tokens, of which generated
+    slots [rows] is the slot with the state of each row's request: seen [slots] tokens, of which generated
     [slots] are outputs [slots, width]; heads [slots, 2, buckets]; before [slots, 2, width].
     """
     for row in range(slots.shape[0]):
         slot = slots[row]
-        if settled[row] < seen[slot]:  # another text under the same name
+        if settled[row] < seen[slot]:  # another request with this name
             seen[slot] = 0
         if seen[slot] == 0:
             heads[slot, :, :] = -1
@@ -270,7 +266,7 @@ def draft(
     drafts: Any,
     counts: Any,
 ) -> None:
-    """Continue each row of tokens [rows, width] from its own text, or from ring[start:end] if that is better.
+    """Draft for each row of tokens [rows, width], from its own text or from ring[start:end], by score.
 
     lengths [rows]: valid tokens; limits [rows]: most drafts. Fills drafts [rows, k] and counts [rows].
     """
@@ -300,7 +296,7 @@ def draft(
 
 @compiled("int64(int32[::1], int64, int32[::1], int32[:, ::1], int32[:, ::1])")
 def remember(output: Any, position: int, ring: Any, heads: Any, before: Any) -> int:
-    """Put an output into the ring from `position` on; return the position behind its END."""
+    """Write an output to the ring at `position`; return the position after its END."""
     mask = ring.shape[0] - 1
     first = position
     for token in output:

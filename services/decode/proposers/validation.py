@@ -1,4 +1,4 @@
-"""Check a deployment's speculative settings, before anything is loaded."""
+"""Check speculative settings before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _BELONGS = {
 
 
 def check(engine: EngineSettings) -> Method | None:
-    """Check the settings and return the method that this deployment speculates with, if any.
-
-    Raises ConfigError, one line: what, why, what would work.
-    """
+    """Check the settings and return their method, if any. Raises ConfigError with what would work."""
     spec = engine.speculative_config
     if spec is None:
         return None
@@ -43,7 +40,7 @@ def _check_keys(spec: SpeculativeSettings, method: Method) -> None:
     meant = method.keys(spec) | _ALWAYS
     for key, field in type(spec).model_fields.items():
         if key not in meant and getattr(spec, key) != field.get_default(call_default_factory=True):
-            raise refuse(key, spec, f"method {spec.method!r} makes no use of it here; {_BELONGS[key]}")
+            raise refuse(key, spec, f"method {spec.method!r} does not use it here; {_BELONGS[key]}")
 
 
 def _check_numbers(spec: SpeculativeSettings, method: Method) -> None:
@@ -51,15 +48,13 @@ def _check_numbers(spec: SpeculativeSettings, method: Method) -> None:
         raise refuse(
             "num_speculative_tokens",
             spec,
-            f"method {spec.method!r} drafts the same number each step: give it",
+            f"method {spec.method!r} drafts the same number in each step: set it",
         )
     if spec.num_model_steps is not None and spec.num_model_steps > spec.limit:
-        raise refuse(
-            "num_model_steps", spec, f"no more than the {spec.limit} drafted tokens a step are possible"
-        )
+        raise refuse("num_model_steps", spec, f"it cannot be above the {spec.limit} drafted tokens per step")
     shortest, longest = spec.prompt_lookup_min, spec.prompt_lookup_max
     if shortest is not None and longest is not None and shortest > longest:
-        raise refuse("prompt_lookup_min", spec, f"it may not be above prompt_lookup_max, which is {longest}")
+        raise refuse("prompt_lookup_min", spec, f"it cannot be above prompt_lookup_max, which is {longest}")
 
 
 def _check_ranks(engine: EngineSettings, spec: SpeculativeSettings) -> None:
@@ -71,5 +66,5 @@ def _check_ranks(engine: EngineSettings, spec: SpeculativeSettings) -> None:
         raise refuse(
             "draft_tensor_parallel_size",
             spec,
-            f"engine.tensor_parallel_size is {ranks}: say {allowed}, or leave it out",
+            f"engine.tensor_parallel_size is {ranks}: set it to {allowed}, or leave it out",
         )

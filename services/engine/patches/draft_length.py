@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from baton.services.decode.draft_length import DraftChoice, DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftChoice, DraftLength, DraftStep
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.hybrid import model_steps
 from baton.services.engine.patches.replace import replace

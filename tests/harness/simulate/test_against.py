@@ -1,4 +1,4 @@
-"""Other policies beside Baton's, and what is measured on a deployment and sent to it."""
+"""Comparisons of policies, and measurement and validation against a deployment."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Streamed:
 
 
 class Engined:
-    """A deployment of one simulated engine, as the measurement knows one."""
+    """A deployment with one simulated engine."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         self.engine = SimulatedEngine(loop, PROFILE, 10, Machine(0))
         self.worker = SimulatedWorker(
-            "mixed-0", 1, pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
+            "mixed-0", pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
         )
         self.prompts: list[list[int]] = []
 
@@ -70,15 +70,15 @@ class Engined:
         return Streamed(asked, [first + gap_s * at for at in range(output)], [7] * output)
 
 
-def test_a_measured_profile_is_that_of_the_engine() -> None:
+def test_a_measured_profile_equals_that_of_the_engine() -> None:
     loop = VirtualLoop()
     measured = measure(Engined(loop), Engined(loop).stream, Sizes(256, 2_048), "engine")  # type: ignore[arg-type]
     found = run(measured, loop)
-    # vLLM keeps a block for itself, which a worker tells with the others.
+    # The worker also reports the block that vLLM reserves.
     assert found.engine == PROFILE.engine.model_copy(update={"kv_tokens": 40_010})
     assert found.handoff == Handoff()
     for tokens in (32, 100, 256):
-        # What is the overhead's and what the step's cannot be told apart to the last millisecond.
+        # Overhead and step time cannot be separated exactly.
         first_s, expected_s = (one.overhead_s + one.step_s(tokens, 0, 0, 0) for one in (found.pace, PACE))
         assert first_s == pytest.approx(expected_s, rel=0.02)
     for requests in (1, 5, 16):
@@ -86,7 +86,7 @@ def test_a_measured_profile_is_that_of_the_engine() -> None:
     assert found.pace.prefill_context_s == pytest.approx(1e-7, rel=0.2)
 
 
-def test_what_is_sent_goes_on_where_the_conversation_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_continue_their_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = VirtualLoop()
     one = Engined(loop)
     monkeypatch.setattr("harness.simulate.validate.time.perf_counter", loop.time)
@@ -116,11 +116,11 @@ def test_what_is_sent_goes_on_where_the_conversation_is(monkeypatch: pytest.Monk
     assert len(follow) > 5
 
 
-def test_errors_are_per_cent_of_reality() -> None:
+def test_errors_are_in_per_cent() -> None:
     assert errors({"a": 200.0, "b": 50}, {"a": 150.0, "b": 60}) == {"a": -25.0, "b": 20.0}
 
 
-def test_every_policy_places_and_each_as_its_name_says() -> None:
+def test_every_policy_works_and_has_its_character() -> None:
     setup = Setup(Split(3, 3), PROFILE, SchedulerSettings(), warm_share=0.0)
     found = compare(
         setup,
@@ -144,7 +144,7 @@ def test_round_robin_takes_turns() -> None:
     assert picked == ["a", "b", "c", "a", "d", "b"]
 
 
-def test_arms_have_names() -> None:
+def test_arms_are_selected_by_name() -> None:
     assert list(named([])) == list(POLICIES)
     with pytest.raises(SystemExit, match=r"no policy 'baton'; there are: random"):
         named(["baton"])

@@ -1,4 +1,4 @@
-"""Batches for proposers, from lists of tokens."""
+"""Build batches for proposers from lists of tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def batch_of(
     drafted: Sequence[int] | None = None,
     width: int = WIDTH,
 ) -> DraftBatch:
-    """Return a row for each text; `drafted`: how many tokens at its end a draft model has just made."""
+    """Return a row per text; `drafted`: how many of its last tokens are a draft model's."""
     rows = len(texts)
-    # What lies behind a row's tokens is left over from other requests: it must not be read.
+    # The rest of a row holds old tokens of other requests, which must not be read.
     tokens = np.full((rows, width), 7, dtype=np.int32)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
@@ -38,6 +38,6 @@ def batch_of(
 
 
 def drafts_of(drafts: Proposal) -> list[list[int]]:
-    """Return the drafts of each row, as a list."""
+    """Return the drafts of each row."""
     rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
     return [row[:count] for row, count in rows]

@@ -1,8 +1,7 @@
-"""A model and an EAGLE head for it that is often right, without training.
+"""A model, and an EAGLE head that is often right without training.
 
-Both are made almost bigram models: their layers add little to the embeddings, which the same matrix turns
-into logits. So the head drafts what the model says next, but where the layers matter; and answers repeat
-themselves soon.
+Both are almost bigram models: their layers add little to the embeddings, and the same matrix gives the
+logits. So the head predicts the next token unless the layers matter, and answers soon repeat themselves.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from safetensors.torch import load_file, save_file
 
 from tests.handoff import checkpoints
 
-# Of what the layers add. With 0 the head is always right.
+# Factor on the layers' output. With 0 the head is always right.
 STRENGTH = 0.02
 
 
 def model_and_head(folder: Path) -> tuple[Path, Path]:
-    """Checkpoints in `folder`: the model, the head."""
+    """Save both as checkpoints in `folder`; return the folders of model and head."""
     model, head = checkpoints.qwen2(folder / "model"), checkpoints.eagle(folder / "head")
     _weaken(model)
     embeddings = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
     hidden = embeddings.shape[1]
     tensors = _weaken(head)
     tensors["embed_tokens.weight"] = embeddings
-    # of the token's embedding and the model's last hidden state, the first alone
+    # uses the token's embedding and ignores the model's last hidden state
     tensors["fc.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], dim=1)
     save_file(tensors, head / "model.safetensors")
     return model, head

@@ -14,12 +14,12 @@ from baton.services.decode.acceptance import (
 
 
 def counts(drafts: int, accepted: int, length: int = 3) -> DraftCounts:
-    """Drafts of one length of which so many had their first token accepted, and no other."""
+    """Return drafts of one length, of which `accepted` had only their first token accepted."""
     return DraftCounts(drafts, [drafts] * length, [accepted] + [0] * (length - 1))
 
 
 class Traffic:
-    """Requests whose acceptance differs: Beta-distributed with `spread` = a + b, the smaller the wider."""
+    """Requests with a Beta-distributed acceptance, `spread` = a + b."""
 
     def __init__(self, seed: int, mean: float, *, spread: float = 8.0, drafts: float = 20.0) -> None:
         self._random = random.Random(seed)
@@ -33,7 +33,7 @@ class Traffic:
         return drafts, sum(self._random.random() < share for _ in range(drafts))
 
     def run(self, watch: AcceptanceWatch, requests: int) -> list[int]:
-        """Numbers of the requests with which an alarm began."""
+        """Return the numbers of the requests that raised an alarm."""
         raised, was = [], watch.alarm
         for number in range(requests):
             watch.finished(*self.request())
@@ -53,12 +53,12 @@ def test_counts_add_up_by_position() -> None:
     assert total.first_acceptance == pytest.approx(0.6)
 
 
-def test_nothing_drafted_is_no_division_by_zero() -> None:
+def test_counts_without_drafts() -> None:
     nothing = DraftCounts()
     assert (nothing.mean_accepted_length, nothing.first_acceptance, nothing.length) == (0.0, 0.0, 0)
 
 
-def test_the_last_minute_is_what_counts() -> None:
+def test_only_the_last_minute_counts() -> None:
     recent = RecentDrafts()
     for second in range(120):
         recent.add(counts(1, 1 if second < 60 else 0), float(second))
@@ -71,13 +71,13 @@ def test_the_last_minute_is_what_counts() -> None:
 @pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("drafts", [4.0, 40.0])
 def test_no_false_alarm(mean: float, drafts: float) -> None:
-    """10 workers x 3,000 requests of the same traffic each, reference learned: the best window is no luck."""
+    """The learned reference is not a lucky window: 10 workers with 3,000 requests each."""
     for seed in range(10):
         assert Traffic(seed, mean, drafts=drafts).run(AcceptanceWatch(), 3000) == []
 
 
 @pytest.mark.parametrize("configured", [None, 0.6])
-def test_a_drafter_that_loses_a_third_is_noticed(configured: float | None) -> None:
+def test_a_loss_of_a_third_is_detected(configured: float | None) -> None:
     for seed in range(10):
         watch = AcceptanceWatch(configured=configured)
         traffic = Traffic(seed, 0.6)
@@ -89,16 +89,16 @@ def test_a_drafter_that_loses_a_third_is_noticed(configured: float | None) -> No
         assert "reference is 0." in watch.why
 
 
-def test_a_fresh_silent_worker_is_noticed_by_its_peers() -> None:
+def test_a_new_worker_is_compared_with_its_peers() -> None:
     watch = AcceptanceWatch()
     watch.hear(0.6)
     began = Traffic(1, 0.3).run(watch, 300)
     assert began
     assert began[0] < 2 * LEAST_REQUESTS
-    assert watch.learned == 0.0  # a silent worker teaches nobody
+    assert watch.learned == 0.0
 
 
-def test_little_says_nothing() -> None:
+def test_a_small_window_is_not_judged() -> None:
     watch = AcceptanceWatch(configured=0.9)
     for _ in range(LEAST_REQUESTS - 1):
         watch.finished(50, 5)
@@ -107,8 +107,8 @@ def test_little_says_nothing() -> None:
     assert watch.alarm
 
 
-def test_what_is_a_little_below_is_no_alarm() -> None:
-    """0.85 of the reference, with an error near zero: worse, but not silent."""
+def test_a_rate_slightly_below_the_reference_is_no_alarm() -> None:
+    """0.85 of the reference, with a small error."""
     watch = AcceptanceWatch(configured=0.6)
     for _ in range(2000):
         watch.finished(100, 51)
@@ -121,7 +121,7 @@ def test_the_alarm_clears_with_hysteresis() -> None:
         watch.finished(100, 30)
     assert watch.alarm
     for _ in range(2 * FULL_REQUESTS):
-        watch.finished(100, 50)  # 0.83 of the reference: would raise none, ends none
+        watch.finished(100, 50)  # 0.83 of the reference neither raises nor clears it
     assert watch.alarm
     for _ in range(2 * FULL_REQUESTS):
         watch.finished(100, 58)
@@ -129,7 +129,7 @@ def test_the_alarm_clears_with_hysteresis() -> None:
 
 
 @pytest.mark.parametrize("learns", [True, False])
-def test_drafts_without_any_accepted_token_alarm_at_once(learns: bool) -> None:
+def test_many_drafts_without_an_accepted_token_raise_the_alarm(learns: bool) -> None:
     watch = AcceptanceWatch(learns=learns)
     for _ in range(19):
         watch.drafted(counts(10, 0))
@@ -144,7 +144,7 @@ def test_drafts_without_any_accepted_token_alarm_at_once(learns: bool) -> None:
 
 
 def test_a_matching_method_learns_no_reference() -> None:
-    """Repetition depends on the text: prose after code is no failure of the drafter."""
+    """Its acceptance depends on the text."""
     watch = AcceptanceWatch(learns=False)
     traffic = Traffic(3, 0.8)
     traffic.run(watch, 1000)
@@ -153,7 +153,7 @@ def test_a_matching_method_learns_no_reference() -> None:
     assert watch.reference == 0.0
 
 
-def test_the_configured_reference_goes_before_a_learned_one() -> None:
+def test_a_configured_reference_overrides_a_learned_one() -> None:
     watch = AcceptanceWatch(configured=0.4)
     watch.hear(0.9)
     Traffic(4, 0.7).run(watch, 1000)

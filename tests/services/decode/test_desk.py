@@ -1,4 +1,4 @@
-"""Between model runner and proposer: what is handed over, and what the runner gets."""
+"""The exchange between model runner and proposer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = -1  # a rejected draft
 
 
 class Listener:
-    """Drafts 900, 901, ... as many as are allowed, and one more, and keeps what it was asked."""
+    """Drafts 900, 901, ..., one more than allowed, and keeps the batch."""
 
     batch: DraftBatch
 
@@ -34,7 +34,7 @@ class Listener:
 
 
 def runner(texts: list[list[int]], reading: Sequence[int] = (), prompts: Sequence[int] = ()) -> Any:
-    """As much of a model runner as is read; rows in `reading` are prompts not read to their end."""
+    """Return a stand-in for a model runner; rows in `reading` are incomplete prompts."""
     rows = len(texts)
     tokens = np.zeros((rows + 1, WIDTH), dtype=np.int32)
     for row, text in zip(tokens, texts, strict=False):
@@ -56,7 +56,7 @@ def runner(texts: list[list[int]], reading: Sequence[int] = (), prompts: Sequenc
 
 
 class Model:
-    """A draft model that makes these tokens, as many as it is asked for."""
+    """A draft model that drafts the first of these tokens."""
 
     def __init__(self, *rows: list[int]) -> None:
         self.rows = rows
@@ -77,7 +77,7 @@ def hybrid(then: Proposer, steps: int, first: Proposer | None = None) -> Hybrid:
 
 
 def sampled(*tokens: int) -> torch.Tensor:
-    """One a row."""
+    """Return one sampled token per row."""
     return torch.tensor(tokens, dtype=torch.int32)[:, None]
 
 
@@ -86,7 +86,7 @@ def read(batch: DraftBatch, row: int) -> list[int]:
     return text
 
 
-def test_the_hybrid_sees_what_was_sampled_and_what_was_drafted() -> None:
+def test_the_hybrid_sees_sampled_and_drafted_tokens() -> None:
     listener = Listener()
     written = torch.tensor([[7, 8, R], [9, R, R], [5, R, R]], dtype=torch.int32)
     found = Desk(hybrid(listener, 2), 4).draft(
@@ -102,7 +102,7 @@ def test_the_hybrid_sees_what_was_sampled_and_what_was_drafted() -> None:
     assert found == [[70, 71, 900, 901, 902], [90, 91, 900, 901, 902], []]
 
 
-def test_rows_are_ragged_where_nothing_matches() -> None:
+def test_rows_without_a_match_are_shorter() -> None:
     matcher = NgramMatcher(2, 4, LIMIT, 4)
     found = Desk(hybrid(matcher, 1), 4).draft(
         runner([[1, 2, 3, 4, 5, 1], [1, 2, 3]]), sampled(2, 6), Model([3], [9]), LIMIT
@@ -113,8 +113,8 @@ def test_rows_are_ragged_where_nothing_matches() -> None:
 @pytest.mark.parametrize(
     ("others", "asked"), [(0, 1), (1, 1), (2, 3)], ids=["all match", "three of four", "three of five"]
 )
-def test_the_models_passes_are_left_out_where_nearly_all_match(others: int, asked: int) -> None:
-    """Long matches are taken instead of the model's tokens, whether it makes them or not."""
+def test_the_models_passes_are_skipped_if_nearly_all_rows_match(others: int, asked: int) -> None:
+    """Long matches replace the model's tokens in any case."""
     listener, model = Listener(), Model(*[[70, 71, 72]] * (3 + others))
     texts = [[1, 2, 3, 4, 5, 1, 2]] * 3 + [[6, 7, 8]] * others
     first = NgramMatcher(3, 4, LIMIT, 8)
@@ -126,7 +126,7 @@ def test_the_models_passes_are_left_out_where_nearly_all_match(others: int, aske
     assert listener.batch.limits.tolist() == [0] * 3 + [LIMIT - asked] * others
 
 
-def test_prompts_that_are_still_read_do_not_call_for_the_model() -> None:
+def test_incomplete_prompts_do_not_count_as_drafting() -> None:
     model, text = Model([70, 71], [80, 81]), [1, 2, 3, 4, 1, 2]
     found = Desk(hybrid(Listener(), 2, NgramMatcher(3, 4, LIMIT, 2)), 2).draft(
         runner([text, text], reading=[1]), sampled(3, 3), model, LIMIT
@@ -135,45 +135,45 @@ def test_prompts_that_are_still_read_do_not_call_for_the_model() -> None:
     assert found == [[4, 1, 2, 3, 4], []]
 
 
-def test_short_matches_do_not_take_the_models_place() -> None:
+def test_short_matches_do_not_replace_the_model() -> None:
     model = Model([70, 71])
     beside = Hybrid(Listener(), Listener(), 2, least=LIMIT)
     assert Desk(beside, 1).draft(runner([[1]]), sampled(2), model, LIMIT - 1) == [[70, 71, 900, 901]]
     assert model.asked == [2]
 
 
-def test_where_nothing_is_wanted_the_model_reads_along() -> None:
+def test_the_model_runs_even_if_nothing_is_drafted() -> None:
     model, listener = Model([]), Listener()
     assert Desk(hybrid(listener, 2), 1).draft(runner([[1]]), sampled(2), model, 0) == [[]]
     assert model.asked == [0]
     assert read(listener.batch, 0) == [1, 2]
 
 
-def test_tokens_beyond_the_vocabulary_are_no_tokens() -> None:
+def test_tokens_outside_the_vocabulary_are_ignored() -> None:
     listener = Listener()
     written = torch.tensor([[7, VOCABULARY, 8]], dtype=torch.int32)
     Desk(hybrid(listener, 1), 1).draft(runner([[1]]), written, Model([3]), LIMIT)
     assert read(listener.batch, 0) == [1, 7, 8, 3]
 
 
-def test_lists_are_in_the_batch_already() -> None:
+def test_sampled_lists_are_already_in_the_batch() -> None:
     listener, model = Listener(), Model()
     found = Desk(listener, 4).draft(runner([[1, 2], [3]], prompts=[1, 1]), [[2], [3]], model, 3)
     assert [read(listener.batch, row) for row in range(2)] == [[1, 2], [3]]
     assert listener.batch.prompts.tolist() == [1, 1]
     assert found == [[900, 901, 902]] * 2
-    assert model.asked == []  # there is none
+    assert model.asked == []  # there is no draft model
 
 
 @pytest.mark.parametrize("wanted", range(LIMIT + 1))
-def test_no_more_than_wanted(wanted: int) -> None:
+def test_drafts_are_limited_to_the_length_asked_for(wanted: int) -> None:
     found = Desk(hybrid(Listener(), 2), 1).draft(runner([[1]]), sampled(2), Model([0, 1]), wanted)
     assert found == [[0, 1, 900, 901, 902][:wanted]]
     first = Desk(hybrid(Listener(), 2, Listener()), 1).draft(runner([[1]]), sampled(2), Model([0, 1]), wanted)
     assert first == [[900, 901, 902, 903, 904][:wanted]]
 
 
-def test_no_more_than_fits_into_the_context() -> None:
+def test_drafts_are_limited_to_the_context() -> None:
     for free in range(1, LIMIT + 2):  # after the sampled token
         text = list(range(WIDTH - 1 - free))
         found = Desk(hybrid(Listener(), 1), 1).draft(runner([text]), sampled(2), Model([3]), LIMIT)

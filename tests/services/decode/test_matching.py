@@ -1,4 +1,4 @@
-"""N-gram matches: against a reference that tries every place, and where the two ends of a text meet."""
+"""N-gram matches, compared with a brute-force reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=80)
 
 
 def reference(text: list[int], limit: int, min_n: int, max_n: int) -> list[int]:
-    """Return the continuation of the most recent of the longest matches, by trying all."""
+    """Return the continuation of the most recent longest match, by brute force."""
     for n in range(max_n, min_n - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):
             if n < len(text) and text[end - n : end] == text[-n:]:
@@ -45,17 +45,17 @@ def test_a_match_far_back_is_found() -> None:
     assert drafts_of(matcher.propose(batch_of([text], 4, width=6000))) == [[4, 5, 100, 101]]
 
 
-def test_text_that_repeats_itself_is_drafted_in_full() -> None:
+def test_repetitive_text_is_drafted_in_full() -> None:
     matcher = NgramMatcher(2, 3, most=5, rows=1)
     assert drafts_of(matcher.propose(batch_of([[9, 1, 2, 1, 2, 1, 2]], 5))) == [[1, 2, 1, 2, 1]]
 
 
-def test_nothing_is_drafted_where_nothing_matches_or_nothing_is_wanted() -> None:
+def test_nothing_is_drafted_without_a_match_or_with_a_limit_of_0() -> None:
     matcher = NgramMatcher(2, 3, most=5, rows=4)
     texts = [[1, 2, 3, 4], [1, 2, 1, 2], [], [5]]
     assert drafts_of(matcher.propose(batch_of(texts, [5, 0, 5, 5]))) == [[], [], [], []]
 
 
-def test_a_match_may_run_through_the_draft_models_tokens() -> None:
+def test_a_match_may_include_the_draft_models_tokens() -> None:
     matcher = NgramMatcher(2, 3, most=4, rows=1)
     assert drafts_of(matcher.propose(batch_of([[4, 5, 6, 8, 4, 5]], 2, drafted=[1]))) == [[6, 8]]

@@ -1,4 +1,4 @@
-"""How many of those that give way take part in a step: as the goal allows, and never none for ever."""
+"""Requests that give way fill a step up to the goal, and do not starve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decoding(rows: int = 1, goal_s: float = GOAL_S, share: float = 0.1) -> Conte
 
 
 def settled(step_s: float, row_s: float, contest: Contest, steps: int = 400) -> tuple[float, float]:
-    """Steps take `step_s`, and `row_s` for each that gives way; return the last one's and their number."""
+    """Run steps of `step_s` and `row_s` per request that gives way; return the last time and number."""
     share, seconds = StepShare(), 0.0
     for _ in range(steps):
         rows = min(64, int(share.rows(contest)))
@@ -29,12 +29,12 @@ def test_steps_become_as_full_as_the_goal_allows() -> None:
     seconds, rows = settled(0.05, 0.001, decoding())
     assert 0.85 * GOAL_S < seconds <= GOAL_S
     assert rows >= 36
-    assert settled(0.05, 0.0, decoding())[1] == 64  # there is no need to leave anybody out
+    assert settled(0.05, 0.0, decoding())[1] == 64  # nothing is gained by leaving requests out
 
 
-def test_where_the_goal_is_missed_anyway_a_share_stays() -> None:
+def test_a_share_stays_if_the_goal_cannot_be_met() -> None:
     assert settled(0.2, 0.001, decoding())[1] == 1
-    assert settled(0.2, 0.001, decoding(rows=30))[1] == 4  # a tenth of all
+    assert settled(0.2, 0.001, decoding(rows=30))[1] == 4  # a tenth
     assert settled(0.2, 0.001, decoding(share=0.5, rows=8))[1] == 8
 
 
@@ -43,8 +43,8 @@ def test_without_a_goal_all_take_part() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_beside_prompts_the_time_is_shared(share: float) -> None:
-    """Whatever one step of those that give way takes: they have their share in the end, and not more."""
+def test_time_is_shared_while_there_are_prompts(share: float) -> None:
+    """Whatever a step takes, requests that give way get their share in the long run."""
     shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=share)
     had = total = 0.0
     for number in range(2_000):
@@ -55,9 +55,9 @@ def test_beside_prompts_the_time_is_shared(share: float) -> None:
     assert had / total == pytest.approx(min(share, 0.3), rel=0.1)
 
 
-def test_who_had_the_engine_a_moment_ago_has_no_part_of_the_next_prompt() -> None:
+def test_time_alone_counts_against_the_share_of_the_next_prompt() -> None:
     shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=0.1)
-    shares.observe_alone(0.05, 0.0)  # no prompt of theirs
+    shares.observe_alone(0.05, 0.0)  # without prompts
     assert shares.may_prefill
     for _ in range(1_000):
         shares.observe_alone(0.05, 1.0)

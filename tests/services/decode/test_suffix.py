@@ -1,4 +1,4 @@
-"""Suffix drafts: against a reference that counts every occurrence, and through the lives of requests."""
+"""Suffix drafts, compared with a brute-force reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 5
 def best_path(
     texts: list[list[int]], ends: int, context: list[int], tree: Tree, limit: int
 ) -> tuple[float, list[int]]:
-    """Return score and tokens of the best draft, from every occurrence in `texts` before `ends`."""
+    """Return score and tokens of the best draft, from all occurrences in `texts` before `ends`."""
     longest = max(tree.depth - limit, tree.depth // 2)
     found = []
     for number, text in enumerate(texts):
@@ -37,7 +37,7 @@ def best_path(
                 n += 1
             if n:
                 found.append((number, place, n))
-    # the order decides between tokens that followed as often: the long chain's first, then the newest
+    # ties: the long chain first, then the newest
     found.sort(key=lambda one: (one[2] >= GRAM, one[0], one[1]), reverse=True)
     best: tuple[float, list[int]] = (0.0, [])
     for n in range(longest, 0, -1):
@@ -80,7 +80,7 @@ TEXT = st.lists(st.integers(0, 3), min_size=1, max_size=FOUND - 4)
     ),
     cut=st.integers(0, 60),
 )
-def test_the_draft_of_the_highest_score_is_made(
+def test_the_draft_has_the_highest_score(
     text: list[int], past: list[list[int]], drafted: int, limit: int, tree: Tree, cut: int
 ) -> None:
     one = proposer(tree)
@@ -89,7 +89,7 @@ def test_the_draft_of_the_highest_score_is_made(
         one.forget([f"past {number}"])
     drafted = min(drafted, len(text) - 1)
     settled = len(text) - drafted
-    if 0 < cut < settled:  # what the request said in steps before
+    if 0 < cut < settled:  # an earlier step of the request
         one.propose(batch_of([text[:cut]], MOST, names=["now"]))
     (found,) = drafts_of(one.propose(batch_of([text], limit, names=["now"], drafted=[drafted])))
     context = text[-tree.depth :]
@@ -103,12 +103,12 @@ def test_requests_change_rows_and_come_and_go() -> None:
     a, b, c = [1, 2, 3, 4, 1, 2, 3], [5, 6, 7, 8, 5, 6, 7], [8, 9, 8, 9, 8, 9, 8]
     assert drafts_of(one.propose(batch_of([a, b], 2, names="ab"))) == [[4, 1], [8, 5]]
     assert drafts_of(one.propose(batch_of([b, a], 2, names="ba"))) == [[8, 5], [4, 1]]
-    # a waits while c runs: the room of who was not seen for longest is taken, and a is read anew later
+    # c takes the slot of a, which is indexed again later
     assert drafts_of(one.propose(batch_of([c, b], 2, names="cb"))) == [[9, 8], [8, 5]]
     assert drafts_of(one.propose(batch_of([[*a, 4], b], 2, names="ab"))) == [[1, 2], [8, 5]]
 
 
-def test_another_text_under_a_name_that_was_forgotten_or_not() -> None:
+def test_a_name_may_be_reused_for_another_text() -> None:
     one = proposer(past=0)
     assert drafts_of(one.propose(batch_of([[1, 2, 3, 1, 2]], 2))) == [[3, 1]]
     assert drafts_of(one.propose(batch_of([[1, 2, 4]], 2))) == [[]]
@@ -116,20 +116,20 @@ def test_another_text_under_a_name_that_was_forgotten_or_not() -> None:
     assert drafts_of(one.propose(batch_of([[1, 2, 5, 1, 2]], 2))) == [[5, 1]]
 
 
-def test_past_answers_are_drafted_from_but_not_past_prompts() -> None:
+def test_drafts_come_from_past_outputs_but_not_from_past_prompts() -> None:
     one = proposer()
     one.propose(batch_of([[1, 2, 3, 4, 5, 6]], 3, prompts=[3], names=["old"]))
     one.forget(["old"])
     assert drafts_of(one.propose(batch_of([[4, 5], [1, 2]], 1, names=["new", "other"]))) == [[6], []]
 
 
-def test_the_draft_models_tokens_are_not_learnt() -> None:
+def test_the_draft_models_tokens_are_not_indexed() -> None:
     one = proposer()
     one.propose(batch_of([[1, 2, 3, 9]], 2, drafted=[1], prompts=[0]))
     assert drafts_of(one.propose(batch_of([[1, 2, 3, 4, 1, 2, 3]], 1, prompts=[0]))) == [[4]]
 
 
-def test_the_oldest_answers_make_room() -> None:
+def test_the_oldest_outputs_are_evicted() -> None:
     past = PastOutputs(2, 8)
     one = proposer(past=2)
     assert len(past.index[0]) >= 16
@@ -138,10 +138,10 @@ def test_the_oldest_answers_make_room() -> None:
         one.forget([str(number)])
     texts = [[10 + number, 20] for number in range(5)]
     found = drafts_of(one.propose(batch_of(texts[1:], 1, names="abcd")))
-    assert found == [[34], [34], [33], [34]]  # the newest of those that end in 20, but for the one kept
+    assert found == [[34], [34], [33], [34]]  # only the last two outputs are left
 
 
-def test_a_ring_of_answers_turns() -> None:
+def test_the_ring_of_outputs_wraps_around() -> None:
     past = PastOutputs(1000, 600)
     ring = len(past.index[0])
     one = SuffixProposer(TREE, rows=1, width=600, most=MOST, past=1000)
@@ -155,7 +155,7 @@ def test_a_ring_of_answers_turns() -> None:
     ]
 
 
-def test_slots_are_taken_from_who_was_not_seen_for_longest() -> None:
+def test_the_least_recently_used_slot_is_reused() -> None:
     slots = Slots(2)
     (a, b), new = slots.of("ab")
     assert sorted(new) == sorted([a, b])
@@ -166,7 +166,7 @@ def test_slots_are_taken_from_who_was_not_seen_for_longest() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 1])
-def test_no_answers_are_kept_when_none_are_wanted(past: int) -> None:
+def test_past_outputs_can_be_turned_off(past: int) -> None:
     one = proposer(past=past)
     one.propose(batch_of([[1, 2, 3]], 1, prompts=[0]))
     one.forget(["0"])
@@ -183,7 +183,7 @@ def of_settings(**keys: float) -> SuffixProposer:
 
 @pytest.mark.parametrize(("factor", "drafted"), [(0.5, 1), (1.0, 2), (2.0, 4)])
 def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
-    """A suffix of two tokens, whose first occurrence was followed by five."""
+    """A suffix of two tokens that occurred before."""
     one = of_settings(suffix_decoding_max_spec_factor=factor, suffix_decoding_min_token_prob=0.0)
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
     assert drafts_of(one.propose(batch_of([text], MOST))) == [[3, 4, 5, 6, 7][:drafted]]
@@ -191,7 +191,7 @@ def test_suffix_decoding_max_spec_factor(factor: float, drafted: int) -> None:
 
 @pytest.mark.parametrize(("most", "drafted"), [(0, []), (1, [3, 4]), (10_000, [3, 4])])
 def test_suffix_decoding_max_cached_requests(most: int, drafted: list[int]) -> None:
-    """A request's answer is kept for others, unless none may be kept."""
+    """A request's output is kept for others."""
     one = of_settings(suffix_decoding_max_cached_requests=most)
     one.propose(batch_of([[9, 1, 2, 3, 4]], MOST, names=["past"], prompts=[1]))
     one.forget(["past"])

@@ -1,4 +1,4 @@
-"""A pretended engine: a step's cost and each draft's fate are drawn, so that the best limit is known."""
+"""A simulated engine with known costs and acceptance, so the best draft length is known."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.services.decode.draft_length import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 
-_WANDERS = 60  # steps, until the machine has forgotten its pace
+_WANDERS = 60  # correlation time of the machine's pace, in steps
 
 
 @dataclass
 class World:
-    """Costs in seconds; `acceptance` is of each position, given the one before it."""
+    """Costs in seconds; `acceptance` of each position, given that the one before was accepted."""
 
     acceptance: Sequence[float]
     fixed: float = 2e-3
     request: float = 2e-5
     token: float = 5e-5  # verified
-    any_draft: float = 2e-4  # once, if anything is verified: a step in the cost that is no straight line
+    any_draft: float = 2e-4  # once if anything is verified, so the cost is not linear
     one_pass: float = 4e-4
     pass_request: float = 5e-6
     found: float = 1.0  # share of rows in which something is drafted at all
     noise: float = 0.05
     hiccups: float = 0.003  # share of steps that take 50 ms more
-    compiles: float = 0.0  # the first step of each kind takes so much more
+    compiles: float = 0.0  # seconds that the first step of each kind takes longer
     matching: bool = False  # no draft model
-    slow: float = 1.0  # what everything takes, times
-    jump: float = 0.0  # each limit's step takes up to so much more or less than the costs add up to
-    drift: float = 0.0  # standard deviation of the machine's pace, which wanders
+    slow: float = 1.0  # factor on all times
+    jump: float = 0.0  # most by which a length's time differs from the sum of its costs
+    drift: float = 0.0  # standard deviation of the machine's pace
     seed: int = 0
-    limits: list[int] = field(default_factory=list)  # that were chosen
+    limits: list[int] = field(default_factory=list)  # chosen so far
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
@@ -56,7 +56,7 @@ class World:
         )
 
     def tokens(self, limit: int) -> float:
-        """Return the tokens that a step is to generate for a request, the model's own included."""
+        """Return the expected tokens of a request per step, including the model's own."""
         tokens, chance = 1.0, self.found
         for share in self.acceptance[:limit]:
             chance *= share
@@ -64,7 +64,7 @@ class World:
         return tokens
 
     def rate(self, requests: int, limit: int) -> float:
-        """Tokens a second of a fixed limit."""
+        """Return the tokens per second of a fixed limit."""
         verified = requests * (1 + self.found * limit)
         return requests * self.tokens(limit) / self.seconds(requests, verified, limit, limit)
 
@@ -97,7 +97,7 @@ class World:
             self.limits.append(limit)
 
     def regret(self, chooser: DraftLength, requests: int, steps: int) -> float:
-        """Return the share by which its choices are slower than the best fixed limit, luck aside."""
+        """Return how much slower its choices are than the best fixed limit, in expectation."""
         begin = len(self.limits)
         self.run(chooser, requests, steps)
         tokens = [self.tokens(limit) for limit in self.limits[begin:]]

@@ -1,4 +1,4 @@
-"""A prompt's share of a step, by what steps take: a fixed cost, and a time for each token."""
+"""A prompt's share of a step follows from measured fixed costs and times per token."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def learned(
 @pytest.mark.parametrize(
     ("fixed_s", "each_s", "low", "high"),
     [
-        (25e-3, 1e-6, MOST, MOST),  # steps that are bound by their launches
-        (5e-3, 350e-6, LEAST, LEAST),  # a step's time is that of its tokens
+        (25e-3, 1e-6, MOST, MOST),  # launches dominate
+        (5e-3, 350e-6, LEAST, LEAST),  # tokens dominate
         (30e-3, 30e-6, 800, 1250),  # a step of 1,000 tokens takes twice the least time
     ],
 )
@@ -35,7 +35,7 @@ def test_a_share_takes_as_long_as_a_step_without_tokens(
     assert low <= learned(fixed_s, each_s, [64, 512, 300, 2048]).tokens <= high
 
 
-def test_steps_that_wait_for_a_compiler_count_for_nothing() -> None:
+def test_steps_that_wait_for_a_compiler_are_ignored() -> None:
     share = learned(30e-3, 30e-6, [64, 512, 300, 2048])
     before = share.tokens
     for tokens in (64, 2048):
@@ -43,6 +43,6 @@ def test_steps_that_wait_for_a_compiler_count_for_nothing() -> None:
     assert share.tokens == pytest.approx(before, rel=0.05)
 
 
-def test_nothing_is_concluded_from_few_steps_or_from_steps_of_one_size() -> None:
+def test_few_steps_or_steps_of_one_size_change_nothing() -> None:
     assert learned(25e-3, 0.0, [64, 2048], steps=6).tokens == LEAST
     assert learned(25e-3, 0.0, [512]).tokens == LEAST

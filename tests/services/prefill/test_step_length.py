@@ -1,4 +1,4 @@
-"""How many tokens of prompts a step has that nobody can overtake."""
+"""The length of steps that first-class prompts must wait for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 256
 
 
 def settled(fixed_s: float, token_s: float, ttft_s: float = TTFT_S) -> tuple[int, float]:
-    """Let steps take `fixed_s`, and `token_s` for each token; return the last one's tokens and seconds."""
+    """Run steps of `fixed_s` and `token_s` per token; return the last one's tokens and seconds."""
     length, tokens, seconds = StepLength(MOST), 0, 0.0
     for _ in range(100):
         tokens = length.tokens
@@ -20,22 +20,22 @@ def settled(fixed_s: float, token_s: float, ttft_s: float = TTFT_S) -> tuple[int
     return tokens, seconds
 
 
-def test_steps_become_a_part_of_the_goal() -> None:
+def test_steps_are_limited_to_a_part_of_the_goal() -> None:
     tokens, seconds = settled(0.004, 0.0003)
     assert LEAST_TOKENS < tokens < MOST
     assert seconds == pytest.approx(PART * TTFT_S, rel=0.1)
 
 
-def test_quick_steps_keep_all_their_tokens() -> None:
+def test_quick_steps_are_not_limited() -> None:
     assert settled(0.004, 0.00005)[0] == MOST
     assert settled(0.004, 0.0003, ttft_s=1.0)[0] == MOST
 
 
-def test_a_goal_that_no_step_meets_leaves_the_least() -> None:
+def test_an_impossible_goal_gives_the_shortest_step() -> None:
     assert settled(0.5, 0.001)[0] == LEAST_TOKENS
 
 
-def test_a_step_that_was_not_full_says_nothing_of_more_tokens() -> None:
+def test_a_step_that_is_not_full_does_not_raise_the_limit() -> None:
     length = StepLength(MOST)
     while length.tokens > 64:
         length.observe(length.tokens, 1.0, TTFT_S)

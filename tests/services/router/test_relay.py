@@ -709,7 +709,7 @@ async def test_a_full_journal_refuses_early(cluster: Cluster) -> None:
     cluster.remake(journal=7000)
     prefill, decode = await cluster.pair(step_s=0.01)
     await cluster.send("first", PROMPT, 50)
-    with pytest.raises(RefusedByRouter, match="journal_mib") as full:
+    with pytest.raises(RefusedByRouter, match="journal is full") as full:
         await cluster.send("second", PROMPT, 50)
     assert full.value.http_status == 503
     right(await cluster.answer("first"), PROMPT, 50)

@@ -44,7 +44,7 @@ def retried() -> Record:
 
 @pytest.fixture
 def traces() -> Iterator[Traces]:
-    made = Traces(TracingSettings(sample_ratio=0.0, slow_ms=1_000), InMemorySpanExporter(), "router-1")
+    made = Traces(TracingSettings(sample_ratio=0.0), InMemorySpanExporter(), "router-1", slow_s=1.0)
     yield made
     made.close()
 
@@ -97,7 +97,7 @@ def test_an_endpoint_chooses_its_protocol(path: str) -> None:
 def test_a_collector_gets_what_is_kept() -> None:
     with collecting() as collector:
         settings = TracingSettings(headers={"X-Key": "secret"}, **collector.settings)
-        traces = Traces(settings, open_exporter(settings), "router-1")
+        traces = Traces(settings, open_exporter(settings), "router-1", slow_s=1e3)
         traces.write(record_of(finished()))
         traces.write(record_of(finished(sampled=True)))
         traces.close()

@@ -1,4 +1,4 @@
-"""What the simulator reads: Mooncake's traces, and profiles; and the command that does."""
+"""Traces in Mooncake's format, profiles, and `baton tune`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ def trace_file(folder: Path, *lines: object) -> Path:
 def test_a_trace_in_mooncakes_format(tmp_path: Path) -> None:
     trace = mooncake.read(trace_file(tmp_path, *LINES), speed=2.0)
     one, two = trace.begin()
-    assert (one.at, one.prompt, one.output, len(one.hashes)) == (0.0, 1_200, 20, 2)  # the rest fills no block
+    assert (one.at, one.prompt, one.output, len(one.hashes)) == (
+        0.0,
+        1_200,
+        20,
+        2,
+    )  # the rest is no full block
     assert (two.at, two.prompt, len(two.hashes)) == (1.0, 1_700, 3)
     assert one.hashes == two.hashes[:2]
-    assert len({one >> 4 for one in two.hashes}) == 3  # a block's name has no lowest bits
+    assert len({one >> 4 for one in two.hashes}) == 3  # block keys ignore the lowest bits
     assert trace.seconds == pytest.approx(1.0)
     assert len(list(mooncake.read(trace_file(tmp_path, *LINES), most=1).begin())) == 1
 
@@ -50,27 +55,27 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, says: str) -> None:
         mooncake.read(trace_file(tmp_path, LINES[0], line))
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no requests"):
         mooncake.read(trace_file(tmp_path))
     with pytest.raises(ConfigError, match="No such file"):
         profile.load(tmp_path / "none.json")
     file = tmp_path / "profile.json"
     file.write_text('{"pace": {"prefill": [[5, 1], [5, 2]]}}')
-    with pytest.raises(ConfigError, match=r"pace\.prefill: .*sizes that rise"):
+    with pytest.raises(ConfigError, match=r"pace\.prefill: .*increasing sizes"):
         profile.load(file)
     file.write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
         profile.load(file)
 
 
-def test_a_profile_is_its_file(tmp_path: Path) -> None:
+def test_a_profile_is_loaded_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     file.write_text(Profile(name="mine", pace=Pace(accepted=2.5)).model_dump_json())
     assert profile.load(file) == Profile(name="mine", pace=Pace(accepted=2.5))
 
 
-def test_a_step_takes_what_the_curves_say() -> None:
+def test_step_times_follow_the_curves() -> None:
     pace = Pace(
         prefill=[(0, 0.01), (100, 0.11)],
         decode=[(0, 0.01), (1, 0.02), (11, 0.03)],
@@ -80,9 +85,9 @@ def test_a_step_takes_what_the_curves_say() -> None:
     assert pace.step_s(50, 0, 0, 0) == pytest.approx(0.06)
     assert pace.step_s(200, 10_000, 0, 0) == pytest.approx(
         0.21 + 0.01
-    )  # beyond the curve its last line goes on
+    )  # after the last point the last line continues
     assert pace.step_s(0, 0, 6, 100) == pytest.approx(0.025 + 0.001)
-    assert pace.step_s(50, 0, 6, 100) == pytest.approx(0.06 + 0.026 - 0.01)  # the step itself counts once
+    assert pace.step_s(50, 0, 6, 100) == pytest.approx(0.06 + 0.026 - 0.01)  # the fixed cost counts once
 
 
 def test_baton_tune_prints_the_best_split(tmp_path: Path) -> None:
@@ -100,6 +105,6 @@ def test_baton_tune_prints_the_best_split(tmp_path: Path) -> None:
     assert found[0]["within_goals"] == max(one["within_goals"] for one in found)
 
 
-def test_baton_tune_says_what_traces_there_are() -> None:
+def test_baton_tune_lists_the_kinds_of_traces() -> None:
     with pytest.raises(ConfigError, match=r"no kind of trace; there are: chats, shared"):
         CliRunner().invoke(main.app, ["tune", "chat", "--workers", "3"], catch_exceptions=False)

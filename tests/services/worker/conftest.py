@@ -1,4 +1,4 @@
-"""A prefill and a mixed worker that the tests share; tests leave them as they found them."""
+"""A prefill and a mixed worker for all tests of this folder, which must leave them idle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """End them with the last test of this folder: idle engines slow down what comes after."""
+    """Stop them after the last test of this folder, because idle engines slow other tests down."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         _started.close()
 

@@ -1,7 +1,4 @@
-"""The router's side of a worker's stream, for tests: starts phases, gathers what comes back.
-
-Also another worker's side: `followed` follows an attempt, `telling` is one that says what a test wants.
-"""
+"""Test doubles of a worker's peers: a router's stream, a follower (`followed`), a source (`telling`)."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ PREFILL, DECODE, SAVE = pb.PHASE_PREFILL, pb.PHASE_DECODE, pb.PHASE_SAVE
 
 
 def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCoreRequest:
-    """As the front end makes it: greedy and without end of sequence unless `params` say otherwise."""
+    """Return a request as the front end builds it, greedy and without end of sequence by default."""
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
     if sampling.structured_outputs is not None:
         sampling.structured_outputs._backend = "xgrammar"
@@ -54,7 +51,7 @@ def request(request_id: str, prompt: Sequence[int], **params: Any) -> EngineCore
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Different from its first block on for different seeds."""
+    """Return a prompt that differs from the first block on for different seeds."""
     step = 7 + seed // 250
     return [(seed * 31 + number * step + number * number // 3) % 250 for number in range(length)]
 
@@ -64,16 +61,16 @@ class Got:
     """The outcome of one phase."""
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, float]] = field(default_factory=list)  # one a token
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
     prompt_logprobs: int = 0  # rows
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
     saved: pb.Saved | None = None
     admitted: pb.Admitted | None = None
-    shared: int = 0  # KV blocks that others hold as well
+    shared: int = 0  # KV blocks shared with other requests
     failed: pb.Failed | None = None
-    steps: list[int] = field(default_factory=list)  # the tokens of each output
-    drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as last told
+    steps: list[int] = field(default_factory=list)  # tokens of each output
+    drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, as of the last output
 
     @property
     def over(self) -> bool:
@@ -86,8 +83,8 @@ class Stream:
     def __init__(self, stub: rpc.WorkerStub, address: str = "") -> None:
         self.address = address
         self._call = stub.Run()
-        self._got: dict[str, Got] = {}  # of each request's last attempt
-        self._attempts: dict[str, Got] = {}  # what is of no attempt that was started here is dropped
+        self._got: dict[str, Got] = {}  # last attempt of each request
+        self._attempts: dict[str, Got] = {}
 
     async def start(
         self,
@@ -100,7 +97,7 @@ class Stream:
         prefix_tokens: int = 0,
         name: str = "",
     ) -> None:
-        """Start a phase. name: of the request, where it is not the one that the front end gave it."""
+        """Start a phase. name: the request's id, if it differs from that of `core`."""
         self._begin(name or core.request_id, epoch)
         start = pb.Start(
             request_id=name or core.request_id,
@@ -117,9 +114,9 @@ class Stream:
     def source(
         self, core: EngineCoreRequest, written: int = 0, *, name: str = "", tokens: int = 0
     ) -> pb.Source:
-        """Return this worker as the source of a request's KV, for a Start at another one.
+        """Return this worker as the source of a request's KV.
 
-        written: tokens that the request has had before; name, tokens: of its prompt's beginning
+        written: earlier output tokens; name, tokens: those of the prompt's beginning
         """
         return pb.Source(
             worker_id="source",
@@ -136,18 +133,18 @@ class Stream:
         await self.send(pb.RunRequest(abort=pb.Abort(request_ids=request_ids)))
 
     def got(self, request_id: str) -> Got:
-        """Return what was read so far of a request's last attempt."""
+        """Return what a request's last attempt has received so far."""
         return self._got[request_id]
 
     async def end(self, request_id: str) -> Got:
-        """Read until this phase is over."""
+        """Read until this phase ends."""
         async with asyncio.timeout(DEADLINE_S):
             while not self._got[request_id].over:
                 await self._read()
         return self._got[request_id]
 
     async def some(self, request_id: str, tokens: int) -> Got:
-        """Read until it wrote so many."""
+        """Read until it has generated `tokens` tokens."""
         async with asyncio.timeout(DEADLINE_S):
             while len((got := self._got[request_id]).tokens) < tokens:
                 assert not got.over, f"it ended before: {got}"
@@ -158,13 +155,20 @@ class Stream:
         await self.start(core, phase, **how)
         return await self.end(how.get("name") or core.request_id)
 
+    async def prefill(self, core: EngineCoreRequest, **how: Any) -> Got:
+        """Run a PREFILL, whose KV must be saved."""
+        got = await self.run(core, PREFILL, **how)
+        assert got.saved is not None, got.failed
+        assert got.saved.problem == ""
+        return got
+
     async def run_raw(self, start: pb.Start) -> Got:
         self._begin(start.request_id, start.epoch)
         await self.send(pb.RunRequest(start=start))
         return await self.end(start.request_id)
 
     async def status(self) -> grpc.StatusCode:
-        """Return the status with which the worker ended the stream."""
+        """Wait until the worker ends the stream, and return the status."""
         async with asyncio.timeout(DEADLINE_S):
             return await self._call.code()
 
@@ -228,7 +232,7 @@ async def followed(source: pb.Source, epoch: int = 1) -> list[pb.FollowReply]:
 
 
 async def kept(source: pb.Source, epoch: int = 1) -> pb.Complete:
-    """Return what a worker tells of a prompt that is kept there."""
+    """Return a worker's final reply about a prompt whose KV it saved."""
     *_, last = await followed(source, epoch)
     assert last.HasField("complete"), last
     return last.complete
@@ -246,7 +250,7 @@ class _Telling(rpc.WorkerServicer):
 
 @asynccontextmanager
 async def telling(source: pb.Source, *replies: pb.FollowReply) -> AsyncIterator[pb.Source]:
-    """Return another source, which says this of the attempt, whatever its worker would say."""
+    """Return another source, which sends these replies."""
     server = aio_server()
     rpc.add_WorkerServicer_to_server(_Telling(replies), server)
     other = pb.Source()

@@ -1,6 +1,6 @@
-"""Requests with LoRA adapters through prefill and decode, beside others and with drafts: as of one engine.
+"""Requests with LoRA adapters, handed over, in one batch with others, and with drafts.
 
-What each adapter's requests say is checked against transformers, on weights with the adapter added to them.
+The answers are compared with those of transformers, on weights with the adapter merged into them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from baton.protos.worker_pb2 import Failed, FollowReply
-from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import NoCapacity
-from baton.scheduler.need import Adapter
 from baton.services.config import EngineSettings
 from baton.services.engine.adapters import read_adapters
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
-from harness.scheduling import place
 from harness.support import eventually
 from harness.workers import START_TIMEOUT_S, Worker, fleet
 from tests.services.worker.router import (
@@ -32,7 +28,6 @@ from tests.services.worker.router import (
     PREFILL,
     EngineCoreRequest,
     connected,
-    hello,
     kept,
     prompt,
     request,
@@ -42,7 +37,7 @@ from tests.services.worker.router import (
 WRITTEN = 24
 BASE, FIRST, SECOND = "", "first", "second"
 NAMES = (BASE, FIRST, SECOND)
-PROMPTS = [prompt(70, seed=61), prompt(16, seed=62) * 6]  # the second repeats: n-grams are found in it
+PROMPTS = [prompt(70, seed=61), prompt(16, seed=62) * 6]  # the second is repetitive, so n-grams match
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 
 
@@ -51,10 +46,10 @@ class Pair:
     prefill: Worker
     decode: Worker
     fingerprints: dict[str, str]
-    answers: dict[str, list[list[int]]]  # by adapter, of each prompt
+    answers: dict[str, list[list[int]]]  # adapter -> answer to each prompt
 
     def request(self, request_id: str, name: str, tokens: list[int], **params: Any) -> EngineCoreRequest:
-        """As a router sends it: with the fingerprint in the place of a path."""
+        """Return a request as a router sends it, with the fingerprint instead of a path."""
         core = request(request_id, tokens, **{"max_tokens": WRITTEN, **params})
         if name:
             core.lora_request = LoRARequest(name, 1, self.fingerprints[name])
@@ -62,7 +57,7 @@ class Pair:
 
 
 def with_transformers(model: Path, folder: Path | None) -> list[list[int]]:
-    """Return the greedy answers to the prompts, with an adapter's products added to the weights."""
+    """Return transformers' greedy answers to the prompts, with an adapter merged into the weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -90,7 +85,7 @@ def with_transformers(model: Path, folder: Path | None) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Start both sides, each with folders of its own for the same adapters."""
+    """Start both sides, with copies of the same adapters."""
     folder = tmp_path_factory.mktemp("adapters")
     model = tiny_qwen2(folder / "tiny")
     folders = {name: adapter(folder / name, model, seed=n) for n, name in enumerate((FIRST, SECOND), 1)}
@@ -109,13 +104,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(prefill, decode, {one.name: one.fingerprint for one in read_adapters(settings)}, answers)
 
 
-async def test_both_sides_tell_the_same_of_the_same_files(pair: Pair) -> None:
-    for worker in (pair.prefill, pair.decode):
-        assert (await hello(worker.address)).identity.capacity.adapters == pair.fingerprints
-
-
-async def test_two_adapters_and_the_model_itself_in_one_batch(pair: Pair) -> None:
-    """Handed over, with drafts: each has the answer of its own, and none the KV of another."""
+async def test_two_adapters_and_the_base_model_in_one_batch(pair: Pair) -> None:
+    """Handed over and with drafts, each has its own answer."""
     assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
     cores = {
         (name, n): pair.request(f"{name} {n}", name, tokens)
@@ -141,7 +131,7 @@ async def test_two_adapters_and_the_model_itself_in_one_batch(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize(("kind", "first_step"), [("right", 4), ("wrong", 1), ("no tokens", 1)])
-async def test_the_first_step_verifies_the_drafts_that_come_along(
+async def test_the_first_step_verifies_drafts_of_the_prefill_worker(
     pair: Pair, kind: str, first_step: int
 ) -> None:
     whole = pair.answers[BASE][1]
@@ -162,23 +152,22 @@ async def test_the_first_step_verifies_the_drafts_that_come_along(
     assert rest.steps[0] == first_step
 
 
-async def test_the_prefill_worker_makes_drafts_for_it(pair: Pair) -> None:
+async def test_the_prefill_worker_drafts_for_the_decode_worker(pair: Pair) -> None:
     repeated = prompt(16, seed=62)
     core = pair.request("drafts made", BASE, PROMPTS[1], allowed_token_ids=sorted(set(repeated)))
     async with connected(pair.prefill.address) as source, connected(pair.decode.address) as target:
         whole = (await target.run(core, DECODE)).tokens
         core.request_id = "drafts made elsewhere"
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         drafts = list((await kept(source.source(core))).draft_token_ids)
-        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # what followed this token before
+        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # from the earlier occurrence
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole
     assert rest.drafts.num_draft_tokens >= len(drafts)
 
 
-async def test_what_is_cached_for_one_adapter_is_not_anothers(pair: Pair) -> None:
-    """One engine, the same prompt three times: after the first round each has a prefix of its own."""
+async def test_adapters_do_not_share_cached_kv(pair: Pair) -> None:
+    """The same prompt for each adapter, twice, so that the second round hits the cache."""
     async with connected(pair.decode.address) as stream:
         for turn in range(2):
             for name in NAMES:
@@ -186,8 +175,8 @@ async def test_what_is_cached_for_one_adapter_is_not_anothers(pair: Pair) -> Non
                 assert (await stream.run(core, DECODE)).tokens == pair.answers[name][0], (turn, name)
 
 
-async def test_a_request_goes_on_with_its_adapter(pair: Pair) -> None:
-    """After a failure: with its tokens so far, and no KV."""
+async def test_a_request_is_resumed_with_its_adapter(pair: Pair) -> None:
+    """After a failure, with its tokens so far and without KV."""
     whole = pair.answers[FIRST][0]
     async with connected(pair.decode.address) as stream:
         core = pair.request("goes on", FIRST, PROMPTS[0])
@@ -201,19 +190,10 @@ async def test_a_request_goes_on_with_its_adapter(pair: Pair) -> None:
         (FIRST, "f00", "the files of the adapter 'first' differ between this worker and the router"),
     ],
 )
-async def test_an_adapter_that_is_not_there(pair: Pair, name: str, fingerprint: str, why: str) -> None:
+async def test_an_unknown_adapter_is_refused(pair: Pair, name: str, fingerprint: str, why: str) -> None:
     core = request(f"not there {name}", PROMPTS[0])
     core.lora_request = LoRARequest(name, 1, fingerprint)
     async with connected(pair.prefill.address) as stream:
         failed = (await stream.run(core, PREFILL)).failed
     assert failed is not None
     assert (failed.code, failed.message) == (Failed.CODE_INVALID, why)
-
-
-async def test_the_scheduler_places_where_the_adapter_is(pair: Pair) -> None:
-    async with SchedulerClient(pair.prefill.scheduler, router_id="asks") as client:
-        there = Adapter(FIRST, pair.fingerprints[FIRST])
-        placed = await place(client, "one", 1, 70, 1, adapter=there)
-        client.reporter.finished(placed.attempt, "abort")
-        with pytest.raises(NoCapacity, match="has other files than the router under the adapter's name"):
-            await place(client, "two", 1, 70, 1, adapter=Adapter(FIRST, "f00"))

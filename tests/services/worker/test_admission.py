@@ -1,14 +1,13 @@
-"""A worker takes no more than its bounds, whatever was booked, and never refuses what was booked rightly."""
+"""A worker accepts no more than its limits, and everything that one scheduler books."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import FinishReason
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -17,20 +16,8 @@ from baton.scheduler.types import Booking, Reserved
 from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.host import EngineStep
-from baton.services.roles import DECODE, MIXED
-from baton.services.worker.admission import Admission, Share
-from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.metrics import WorkerMetrics
-from tests.services.worker.test_dispatcher import (
-    GRAMMAR,
-    INFO,
-    Compilers,
-    Host,
-    complete,
-    incoming,
-    start,
-    with_kv,
-)
+from baton.services.worker.admission import Admission
+from tests.services.worker.idle_worker import GRAMMAR, Worker, complete, start, with_kv
 
 LIMITS = SchedulerSettings(max_queued_prompt_tokens=100, max_queue_factor=1.5)
 CAPACITY = pb.Capacity(max_num_seqs=4, num_blocks=41)  # 6 requests, 40 blocks
@@ -64,10 +51,7 @@ def why_not(admission: Admission, start: Start) -> str:
     return str(caught.value)
 
 
-# -- the bounds
-
-
-def test_prompts_queue_up_to_their_tokens_and_an_idle_worker_takes_any(admission: Admission) -> None:
+def test_queued_prompt_tokens_are_limited_but_an_idle_worker_accepts_any_prompt(admission: Admission) -> None:
     long = admission.take(asked(PHASE_PREFILL, 500))
     assert why_not(admission, asked(PHASE_PREFILL, 1)) == (
         "this worker is full: 500 of 100 prompt tokens, 1 more are needed: scheduler.max_queued_prompt_tokens"
@@ -76,16 +60,16 @@ def test_prompts_queue_up_to_their_tokens_and_an_idle_worker_takes_any(admission
     for _ in range(2):
         admission.take(asked(PHASE_PREFILL, 50))
     why_not(admission, asked(PHASE_DECODE, 1, 1))
-    admission.take(asked(PHASE_DECODE, 0, 1))  # handed over: it computes none
+    admission.take(asked(PHASE_DECODE, 0, 1))  # handed over: it has no prompt to compute
 
 
-def test_prompts_alone_are_not_bounded_in_number_but_each_counts(admission: Admission) -> None:
+def test_prompts_are_not_limited_in_number(admission: Admission) -> None:
     for _ in range(100):
         admission.take(asked(PHASE_PREFILL))
     assert "prompt tokens" in why_not(admission, asked(PHASE_PREFILL))
 
 
-def test_requests_to_be_decoded_are_bounded_in_number(admission: Admission) -> None:
+def test_decode_requests_are_limited_in_number(admission: Admission) -> None:
     admission.take(asked(PHASE_PREFILL, 10))
     for _ in range(5):
         admission.take(asked(PHASE_DECODE, 0, 1))
@@ -94,7 +78,7 @@ def test_requests_to_be_decoded_are_bounded_in_number(admission: Admission) -> N
     )
 
 
-def test_blocks_are_bounded_and_an_idle_worker_takes_all_that_it_has(admission: Admission) -> None:
+def test_blocks_are_limited_but_an_idle_worker_accepts_any_request(admission: Admission) -> None:
     share = admission.take(asked(PHASE_DECODE, 0, 500))
     assert share.blocks == 40
     assert why_not(admission, asked(PHASE_DECODE, 0, 1)) == (
@@ -105,7 +89,7 @@ def test_blocks_are_bounded_and_an_idle_worker_takes_all_that_it_has(admission: 
     why_not(admission, asked(PHASE_DECODE, 0, 1))
 
 
-def test_what_nobody_books_is_bounded_by_itself(admission: Admission) -> None:
+def test_saves_and_trials_are_limited_separately(admission: Admission) -> None:
     taken = [admission.take(asked(PHASE_SAVE)), admission.take(asked(PHASE_DECODE, alone=4))]
     taken += [admission.take(asked(PHASE_SAVE)) for _ in range(2)]
     assert why_not(admission, asked(PHASE_SAVE)) == (
@@ -129,58 +113,10 @@ def test_nothing_is_given_back_twice(admission: Admission) -> None:
     assert held(admission) == (0, 0, 0, 0)
 
 
-# -- over random sequences
-
-KINDS = (
-    (PHASE_PREFILL, 120, 0, 0),
-    (PHASE_DECODE, 120, 50, 0),
-    (PHASE_DECODE, 0, 9, 0),
-    (PHASE_DECODE, 0, 0, 4),
-    (PHASE_SAVE, 0, 0, 0),
-)  # phase, most prompt tokens, most blocks, tokens alone
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_figures_are_sums_and_never_beyond_a_bound(seed: int) -> None:
-    draw = random.Random(seed)
-    admission, shares, refused = ready(), list[Share](), 0
-    for _ in range(2_000):
-        match draw.randrange(5):
-            case 0 | 1:
-                phase, tokens, blocks, alone = draw.choice(KINDS)
-                message = asked(phase, draw.randint(0, tokens), draw.randint(0, blocks), alone)
-                before = held(admission)
-                try:
-                    shares.append(admission.take(message))
-                except RequestRefused:
-                    refused += 1
-                    assert held(admission) == before
-                else:
-                    assert before[0] == 0 or admission.prompt_tokens <= max(100, before[0])
-            case 2 if shares:
-                admission.prefilled(draw.choice(shares))
-            case 3 if shares:
-                admission.shared(draw.choice(shares), draw.randrange(20))
-            case 4 if shares:
-                admission.give_back(shares.pop(draw.randrange(len(shares))))
-        parts = [(0, 0, 0, 0), *((one.prompt_tokens, one.requests, one.blocks, one.extras) for one in shares)]
-        assert held(admission) == tuple(map(sum, zip(*parts, strict=True)))
-        assert min(held(admission)) >= 0
-        assert admission.blocks <= 40
-        assert admission.extras <= 4
-    assert refused > 20
-    for share in shares:
-        admission.give_back(share)
-    assert held(admission) == (0, 0, 0, 0)
-
-
-# -- beside a scheduler's count
-
-
 class Deployment:
-    """A scheduler's count and the admission of each worker, as messages of many requests are under way.
+    """A scheduler's bookings and each worker's admission, with the messages of many requests interleaved.
 
-    A router books, and only then starts; it hears of each end from the worker, and only then reports it.
+    A request is booked before its Start, and released after the worker has reported its end.
     """
 
     def __init__(self, seed: int) -> None:
@@ -202,7 +138,7 @@ class Deployment:
                 self.under_way.remove(life)
 
     def _booking(self) -> Booking | None:
-        """Return a booking for which one scheduler finds room."""
+        """Return a booking, if the scheduler has room for it."""
         prefill, decode = self.draw.choice([("p", "d"), ("p", "m"), ("m", "d"), ("", "d"), ("", "m")])
         tokens, blocks = self.draw.randrange(1, 120), self.draw.randrange(1, 30)
         booking = Booking(Attempt(f"r{self.booked}", 1), "r", prefill, decode, tokens, blocks)
@@ -240,7 +176,7 @@ class Deployment:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_one_scheduler_books_rightly_is_never_refused(seed: int) -> None:
+def test_bookings_of_one_scheduler_are_never_refused(seed: int) -> None:
     deployment = Deployment(seed)
     for _ in range(3_000):
         deployment.step()
@@ -253,50 +189,13 @@ def test_what_one_scheduler_books_rightly_is_never_refused(seed: int) -> None:
     assert deployment.refused == 0
 
 
-# -- in a worker
-
-
-class Worker:
-    """A dispatcher without an engine."""
-
-    def __init__(self, role: Any = MIXED) -> None:
-        self.host = Host()
-        self.metrics = WorkerMetrics()
-        self.dispatcher = Dispatcher(
-            role, LIMITS, cast(Any, self.host), self.metrics, None, grammars=cast(Any, Compilers())
-        )
-        self.dispatcher.open(replace(INFO, max_num_seqs=4, num_blocks=41))
-        self.session = self.dispatcher.connect("router")
-
-    def start(self, message: Start, session: Any = None) -> None:
-        self.dispatcher.start(session or self.session, message)
-
-    def step(self, *names: str, session: Any = None, reason: FinishReason | None = None, **step: Any) -> None:
-        outputs = [
-            EngineCoreOutput(request_id=name, new_token_ids=[7], finish_reason=reason) for name in names
-        ]
-        found = {(session or self.session).number: EngineCoreOutputs(outputs=outputs, timestamp=1.0)}
-        self.dispatcher.on_step(EngineStep(outputs=found, executed=True, **step))
-
-    @property
-    def held(self) -> tuple[int, int, int, int]:
-        return held(self.dispatcher._admission)
-
-    @property
-    def failed(self) -> list[Failed]:
-        return failed(self.session)
-
-
-def failed(session: Any) -> list[Failed]:
-    found: list[Failed] = []
-    while not session._queue.empty():
-        found += session._queue.get_nowait().failed
-    return found
-
-
 @pytest.fixture
 async def worker() -> Worker:
-    return Worker()
+    return Worker(limits=LIMITS, max_num_seqs=4, num_blocks=41)
+
+
+def of(worker: Worker) -> tuple[int, int, int, int]:
+    return held(worker.dispatcher._admission)
 
 
 def booked(
@@ -309,57 +208,49 @@ def booked(
 
 async def test_a_prompt_counts_until_its_first_output(worker: Worker) -> None:
     worker.start(booked("a", 60, 5))
-    assert worker.held == (60, 1, 5, 0)
-    worker.step("a#1")
-    assert worker.held == (0, 1, 5, 0)
-    worker.step("a#1")
-    assert worker.held == (0, 1, 5, 0)
+    assert of(worker) == (60, 1, 5, 0)
+    worker.step("a")
+    assert of(worker) == (0, 1, 5, 0)
+    worker.step("a")
+    assert of(worker) == (0, 1, 5, 0)
 
 
-async def test_blocks_that_others_hold_too_are_given_back(worker: Worker) -> None:
+async def test_blocks_shared_with_other_requests_are_given_back(worker: Worker) -> None:
     worker.start(booked("a", 0, 5))
-    worker.step("a#1", shared={"a#1": 3, "unknown#1": 2})
-    assert worker.held == (0, 1, 2, 0)
+    worker.step("a", shared={"a#1": 3, "unknown#1": 2})
+    assert of(worker) == (0, 1, 2, 0)
 
 
-async def test_a_decode_counts_from_its_start_though_its_prompt_is_not_complete(worker: Worker) -> None:
+async def test_a_decode_counts_from_its_start(worker: Worker) -> None:
     worker.start(with_kv(booked("a", 0, 30)))
-    assert worker.held == (0, 1, 30, 0)
+    assert of(worker) == (0, 1, 30, 0)
     worker.start(with_kv(booked("b", 0, 20)))
-    [refusal] = worker.failed
+    [refusal] = worker.failed()
     assert (refusal.request_id, refusal.code) == ("b", Failed.CODE_FULL)
-    incoming(worker.dispatcher, "a#1").on_complete(complete(7))
-    assert worker.held == (0, 1, 30, 0)
+    worker.incoming("a").on_complete(complete(7))
+    assert of(worker) == (0, 1, 30, 0)
     await worker.dispatcher.close()
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_a_later_epoch_takes_the_place_of_the_one_before(worker: Worker, phase: Phase) -> None:
-    """It is not refused because of what it replaces."""
+async def test_a_later_epoch_uses_the_room_of_the_one_before(worker: Worker, phase: Phase) -> None:
     worker.start(booked("a", 90, 35))
     later = booked("a", 80, 38, phase, epoch=2)
     worker.start(later)
-    assert worker.failed == []
-    assert worker.host.aborted == ["a#1"]
-    assert worker.held == (later.prompt_tokens, 1, 38 if phase != PHASE_PREFILL else 0, 0)
-
-
-async def test_a_late_epoch_is_stale_even_where_all_is_full(worker: Worker) -> None:
-    worker.start(booked("a", 0, 40, epoch=2))
-    worker.start(booked("a", 0, 40, epoch=1))
-    assert [one.code for one in worker.failed] == [Failed.CODE_STALE]
-    assert worker.held == (0, 1, 40, 0)
+    assert worker.failed() == []
+    assert worker.engine.aborted == ["a#1"]
+    assert of(worker) == (later.prompt_tokens, 1, 38 if phase != PHASE_PREFILL else 0, 0)
 
 
 @pytest.mark.parametrize(
     "how", ["abort", "stream", "step", "drain", "engine", "refused", "invalid", "load", "end"]
 )
-async def test_all_is_given_back_however_it_ends(worker: Worker, how: str) -> None:
+async def test_all_room_is_given_back_however_a_request_ends(worker: Worker, how: str) -> None:
     loads = how == "load"
     message = booked("a", 0 if loads else 60, 5)
     worker.start(with_kv(message) if loads else message)
     if loads:
-        incoming(worker.dispatcher, "a#1").on_complete(complete(7))
+        worker.incoming("a").on_complete(complete(7))
     worker.start(booked("g", 10, 5, **GRAMMAR))  # its grammar is compiled
     match how:
         case "abort":
@@ -379,44 +270,33 @@ async def test_all_is_given_back_however_it_ends(worker: Worker, how: str) -> No
             worker.start(Start(request_id="a", epoch=2, phase=PHASE_DECODE, engine_request=b"\xc1"))
             worker.dispatcher.abort(["g"])
         case "load":
-            worker.step("a#1", reason=FinishReason.ERROR)
+            worker.step("a", reason=FinishReason.ERROR)
             worker.dispatcher.abort(["g"])
         case "end":
-            worker.step("a#1", reason=FinishReason.STOP)
+            worker.step("a", reason=FinishReason.STOP)
             worker.dispatcher.abort(["g"])
     assert worker.dispatcher.requests == 0
-    assert worker.held == (0, 0, 0, 0)
+    assert of(worker) == (0, 0, 0, 0)
 
 
-async def test_saves_and_trials_take_no_room_from_what_is_booked(worker: Worker) -> None:
+async def test_saves_and_trials_take_no_room_from_bookings(worker: Worker) -> None:
     save = booked("s", 0, 0, PHASE_SAVE)
     save.prefix_tokens = 5
     worker.start(save)
     trial = booked("t")
     trial.alone_tokens = 4
     worker.start(trial)
-    assert worker.held == (0, 0, 0, 2)
+    assert of(worker) == (0, 0, 0, 2)
     for number in range(6):  # held until the trial is over
         worker.start(booked(f"r{number}", 0, 1))
-    assert worker.failed == []
+    assert worker.failed() == []
     worker.start(booked("one more", 0, 1))
-    assert [one.code for one in worker.failed] == [Failed.CODE_FULL]
-
-
-async def test_a_role_changes_no_bound(worker: Worker) -> None:
-    """What was placed before still comes, and the engine is the same."""
-    for number in range(6):
-        worker.start(booked(f"r{number}", 0, 1))
-    worker.dispatcher.become(DECODE)
-    worker.start(booked("one more", 0, 1))
-    assert [one.code for one in worker.failed] == [Failed.CODE_FULL]
+    assert [one.code for one in worker.failed()] == [Failed.CODE_FULL]
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_many_routers_that_promise_the_same_room_get_only_what_is_there(
-    worker: Worker, seed: int
-) -> None:
-    """Thirty routers, none of which knows of the others: the bounds hold, and the rest hears so at once."""
+async def test_routers_that_give_away_the_same_room_get_only_what_there_is(worker: Worker, seed: int) -> None:
+    """Thirty routers place without regard for each other."""
     draw = random.Random(seed)
     sessions = [worker.dispatcher.connect(f"router {number}") for number in range(30)]
     live: dict[str, tuple[Any, int]] = {}
@@ -431,10 +311,10 @@ async def test_many_routers_that_promise_the_same_room_get_only_what_is_there(
             0 if prefills else draw.randrange(1, 30),
             PHASE_PREFILL if prefills else PHASE_DECODE,
         )
-        queued = worker.held[0]
+        queued = of(worker)[0]
         worker.start(message, session)
-        answer = failed(session)
-        prompt_tokens, requests, blocks, _ = worker.held
+        answer = worker.failed(session)
+        prompt_tokens, requests, blocks, _ = of(worker)
         if answer:
             [refusal] = answer
             assert (refusal.request_id, refusal.code) == (name, Failed.CODE_FULL)
@@ -454,18 +334,17 @@ async def test_many_routers_that_promise_the_same_room_get_only_what_is_there(
                     worker.dispatcher.abort([name])
                     del live[name]
                 case 1:
-                    worker.step(f"{name}#1", session=session)
+                    worker.step(name, session=session)
                     if worker.dispatcher._attempts.live(f"{name}#1") is None:
                         del live[name]
-                    failed(session)
+                    worker.failed(session)
                 case 2 if draw.random() < 0.1:
                     worker.dispatcher.disconnect(session)
                     sessions.remove(session)
                     sessions.append(worker.dispatcher.connect("another"))
                     live = {key: one for key, one in live.items() if one[0] is not session}
     assert min(refused.values()) > 20, refused
-    name, labels = "baton_worker_requests_refused_total", {"why": "full"}
-    assert worker.metrics.registry.get_sample_value(name, labels) == sum(refused.values())
+    assert worker.count("requests_refused", why="full") == sum(refused.values())
     for session in list(sessions):
         worker.dispatcher.disconnect(session)
-    assert worker.held == (0, 0, 0, 0)
+    assert of(worker) == (0, 0, 0, 0)

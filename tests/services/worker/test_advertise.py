@@ -1,4 +1,4 @@
-"""The address under which others find a worker."""
+"""The addresses at which others reach a worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from baton.services.worker.advertise import Advertised, address_towards, adverti
 from harness.support import PATIENCE, free_port
 
 NOBODY = "127.0.0.1:1"
-WAIT_S = 5 * PATIENCE  # for what is there
+WAIT_S = 5 * PATIENCE
 
 
 @asynccontextmanager
 async def listening(host: str, port: int = 0) -> AsyncIterator[str]:
-    """Stands for a scheduler: only that it accepts a connection matters here."""
+    """Accept connections, in place of a scheduler."""
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), host, port)
     async with server:
         yield join(host, server.sockets[0].getsockname()[1])
@@ -38,7 +38,7 @@ def settings(listen: str, advertise: str = "", handoff_host: str = "", scheduler
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_the_address_on_the_way_to_the_scheduler(host: str) -> None:
+async def test_the_local_address_of_a_connection_to_the_scheduler(host: str) -> None:
     async with listening(host) as scheduler:
         assert await address_towards(scheduler, WAIT_S) == host
         assert await address_towards(f"{NOBODY}, {scheduler}", WAIT_S) == host
@@ -50,7 +50,7 @@ async def test_a_name_is_resolved() -> None:
         assert await address_towards(scheduler.replace("127.0.0.1", "localhost"), WAIT_S) == "127.0.0.1"
 
 
-async def test_a_scheduler_that_comes_later_is_waited_for() -> None:
+async def test_waits_for_a_scheduler_that_starts_later() -> None:
     port = free_port()
     asking = asyncio.create_task(address_towards(f"127.0.0.1:{port}", WAIT_S))
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_a_scheduler_that_comes_later_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("scheduler", [NOBODY, "no-such-host.invalid:7400", f"{NOBODY},[::1]:1"])
-async def test_no_scheduler_in_time_is_an_error_that_says_what_to_do(scheduler: str) -> None:
+async def test_an_unreachable_scheduler_is_an_error_with_advice(scheduler: str) -> None:
     began = time.monotonic()
     with pytest.raises(StartError, match=r"worker\.advertise") as error:
         await address_towards(scheduler, 0.5)
@@ -90,14 +90,14 @@ async def test_a_wildcard_listener_advertises_its_own_address(listen: str) -> No
         ("10.0.0.5:7401", "gate", "0.0.0.0", "gate:7401", "gate"),
     ],
 )
-async def test_what_is_told_needs_no_scheduler(
+async def test_a_known_address_needs_no_scheduler(
     listen: str, advertise: str, handoff_host: str, worker: str, kv_host: str
 ) -> None:
     found = await advertised(settings(listen, advertise, handoff_host), 7401, 0.2)
     assert found == Advertised(worker, kv_host)
 
 
-async def test_kv_on_a_wildcard_beside_a_server_that_is_not() -> None:
+async def test_kv_on_a_wildcard_and_a_server_on_one_address() -> None:
     async with listening("127.0.0.1") as scheduler:
         found = await advertised(settings("10.0.0.5:7401", "", "::", scheduler), 7401, WAIT_S)
     assert found == Advertised("10.0.0.5:7401", "127.0.0.1")
@@ -107,12 +107,12 @@ async def test_kv_on_a_wildcard_beside_a_server_that_is_not() -> None:
     ("section", "key", "value", "said"),
     [
         ("worker", "listen", "host:http", "host:port"),
-        ("worker", "advertise", "0.0.0.0:7401", "others cannot dial it"),
+        ("worker", "advertise", "0.0.0.0:7401", "others cannot connect to it"),
         ("worker", "advertise", "a:b:c", "host:port"),
         ("handoff", "host", "10.0.0.5:7402", "handoff.port"),
     ],
 )
-def test_what_is_no_address_is_refused(section: str, key: str, value: str, said: str) -> None:
+def test_an_invalid_address_is_refused(section: str, key: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"{section}.{key}") as error:
         load({section: {key: value}})
     assert said in str(error.value)

@@ -1,4 +1,4 @@
-"""Epochs are fenced, and memory is bounded."""
+"""Attempts of old epochs are refused, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def attempt(name: str, epoch: int, phase: int = pb.PHASE_DECODE, session: int = 
     return RunningAttempt(name, epoch, phase, session)  # type: ignore[arg-type]
 
 
-def test_prefill_and_decode_of_one_epoch_may_both_run_here() -> None:
+def test_prefill_and_decode_of_one_epoch_may_run_on_one_worker() -> None:
     table = Attempts()
     assert table.begin(attempt("a", 1, pb.PHASE_PREFILL)) is None
     table.end(table.live("a#1") or attempt("?", 0))
@@ -46,7 +46,7 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
 
 
 def late(table: Attempts, name: str, epoch: int) -> bool:
-    """Whether an attempt is refused; else it has begun and ended."""
+    """Begin and end an attempt; return whether it is refused instead."""
     one = attempt(name, epoch)
     try:
         table.begin(one)
@@ -56,16 +56,16 @@ def late(table: Attempts, name: str, epoch: int) -> bool:
     return False
 
 
-def test_what_has_ended_is_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_epochs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "ENDED_LIMIT", 2)
     table = Attempts()
     assert not any(late(table, name, epoch) for name, epoch in (("a", 1), ("b", 1), ("a", 2), ("c", 1)))
     assert late(table, "a", 2)
     assert late(table, "c", 1)
-    assert not late(table, "b", 1)  # it was the oldest when c came
+    assert not late(table, "b", 1)  # the oldest, forgotten when c ended
 
 
-def test_what_has_ended_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_are_remembered_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "EPOCH_KEEP_S", 0.0)
     table = Attempts()
     assert not late(table, "a", 1)
@@ -73,4 +73,4 @@ def test_what_has_ended_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatc
     assert not table._ended
     live = attempt("b", 2)
     table.begin(live)
-    assert late(table, "b", 1)  # as long as it lives it is known
+    assert late(table, "b", 1)  # it is still live

@@ -1,4 +1,4 @@
-"""A request that moved goes on as if it had not: all kinds of sampling, after 1, 2, 7 tokens, by handoff."""
+"""A request continues unchanged on another worker, with all kinds of sampling, resumed or handed over."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def params(kind: str, vocabulary: int = 512) -> dict[str, Any]:
-    """Fresh, as a request changes its own."""
+    """Return new parameters, because a request modifies its own."""
     found = dict(KINDS[kind])
     if "structured_outputs" in found:
         given = found["structured_outputs"]
@@ -72,10 +72,10 @@ def same(whole: Got, first: int, rest: Got) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_goes_on_after_n_tokens(mixed: Worker, kind: str) -> None:
+async def test_a_request_resumes_after_n_tokens(mixed: Worker, kind: str) -> None:
     tokens = prompt(70, seed=list(KINDS).index(kind))
     whole = await uninterrupted(mixed, f"whole {kind}", tokens, kind)
-    assert len(whole.tokens) > 7, "too short to be interrupted"
+    assert len(whole.tokens) > 7, "too short to interrupt"
     async with connected(mixed.address) as stream:
         for n in (1, 2, 7):
             name = f"after {n} {kind}"
@@ -85,16 +85,12 @@ async def test_goes_on_after_n_tokens(mixed: Worker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_goes_on_after_a_handoff(prefill: Worker, mixed: Worker, kind: str) -> None:
-    tokens = prompt(
-        300, seed=100 + list(KINDS).index(kind)
-    )  # read in two steps: max_num_batched_tokens is 256
+async def test_a_request_continues_after_a_handoff(prefill: Worker, mixed: Worker, kind: str) -> None:
+    tokens = prompt(300, seed=100 + list(KINDS).index(kind))  # computed in two steps of 256 tokens
     name = f"handed over {kind}"
     core = request(name, tokens, **params(kind))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
-        assert begun.saved.problem == ""
+        begun = await source.prefill(core)
         assert (len(begun.tokens), begun.finish) == (1, None)
         assert begun.prompt_logprobs == (299 if kind == "prompt_logprobs" else 0)
         rest = await target.run(core, DECODE, source=source.source(core))
@@ -113,7 +109,7 @@ async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
 
     def core(name: str) -> EngineCoreRequest:
         made = request(name, tokens, bad_words=["set below"])
-        made.sampling_params._bad_words_token_ids = banned  # what the front end's tokenizer makes of them
+        made.sampling_params._bad_words_token_ids = banned  # as the front end's tokenizer would
         return made
 
     async with connected(mixed.address) as stream:
@@ -124,7 +120,7 @@ async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
             same(whole, n, await stream.run(core(f"banned after {n}"), DECODE, written=whole.tokens[:n]))
 
 
-async def test_a_second_prefill_goes_on_from_what_is_written(prefill: Worker, mixed: Worker) -> None:
+async def test_a_second_prefill_includes_earlier_output(prefill: Worker, mixed: Worker) -> None:
     tokens = prompt(90, seed=50)
     whole = await uninterrupted(mixed, "never lost", tokens, "seed and penalties")
     core = request("lost its decode worker", tokens, **params("seed and penalties"))
@@ -138,11 +134,11 @@ async def test_a_second_prefill_goes_on_from_what_is_written(prefill: Worker, mi
     same(whole, 6, rest)
 
 
-async def test_a_grammar_that_rejects_what_is_written_ends_its_request_alone(mixed: Worker) -> None:
+async def test_output_that_a_grammar_rejects_fails_only_its_request(mixed: Worker) -> None:
     core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, DECODE, written=[ord("7")])
         assert got.failed is not None
-        assert got.failed.code == pb.Failed.CODE_INVALID  # no other worker is tried
+        assert got.failed.code == pb.Failed.CODE_INVALID  # so it is not tried elsewhere
         fine = await stream.run(request("beside it", prompt(40), max_tokens=3), DECODE)
     assert len(fine.tokens) == 3

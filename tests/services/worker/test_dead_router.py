@@ -1,4 +1,4 @@
-"""A router's process dies, or hangs with all its connections open: what it had pinned and begun is freed."""
+"""A router dies, or hangs with open connections: its saved KV is released and its requests end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.workers import Worker
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
 PINNED, RUNNING = "baton_worker_handoffs_pinned", "baton_worker_requests_running"
-HUNG_S = 20.0  # gRPC's keepalive, and more; the lease of what is pinned is longer
+HUNG_S = 20.0  # longer than gRPC's keepalive, shorter than a lease of saved KV
 
 
 @pytest.mark.parametrize(
     ("how", "within_s"), [(signal.SIGKILL, 3.0), (signal.SIGSTOP, HUNG_S)], ids=["dead", "hung"]
 )
-def test_what_a_lost_router_held_is_freed(
+def test_requests_and_handoffs_of_a_lost_router_end(
     prefill: Worker, mixed: Worker, tmp_path: Path, how: signal.Signals, within_s: float
 ) -> None:
     router = zygote.shared().start(
@@ -41,12 +41,12 @@ def test_what_a_lost_router_held_is_freed(
 
 
 def run(**held: str) -> None:
-    """In the forked process."""
+    """Run in the forked process."""
     asyncio.run(hold(**held))
 
 
 async def hold(prefill: str, mixed: str, name: str) -> None:
-    """Leave a handoff at one worker and a long answer at the other, and wait for the end."""
+    """Leave a handoff on one worker and a running request on the other, and wait."""
     async with connected(prefill) as source, connected(mixed) as target:
         await source.run(request(f"{name} kept", prompt(100, seed=41)), PREFILL)
         long = request(f"{name} runs", prompt(20, seed=42), max_tokens=3900)

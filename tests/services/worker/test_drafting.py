@@ -1,4 +1,4 @@
-"""A real worker's report of its drafts."""
+"""A real worker's draft metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drafting(workers: Fleet) -> Worker:
 
 
 def labelled(worker: Worker, name: str) -> dict[str, float]:
-    """Return a figure of the worker's, by its labels as they stand."""
+    """Return a metric's values by labels."""
     with closing(urllib.request.urlopen(worker.metrics, timeout=5)) as reply:
         lines = reply.read().decode().splitlines()
     found = (line.rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
@@ -39,15 +39,15 @@ def described(worker: Worker) -> scheduler_pb2.Drafting:
     return next(one.load.drafting for one in answer.workers if one.identity.worker_id == worker.name)
 
 
-async def test_the_figures_are_the_requests_own(drafting: Worker) -> None:
-    """Summed over requests, by position, and as vLLM told the router: all the same."""
+async def test_metrics_equal_the_sums_over_requests(drafting: Worker) -> None:
+    """In total, by position, and as reported to the router."""
     before = {name: drafting.figure(f"baton_worker_{name}_total") for name in ("drafts", "drafted_tokens")}
     assert before == {"drafts": 0, "drafted_tokens": 0}
     drafts = drafted = accepted = 0
     accepted_at = [0, 0, 0]
     async with connected(drafting.address) as stream:
         for number in range(4):
-            # Three tokens alone: there is much to match, and not all of it is right.
+            # With three different tokens, many drafts match and some are wrong.
             core = request(f"drafts-{number}", [number, *prompt(20)], max_tokens=60, allowed_token_ids=FEW)
             got = await stream.run(core, DECODE)
             told = got.drafts
@@ -58,7 +58,7 @@ async def test_the_figures_are_the_requests_own(drafting: Worker) -> None:
                 accepted += length * count
                 for position in range(length):
                     accepted_at[position] += count
-            # Each step writes the accepted tokens and one more; the first one has nothing to verify.
+            # Each step generates the accepted tokens and one more; the first has no draft.
             assert sum(told.histogram) + sum(j * c for j, c in enumerate(told.histogram)) < 60
     assert drafts > 20
     assert 0 < accepted < drafted
@@ -84,8 +84,8 @@ async def test_the_figures_are_the_requests_own(drafting: Worker) -> None:
     assert labelled(drafting, "baton_worker_acceptance_alarm") == {'{method="ngram"}': 0.0}
 
 
-async def test_a_stop_string_hides_no_drafts(drafting: Worker) -> None:
-    """The router ends such a request in mid-stream: each output tells what was drafted until then."""
+async def test_drafts_of_a_request_with_a_stop_string_are_reported(drafting: Worker) -> None:
+    """The router aborts such a request, so each output reports the drafts so far."""
     core = request("stop", prompt(20), max_tokens=400, stop=["never"], detokenize=True, allowed_token_ids=FEW)
     async with connected(drafting.address) as stream:
         await stream.start(core, DECODE)
@@ -95,12 +95,12 @@ async def test_a_stop_string_hides_no_drafts(drafting: Worker) -> None:
         await stream.abort("stop")
 
 
-async def test_the_parts_of_a_step_add_up(drafting: Worker) -> None:
+async def test_the_phases_of_a_step_add_up(drafting: Worker) -> None:
     parts = labelled(drafting, "baton_worker_engine_step_phase_seconds_sum")
     assert set(parts) == {f'{{phase="{phase}"}}' for phase in ("draft", "verify", "rest")}
     assert all(seconds > 0 for seconds in parts.values())
 
-    def add_up() -> bool:  # asked again, as an engine's last steps may end between two looks
+    def add_up() -> bool:  # polled, as steps may end between two scrapes
         whole = drafting.figure("baton_worker_engine_step_seconds_sum")
         parts = labelled(drafting, "baton_worker_engine_step_phase_seconds_sum")
         return sum(parts.values()) == pytest.approx(whole, rel=0.01)
@@ -108,12 +108,12 @@ async def test_the_parts_of_a_step_add_up(drafting: Worker) -> None:
     eventually(add_up, 10, "the parts add up")
 
 
-async def test_the_method_is_known_to_others(drafting: Worker, mixed: Worker) -> None:
+async def test_hello_names_the_method(drafting: Worker, mixed: Worker) -> None:
     assert (await hello(drafting.address)).identity.capacity.speculative_method == "ngram"
     assert (await hello(mixed.address)).identity.capacity.speculative_method == ""
 
 
-async def test_without_speculation_there_is_nothing_to_tell(mixed: Worker) -> None:
+async def test_without_speculation_there_are_no_draft_metrics(mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
         got = await stream.run(request("plain", prompt(20), max_tokens=4), DECODE)
     assert got.drafts is None

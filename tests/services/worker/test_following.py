@@ -1,4 +1,4 @@
-"""One worker follows an attempt at another over gRPC: dispatchers and services as shipped, idle engines."""
+"""A worker follows an attempt at another one over gRPC, with real dispatchers and servicers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-import grpc
-import grpc.aio
 import pytest
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import FinishReason
 
 from baton import rpc
 from baton.handoff.errors import StagingFull
@@ -20,81 +18,55 @@ from baton.handoff.reports import Begun, Problem, Saved
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, RunReply, Start
+from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
 from baton.security.names import Role
 from baton.services.engine.host import EngineStep
 from baton.services.worker import following, outgoing
-from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
 from harness.support import PATIENCE
 from tests.security.conftest import Become
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
-from tests.services.worker.test_dispatcher import KEY, Host, made, start
+from tests.services.worker.idle_worker import KEY, Worker, start, with_kv
 
 
-class Site:
-    """A worker without an engine's work, and one router's stream to it."""
+class Site(Worker):
+    """A worker that serves gRPC."""
 
-    def __init__(self, dispatcher: Dispatcher, host: Host, server: grpc.aio.Server, port: int) -> None:
-        self.dispatcher, self.host, self.server, self.port = dispatcher, host, server, port
-        self.session = dispatcher.connect("router")
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = rpc.aio_server()
+        nobody = cast(Any, None)
+        service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody, kv_host="")
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)  # type: ignore[no-untyped-call]
+        self.port = rpc.listen(self.server, "worker.listen", "127.0.0.1:0")
 
-    def start(self, message: Start) -> None:
-        self.dispatcher.start(self.session, message)
-
-    def replies(self) -> list[RunReply]:
-        queue = self.session._queue
-        return [queue.get_nowait() for _ in range(queue.qsize())]
-
-    def failed(self) -> list[Failed]:
-        return [one for reply in self.replies() for one in reply.failed]
-
-    async def fails(self) -> Failed:
-        found: list[Failed] = []
-        await until(lambda: bool(found.extend(self.failed()) or found), "an attempt fails")
-        [failed] = found
-        return failed
-
-    # As the engine tells of it.
-
-    def begun(self, name: str) -> Manifest:
+    def begin_to_save(self, name: str) -> Manifest:
         manifest = Manifest(request_id=f"{name}#1", epoch=1, lease_s=60.0)
         self.dispatcher.on_step(EngineStep(begun=(Begun(f"{name}#1", 1, manifest),)))
         return manifest
 
     def prefilled(self, name: str, saved: Saved | None = None) -> Manifest:
         manifest = Manifest(request_id=f"{name}#1", epoch=1, lease_s=60.0, saved_at_s=1.0, chunks=2)
-        kept = saved or Saved(f"{name}#1", 1, manifest)
-        output = EngineCoreOutput(
-            request_id=f"{name}#1", new_token_ids=[7], finish_reason=FinishReason.LENGTH
-        )
         attempt = self.dispatcher._attempts.live(f"{name}#1")
         assert attempt is not None
         attempt.prepared.request.append_output_token_ids([7])
-        outputs = {self.session.number: EngineCoreOutputs(outputs=[output])}
-        drafts = {f"{name}#1": [8, 9]}
-        self.dispatcher.on_step(EngineStep(outputs=outputs, saved=(kept,), drafts=drafts, executed=True))
+        kept = saved or Saved(f"{name}#1", 1, manifest)
+        self.step(name, reason=FinishReason.LENGTH, saved=(kept,), drafts={f"{name}#1": [8, 9]})
         return manifest
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Site]:
-    host = Host()
-    dispatcher, _ = await made(host)
-    server = rpc.aio_server()
-    service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    port = rpc.listen(server, "worker.listen", "127.0.0.1:0")
-    await server.start()
-    site = Site(dispatcher, host, server, port)
+    site = Site()
+    await site.server.start()
     try:
         yield site
     finally:
-        dispatcher.hang_up()
-        await dispatcher.close()
-        await server.stop(None)
+        site.dispatcher.hang_up()
+        await site.dispatcher.close()
+        await site.server.stop(None)
 
 
 @pytest.fixture
@@ -109,17 +81,8 @@ async def target() -> AsyncIterator[Site]:
         yield site
 
 
-def of(site: Site, message: Start, key: bytes = KEY) -> Start:
-    message.source.CopyFrom(
-        pb.Source(
-            worker_id="p",
-            address=f"127.0.0.1:{site.port}",
-            request_id=message.request_id,
-            key=key,
-            tokens=20,
-        )
-    )
-    return message
+def of(site: Site, message: Start, **source: Any) -> Start:
+    return with_kv(message, **{"address": f"127.0.0.1:{site.port}", **source})
 
 
 async def followed(site: Site, number: int = 1) -> None:
@@ -127,15 +90,15 @@ async def followed(site: Site, number: int = 1) -> None:
 
 
 async def test_a_manifest_goes_from_worker_to_worker(source: Site, target: Site) -> None:
-    """The decode comes first; the router gets the token, and no manifest."""
+    """The decode starts first; the router gets the token but not the manifest."""
     target.start(of(source, start("a")))
     await followed(source)
     source.start(start("a", phase=PHASE_PREFILL))
-    source.begun("a")
-    await until(lambda: target.host.begun == ["a#1"], "it pulls")
-    assert target.host.resumed == []
+    source.begin_to_save("a")
+    await until(lambda: target.engine.begun == ["a#1"], "it pulls")
+    assert target.engine.resumed == []
     given: list[Any] = []
-    target.host.resume = lambda *what: given.append(what)  # type: ignore[method-assign]
+    target.engine.resume = lambda *what: given.append(what)
     manifest = source.prefilled("a")
     await until(lambda: bool(given), "it goes on")
     assert given[0][:3] == ("a#1", 1, manifest)
@@ -146,11 +109,11 @@ async def test_a_manifest_goes_from_worker_to_worker(source: Site, target: Site)
     assert target.failed() == []
 
 
-async def test_what_is_kept_is_told_at_once_and_again(source: Site, target: Site) -> None:
+async def test_saved_kv_is_announced_to_every_follower(source: Site, target: Site) -> None:
     source.start(start("a", phase=PHASE_PREFILL))
     source.prefilled("a")
     target.start(of(source, start("a")))
-    await until(lambda: target.host.resumed == ["a#1"], "it goes on")
+    await until(lambda: target.engine.resumed == ["a#1"], "it goes on")
     async with rpc.aio_channel(f"127.0.0.1:{source.port}", Role.WORKER) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Follow(pb.FollowRequest(request_id="a", epoch=1, key=KEY), timeout=5 * PATIENCE)
@@ -158,40 +121,40 @@ async def test_what_is_kept_is_told_at_once_and_again(source: Site, target: Site
     assert (list(reply.complete.token_ids), list(reply.complete.draft_token_ids)) == ([7], [8, 9])
 
 
-async def test_an_attempt_without_a_save_fails_who_follows_it(source: Site, target: Site) -> None:
+async def test_an_attempt_without_a_save_fails_its_follower(source: Site, target: Site) -> None:
     for name in "abc":
         target.start(of(source, start(name)))
         source.start(start(name, phase=PHASE_PREFILL))
     await followed(source, 3)
     source.dispatcher.abort(["a"])
-    assert "NothingSaved" in (failed := await target.fails()).message
+    assert "NothingSaved" in (failed := await target.failure()).message
     assert (failed.request_id, failed.code) == ("a", Failed.CODE_HANDOFF)
     full = Saved("b#1", 1, None, Problem.of(StagingFull("no room")))
     source.dispatcher.on_step(EngineStep(saved=(full,)))
-    assert (await target.fails()).message == "StagingFull: no room"
+    assert (await target.failure()).message == "StagingFull: no room"
     broken = Saved("c#1", 1, None, Problem("SaveFailed", "a copy failed"))
     source.prefilled("c", broken)
-    assert (await target.fails()).message == "SaveFailed: a copy failed"
-    assert target.host.aborted == ["a#1", "b#1", "c#1"]
+    assert (await target.failure()).message == "SaveFailed: a copy failed"
+    assert target.engine.aborted == ["a#1", "b#1", "c#1"]
 
 
-async def test_a_key_that_is_not_the_attempts_gets_nothing(source: Site, target: Site) -> None:
+async def test_a_wrong_key_is_refused(source: Site, target: Site) -> None:
     source.start(start("a", phase=PHASE_PREFILL))
     source.prefilled("a")
-    target.start(of(source, start("a"), b"sixteen others ."))
-    failed = await target.fails()
+    target.start(of(source, start("a"), key=b"sixteen others ."))
+    failed = await target.failure()
     assert failed.code == Failed.CODE_HANDOFF
     assert "PERMISSION_DENIED: the key is not this attempt's" in failed.message
 
 
-async def test_an_attempt_that_never_comes(
+async def test_an_attempt_that_never_arrives(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing, "WAIT_S", 0.05)
     target.start(of(source, start("a")))
-    failed = await target.fails()
+    failed = await target.failure()
     assert failed.code == Failed.CODE_HANDOFF  # the way to the source is fine
-    assert "no attempt 1 at request a came here" in failed.message
+    assert "attempt 1 at request a did not arrive" in failed.message
     await followed(source, 0)
 
 
@@ -200,22 +163,22 @@ async def test_a_source_that_dies_is_lost(source: Site, target: Site) -> None:
     await followed(source)
     began = asyncio.get_running_loop().time()
     await source.server.stop(None)
-    assert (await target.fails()).code == Failed.CODE_SOURCE
-    assert asyncio.get_running_loop().time() - began < 0.1 * PATIENCE  # its router waits for 0.25 s
+    assert (await target.failure()).code == Failed.CODE_SOURCE
+    assert asyncio.get_running_loop().time() - began < 0.1 * PATIENCE  # the router waits for 0.25 s
 
 
-async def test_a_source_that_ends_says_so(source: Site, target: Site) -> None:
+async def test_a_source_that_shuts_down(source: Site, target: Site) -> None:
     target.start(of(source, start("a")))
     await followed(source)
     source.dispatcher.hang_up()
-    failed = await target.fails()
+    failed = await target.failure()
     assert failed.code == Failed.CODE_SOURCE
-    assert "UNAVAILABLE: this worker ends" in failed.message
+    assert "UNAVAILABLE: this worker is shutting down" in failed.message
 
 
 @asynccontextmanager
 async def cuttable(site: Site) -> AsyncIterator[Callable[[], int]]:
-    """Stand between a worker and those that follow; yield what resets all connections, and counts them."""
+    """Proxy a worker's followers; yield a function that resets all connections and counts them."""
     open_now: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -245,7 +208,7 @@ async def cuttable(site: Site) -> AsyncIterator[Callable[[], int]]:
 
 
 def calls(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of those that ask a source from now on."""
+    """Return a list to which each Follow call is added from now on."""
     asked: list[str] = []
     follower = site.dispatcher.outgoing.follower
 
@@ -257,29 +220,28 @@ def calls(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-async def test_a_connection_that_is_reset_costs_no_prompt(
+async def test_calls_survive_a_reset_connection(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that one worker follows at another comes through one connection."""
     async with cuttable(source) as cut:
         for name in "abc":
             target.start(of(source, start(name)))
         for name in "ab":
             source.start(start(name, phase=PHASE_PREFILL))
-        source.begun("a")
-        await until(lambda: target.host.begun == ["a#1"], "it pulls")
+        source.begin_to_save("a")
+        await until(lambda: target.engine.begun == ["a#1"], "it pulls")
         asked = calls(source, monkeypatch)
         assert cut() == 1
-        await until(lambda: sorted(asked) == ["a", "b", "c"], "they ask again")
+        await until(lambda: sorted(asked) == ["a", "b", "c"], "the calls are retried")
         source.start(start("c", phase=PHASE_PREFILL))
         for name in "abc":
             source.prefilled(name)
-        await until(lambda: sorted(target.host.resumed) == ["a#1", "b#1", "c#1"], "all go on")
+        await until(lambda: sorted(target.engine.resumed) == ["a#1", "b#1", "c#1"], "all go on")
     assert target.failed() == []
-    assert target.host.begun == ["a#1"]
+    assert target.engine.begun == ["a#1"]
 
 
-async def test_a_call_is_made_once_more_and_no_more(
+async def test_a_call_is_retried_only_once(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cuttable(source) as cut:
@@ -287,22 +249,22 @@ async def test_a_call_is_made_once_more_and_no_more(
         await followed(source)
         asked = calls(source, monkeypatch)
         assert cut() == 1
-        await until(lambda: asked == ["a"], "it asks again")
+        await until(lambda: asked == ["a"], "the call is retried")
         assert cut() == 1
-        assert (await target.fails()).code == Failed.CODE_SOURCE
+        assert (await target.failure()).code == Failed.CODE_SOURCE
         assert asked == ["a"]
 
 
 @pytest.mark.parametrize("how", ["abort", "stream", "a later attempt"])
-async def test_who_loses_interest_hangs_up_and_releases_nothing(
+async def test_a_follower_that_leaves_releases_nothing(
     source: Site, target: Site, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released: list[Manifest] = []
     monkeypatch.setattr(source.dispatcher, "_handoffs", released)
     source.start(start("a", phase=PHASE_PREFILL))
-    source.begun("a")
+    source.begin_to_save("a")
     target.start(of(source, start("a")))
-    await until(lambda: target.host.begun == ["a#1"], "it pulls")
+    await until(lambda: target.engine.begun == ["a#1"], "it pulls")
     match how:
         case "abort":
             target.dispatcher.abort(["a"])
@@ -311,47 +273,45 @@ async def test_who_loses_interest_hangs_up_and_releases_nothing(
         case _:
             target.start(start("a", epoch=2))
     await followed(source, 0)
-    assert target.host.aborted == ["a#1"]
+    assert target.engine.aborted == ["a#1"]
     assert target.failed() == released == []
 
 
-async def test_a_source_that_says_nothing_new_is_not_waited_for_for_ever(
+async def test_a_source_that_does_not_complete_in_time(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target.dispatcher._entrance, "_request_s", 0.1)
     source.start(start("a", phase=PHASE_PREFILL))
     target.start(of(source, start("a")))
-    failed = await target.fails()
+    failed = await target.failure()
     assert (failed.code, failed.message.partition(":")[0]) == (Failed.CODE_HANDOFF, "SourceTimeout")
     await followed(source, 0)
 
 
-async def test_an_address_where_nobody_answers(target: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connections are accepted, and nothing is said on them."""
+async def test_a_server_that_accepts_connections_and_says_nothing(
+    target: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(following, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        message = start("a")
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        message.source.CopyFrom(pb.Source(worker_id="p", address=address, request_id="a", key=KEY, tokens=20))
-        target.start(message)
-        failed = await target.fails()
+        target.start(with_kv(start("a"), address=f"127.0.0.1:{silent.getsockname()[1]}"))
+        failed = await target.failure()
     assert failed.code == Failed.CODE_SOURCE
     assert "no connection to the source within 0.2 s" in failed.message
 
 
-async def test_a_prompt_uses_its_beginning_if_that_comes_in_time(source: Site, target: Site) -> None:
+async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source: Site, target: Site) -> None:
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
     target.start(of(source, start("b", phase=PHASE_PREFILL)))
     source.start(save)
     source.prefilled("b")
-    await until(lambda: target.host.submitted == ["b#1"], "its beginning is there")
+    await until(lambda: target.engine.submitted == ["b#1"], "its beginning is there")
     comes = target.dispatcher._attempts.live("b#1").incoming  # type: ignore[union-attr]
     assert comes is not None
     assert comes.loads
 
 
-async def test_a_source_that_refuses_costs_a_prompt_no_second(source: Site, target: Site) -> None:
+async def test_a_prompt_does_not_wait_for_a_source_that_refuses(source: Site, target: Site) -> None:
     loop = asyncio.get_running_loop()
     save = start("b", phase=pb.PHASE_SAVE)
     save.prefix_tokens = 10
@@ -360,45 +320,29 @@ async def test_a_source_that_refuses_costs_a_prompt_no_second(source: Site, targ
     await followed(source)
     began = loop.time()
     source.dispatcher.abort(["b"])
-    await until(lambda: target.host.submitted == ["b#1"], "it is computed whole")
+    await until(lambda: target.engine.submitted == ["b#1"], "it is computed whole")
     assert loop.time() - began < 0.9 * PATIENCE
     assert target.failed() == []
 
 
-async def test_channels_are_kept_while_they_are_used_and_closed_when_idle(
+async def test_the_number_of_channels_is_limited(
     source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "IDLE_S", 0.1)
-    calls = target.dispatcher._entrance._following
-    target.start(of(source, start("a")))
-    await followed(source)
-    calls._channels.close_idle(0.0)
-    assert len(calls._channels) == 1  # it is in use
-    target.start(of(source, start("b")))
+    channels = target.dispatcher._entrance._following._channels
+    monkeypatch.setattr(channels, "_bound", 1)
+    for name in "ac":
+        target.start(of(source, start(name)))
     await followed(source, 2)
-    assert len(calls._channels) == 1
-    target.dispatcher.abort(["a", "b"])
-    await until(lambda: not calls._channels and not calls._closing, "it is closed")
-
-
-async def test_many_sources_leave_no_more_channels_than_the_bound(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target.dispatcher._entrance._following._channels, "_bound", 1)
-    target.start(of(source, start("a")))
-    await followed(source)
-    target.dispatcher.abort(["a"])
+    channels.close_idle(0.0)
+    assert len(channels) == 1  # one for both calls, and in use
+    target.dispatcher.abort(["a", "c"])
     await followed(source, 0)
-    other = start("b", phase=PHASE_DECODE)
-    other.source.CopyFrom(pb.Source(worker_id="q", address="127.0.0.1:9", request_id="b", key=KEY, tokens=20))
-    target.start(other)
-    await target.fails()
-    assert list(target.dispatcher._entrance._following._channels._kept) == ["127.0.0.1:9"]
+    target.start(with_kv(start("b")))
+    await target.failure()
+    assert list(channels._kept) == ["127.0.0.1:9"]
 
 
-async def test_a_certificate_that_is_replaced_breaks_no_call(
-    become: Become, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_renewed_certificate_breaks_no_call(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt may be computed for longer than a certificate lives."""
     become(Role.WORKER, "p")
     async with serving() as source:
@@ -414,7 +358,7 @@ async def test_a_certificate_that_is_replaced_breaks_no_call(
             await followed(source, 2)
             source.start(start("a", phase=PHASE_PREFILL))
             source.prefilled("a")
-            await until(lambda: target.host.resumed == ["a#1"], "it goes on")
+            await until(lambda: target.engine.resumed == ["a#1"], "it goes on")
             await until(lambda: len(calls._channels) == 1 and not calls._closing, "the old channel is closed")
             assert target.failed() == []
 
@@ -425,6 +369,6 @@ async def test_a_router_may_not_follow(become: Become) -> None:
         become(Role.ROUTER)
         async with serving() as target:
             target.start(of(source, start("a")))
-            failed = await target.fails()
+            failed = await target.failure()
     assert failed.code == Failed.CODE_HANDOFF
     assert "router may not call Worker/Follow" in failed.message

@@ -1,4 +1,4 @@
-"""Grammars on real workers: bombs beside honest ones, and answers that end because of their grammar."""
+"""Grammars on real workers: costly ones do not delay others, and answers that a grammar cuts off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.worker.router import (
 )
 
 LETTERS = [*range(ord("a"), ord("z") + 1)]  # the tokenizer's tokens are bytes
-# Seventy letters, then a digit, which the request does not allow: only the answer's end can show it.
+# Seventy letters, then a digit, which the request does not allow: found only at the end of the answer.
 ENDLESS: dict[str, Any] = {
     "structured_outputs": StructuredOutputsParams(regex="[a-z]{70}[0-9]"),
     "allowed_token_ids": LETTERS,
@@ -47,7 +47,7 @@ def refused(got: Got) -> str:
     return got.failed.message
 
 
-async def test_bombs_do_not_hold_up_another_clients_small_grammar(mixed: Worker) -> None:
+async def test_costly_grammars_do_not_delay_another_client(mixed: Worker) -> None:
     async with connected(mixed.address) as theirs, connected(mixed.address) as ours:
         assert (await ours.run(small(0), DECODE)).finish is not None
         for number in range(4):
@@ -60,25 +60,24 @@ async def test_bombs_do_not_hold_up_another_clients_small_grammar(mixed: Worker)
         assert not theirs.got("bomb 3").over
         await theirs.abort(*(f"bomb {number}" for number in range(1, 4)))
         assert "too costly" in refused(await theirs.end("bomb 0"))
-    assert longest < 5.0 * PATIENCE  # 11 s and more in the compiler's own queue
+    assert longest < 5.0 * PATIENCE  # 11 s and more in one queue
     eventually(lambda: not mixed.figure("baton_worker_requests_running"), 10, "nothing is left")
 
 
-async def test_an_answer_without_an_allowed_end_fails_alone(prefill: Worker, mixed: Worker) -> None:
+async def test_an_answer_that_cannot_go_on_fails_alone(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         neighbour = request("neighbour", prompt(30, seed=9), max_tokens=200)
         await target.start(neighbour, DECODE)
         core = request("endless", prompt(40, seed=8), **ENDLESS)
         assert "after 70 tokens" in refused(await target.run(core, DECODE))
         core.request_id = "endless, handed over"
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
         assert "after 70 tokens" in refused(rest)
         assert len((await target.end("neighbour")).tokens) == 200
 
 
-async def test_what_nothing_satisfies_is_refused_before_it_is_prefilled(prefill: Worker) -> None:
+async def test_a_grammar_that_nothing_satisfies_is_refused_before_the_prefill(prefill: Worker) -> None:
     async with connected(prefill.address) as stream:
         for number, grammar in enumerate(
             (
@@ -91,8 +90,8 @@ async def test_what_nothing_satisfies_is_refused_before_it_is_prefilled(prefill:
             assert "no answer satisfies" in refused(await stream.run(core, PREFILL))
 
 
-async def test_each_request_has_the_backend_that_its_grammar_needs(mixed: Worker) -> None:
-    """One for xgrammar, one for guidance only, one for xgrammar again: the first used to decide for all."""
+async def test_each_request_uses_the_backend_that_its_grammar_needs(mixed: Worker) -> None:
+    """The first request used to decide for all others."""
     multiple = '{"type": "integer", "multipleOf": 4001, "minimum": 1, "maximum": 9000}'
     async with connected(mixed.address) as stream:
         for number in (60, 61):

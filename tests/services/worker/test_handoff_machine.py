@@ -1,10 +1,9 @@
-"""Random events at both ends of handoffs, and whatever holds afterwards.
+"""Random events at both ends of handoffs, and invariants that hold after each.
 
-Two dispatchers as shipped, one that computes prompts and one that follows, with engines that record what they
-are given. Between them a call without gRPC: the same client and followers, on one loop. After each event
-nobody holds room, an engine's request or a call for an attempt that is over, no request is submitted or given
-its token twice. At the end: each attempt that its router did not drop was answered once, and each save was
-pulled or released.
+Two real dispatchers, one that computes prompts and one that follows, with engines that only record. Calls
+between them skip gRPC but use the same client and followers, on one loop. After each event, ended attempts
+hold no room, engine request or call, and no request was submitted or given its token twice. At the end, each
+attempt that its router did not drop has been answered once, and each save was pulled or released.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
@@ -32,29 +30,29 @@ from baton.handoff.errors import StagingFull, TransportFailed
 from baton.handoff.reports import Begun, Loaded, Problem, Saved
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, RunReply, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, Start
 from baton.services.engine import wire
 from baton.services.engine.host import EngineStep
-from baton.services.worker import following, isolation, outgoing
+from baton.services.simulate.loop import VirtualLoop
+from baton.services.worker import engine_gate, following, outgoing
 from baton.services.worker.attempts import RunningAttempt
-from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event, State
 from baton.services.worker.outgoing import NotFollowedError
 from harness.fake_worker import until
-from tests.services.worker.test_dispatcher import GRAMMAR, KEY, made, start
+from tests.services.worker.idle_worker import GRAMMAR, KEY, Worker, start
 
 NAMES = ("a", "b", "c")
 
 
 class Engine:
-    """An engine's requests by internal id; fails where one comes twice, or gets its token twice."""
+    """Records requests by internal id; fails if one is submitted or given its token twice."""
 
     block_hasher = None
 
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
-        self.loading: dict[str, str] = {}  # asked, begun or given; of those whose KV comes from elsewhere
+        self.loading: dict[str, str] = {}  # state of loads: asked, begun or given
 
     def submit(self, request: Any) -> None:
         assert request.request_id not in self.requests, "submitted twice"
@@ -79,16 +77,14 @@ class Engine:
         self.loading.pop(internal_id, None)
 
 
-@dataclass
-class Site:
-    """A worker, its engine, its router's stream, and what that has heard."""
+class Site(Worker):
+    """A worker, and the answers that its router got."""
 
-    dispatcher: Dispatcher
-    engine: Engine
-    session: Any = None
-    started: list[tuple[str, int, int]] = field(default_factory=list)
-    answers: Counter[tuple[str, int]] = field(default_factory=Counter)
-    dropped: set[tuple[str, int]] = field(default_factory=set)  # its router wants no answer
+    def __init__(self) -> None:
+        super().__init__(Engine())
+        self.started: list[tuple[str, int, int]] = []
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.dropped: set[tuple[str, int]] = set()  # by its router, so no answer is expected
 
     def connect(self) -> None:
         self.session = self.dispatcher.connect("router")
@@ -97,10 +93,8 @@ class Site:
         return self.dispatcher._attempts.all()
 
     def hear(self) -> None:
-        """Take the replies: a failure, a last output or a save is an answer."""
-        queue = self.session._queue
-        while queue.qsize():
-            reply: RunReply = queue.get_nowait()
+        """Count the answers in the replies: failures, last outputs and saves."""
+        for reply in self.replies():
             over = {(one.request_id, one.epoch) for one in reply.saved}
             assert len(over) == len(reply.saved)
             over |= {(one.request_id, one.epoch) for one in reply.failed}
@@ -117,7 +111,7 @@ class Site:
 
 
 class Calls(Following):
-    """Calls to the other dispatcher, on this loop, that break on demand."""
+    """Calls to the other dispatcher that break on demand."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -128,7 +122,7 @@ class Calls(Following):
         return following._Kept("p:1", None, cast(Any, None), cast(Any, self))
 
     def _close(self, _kept: Any) -> None:
-        """Leave nothing to close."""
+        """Do nothing."""
 
     def Follow(self, request: pb.FollowRequest) -> Any:
         return _Call(self, request)
@@ -149,7 +143,7 @@ class _Call:
                         await asyncio.wait([news, self._broken], return_when=asyncio.FIRST_COMPLETED)
                     finally:
                         if not news.cancel():
-                            news.exception()  # it is told once, below
+                            news.exception()  # retrieved, so that asyncio does not log it
                     if self._broken.done():
                         raise _error(grpc.StatusCode.UNAVAILABLE, "broken")
                     reply = await news
@@ -170,39 +164,24 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
 
 
 async def _ready(_channel: Any, _within_s: float) -> bool:
-    """Stand for a channel that is connected."""
+    """Replace _connected."""
     return True
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """A loop whose clock goes on by what it waits: what happens depends on the events alone."""
+class Loop(VirtualLoop):
+    """Virtual time, so that only the events decide what happens."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__()
-        select = self._selector.select  # type: ignore[attr-defined]
-
-        def look(timeout: float | None = None) -> Any:
-            assert timeout is not None, "it would wait for ever"
-            self.now += timeout
-            return select(0)
-
-        self._selector.select = look  # type: ignore[attr-defined]
-
-    def time(self) -> float:
-        return self.now
-
-    monotonic = time  # as the module
+    monotonic = VirtualLoop.time  # it replaces the module `time`
 
 
 class Handoffs(RuleBasedStateMachine):
-    """One request a name; attempts at it have rising epochs."""
+    """One request per name, whose attempts have increasing epochs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = Loop()
-        isolation.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
-        # By their internal ids:
+        engine_gate.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
+        # By internal id:
         self.released: Counter[str] = Counter()
         self.saved: set[str] = set()
         self.pulled: set[str] = set()
@@ -210,20 +189,12 @@ class Handoffs(RuleBasedStateMachine):
         self.do(self._set_up)
 
     async def _set_up(self) -> None:
-        self.p = Site(*await self._made())
-        self.d = Site(*await self._made())
+        self.p, self.d = Site(), Site()
         self.calls = Calls(self.p)
         self.d.dispatcher._entrance._following = self.calls
-        self.p.connect()
-        self.d.connect()
+        self.p.dispatcher._handoffs = self.d.dispatcher._handoffs = cast(Any, self)
 
-    async def _made(self) -> tuple[Dispatcher, Engine]:
-        engine = Engine()
-        dispatcher, _ = await made(cast(Any, engine))
-        dispatcher._handoffs = cast(Any, self)
-        return dispatcher, engine
-
-    # The client of the ranks, as far as it is asked here.
+    # HandoffClient
 
     def release_soon(self, manifest: Manifest) -> None:
         self.released[manifest.request_id] += 1
@@ -232,7 +203,7 @@ class Handoffs(RuleBasedStateMachine):
         pass
 
     def do(self, what: Any, *given: Any) -> None:
-        """Run it on the loop, and all that follows from it."""
+        """Call `what` on the loop, and run everything that follows."""
 
         async def work() -> None:
             found = what(*given)
@@ -267,10 +238,10 @@ class Handoffs(RuleBasedStateMachine):
                 answers = site.answers[name, epoch]
                 assert answers == 1 if wanted else answers <= 1, (name, epoch, answers)
         for internal_id in self.saved:
-            # A second release finds nothing: a prompt's beginning, and then the save of a step under way.
+            # Twice: a prompt's first records, and then the save of the current step.
             assert (internal_id in self.pulled) or 1 <= self.released[internal_id] <= 2, internal_id
 
-    # -- what routers do
+    # Routers.
 
     def _start(self, site: Site, message: Start) -> None:
         site.started.append((message.request_id, message.epoch, message.phase))
@@ -285,7 +256,7 @@ class Handoffs(RuleBasedStateMachine):
         kind=st.sampled_from(["plain", "grammar", "beginning", "wrong key", "no source"]),
     )
     def start(self, name: str, order: str, kind: str) -> None:
-        """Place an attempt, of which one half may be lost."""
+        """Start an attempt, of which one half may be lost."""
         self.epochs[name] += 1
         epoch = self.epochs[name]
         save = kind == "beginning"
@@ -324,7 +295,7 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule()
     def try_one_alone(self) -> None:
-        """Hold what comes meanwhile at the door."""
+        """Start a suspect, so that the gate holds other requests."""
         self.epochs.setdefault("alone", 0)
         self.epochs["alone"] += 1
         message = start("alone", self.epochs["alone"])
@@ -337,12 +308,12 @@ class Handoffs(RuleBasedStateMachine):
             live = self.d.dispatcher._attempts.of_request("alone")
             self.d.drop([live] if live is not None else [])
             self.d.dispatcher.abort(["alone"])
-            door = self.d.dispatcher._isolation
-            await until(lambda: not door._holds and not door._alone, "the door is open")
+            gate = self.d.dispatcher._gate
+            await until(lambda: not gate._holds and not gate._alone, "the gate is open")
 
         self.do(ended)
 
-    # -- what happens on the way
+    # The call between the workers.
 
     @rule(which=st.integers(0, 5))
     def break_a_call(self, which: int) -> None:
@@ -356,10 +327,10 @@ class Handoffs(RuleBasedStateMachine):
             incoming = waiting[which % len(waiting)].incoming
             assert incoming is not None
             self.do(incoming.on_failed, Event.LATE, Problem.of(TransportFailed("late")))
-            if incoming.call is not None:  # as the call's own deadline would end it
+            if incoming.call is not None:  # which its deadline would end
                 self.do(incoming.call.cancel)
 
-    # -- what P's engine does
+    # P's engine.
 
     def _computing(self, which: int) -> RunningAttempt | None:
         inside = [one for one in self.p.live() if one.inside]
@@ -408,7 +379,7 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5))
     def pull_all(self, which: int) -> None:
-        """Let P hear with the next renewal that its ranks hold it no more."""
+        """Pull a save: its ranks no longer hold it at the next renewal."""
         handoffs = self.p.dispatcher.outgoing
         kept = [one.manifest for one in handoffs._leased.values() if one.state is outgoing.State.KEPT]
         asked = handoffs.to_renew(600.0)
@@ -419,7 +390,7 @@ class Handoffs(RuleBasedStateMachine):
             held = {(other.request_id, other.epoch) for other in asked if other is not one}
             self.do(handoffs.renewed, asked, held, self.loop.time())
 
-    # -- what D's engine does
+    # D's engine.
 
     @rule(which=st.integers(0, 5), problem=st.booleans())
     def load(self, which: int, problem: bool) -> None:
@@ -437,7 +408,7 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5), last=st.booleans())
     def write(self, which: int, last: bool) -> None:
-        """Write a token of a request that has its KV."""
+        """Generate a token of a request that has its KV."""
         running = [
             one for one in self.d.live() if one.inside and (one.incoming is None or not one.incoming.loads)
         ]
@@ -451,7 +422,7 @@ class Handoffs(RuleBasedStateMachine):
         outputs = {attempt.session: EngineCoreOutputs(outputs=[output])}
         self.do(self.d.dispatcher.on_step, EngineStep(outputs=outputs, executed=True))
 
-    # -- what always holds
+    # Invariants.
 
     @invariant()
     def nothing_is_held(self) -> None:
@@ -465,7 +436,7 @@ class Handoffs(RuleBasedStateMachine):
             assert inside <= set(site.engine.requests), (set(site.engine.requests), inside)
             assert waits <= {one.internal_id for one in live if one.incoming is not None}, waits
             assert not any(site.engine.loading.get(one) == "given" for one in waits), "it has its token"
-            alone = site.dispatcher._isolation._now
+            alone = site.dispatcher._gate._now
             assert alone is None or inside == {alone.internal_id}, "it is not alone"
             assert max(site.answers.values(), default=0) <= 1, site.answers
         waiting = sum(one.incoming is not None and one.incoming.waits for one in self.d.live())
@@ -481,10 +452,10 @@ class Handoffs(RuleBasedStateMachine):
 def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_connected", _ready)
     monkeypatch.setattr(following, "PAUSE_S", 0.0)
-    for module in (isolation, outgoing):
-        monkeypatch.setattr(module, "time", None)  # each machine sets its own, and it is as before afterwards
+    for module in (engine_gate, outgoing):
+        monkeypatch.setattr(module, "time", None)  # set by each machine, restored afterwards
     for name, value in (("GRACE_S", 0.0), ("TURN_S", 60.0), ("LINGER_S", 0.0), ("LEAST_REST_S", 0.001)):
-        monkeypatch.setattr(isolation, name, value)
+        monkeypatch.setattr(engine_gate, name, value)
     run_state_machine_as_test(
         Handoffs,
         settings=settings(

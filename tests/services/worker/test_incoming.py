@@ -1,4 +1,4 @@
-"""Every event in every state: an attempt is submitted once, gets its token once, and is answered once."""
+"""Incoming KV: an attempt is submitted once, gets its token once, and fails at most once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = ("in the engine", "held", "beginning")
 
 
 class Seams:
-    """Records what an attempt was given; refuses on demand."""
+    """Records the calls, and refuses on demand."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -50,7 +50,7 @@ class Seams:
 
 def made(kind: str, seams: Seams) -> Incoming:
     start = Start(phase=PHASE_PREFILL if kind == "beginning" else PHASE_DECODE)
-    return Incoming(cast(Any, None), start, seams, held=kind != "in the engine")
+    return Incoming(cast(Any, None), start, cast(Any, seams), held=kind != "in the engine")
 
 
 def send(incoming: Incoming, event: Event) -> None:
@@ -67,7 +67,7 @@ def send(incoming: Incoming, event: Event) -> None:
             incoming.on_failed(event, PROBLEM)
 
 
-def test_the_table_names_every_state_and_event() -> None:
+def test_the_tables_cover_every_state_and_event() -> None:
     assert {state for state, _ in TRANSITIONS} == set(State) - {State.OVER}
     assert {event for _, event in TRANSITIONS} == set(Event)
     assert {*TRANSITIONS.values(), *OPTIONAL.values()} == set(State) - {State.ASKED}
@@ -75,8 +75,7 @@ def test_the_table_names_every_state_and_event() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_comes_in_whatever_order(kind: str) -> None:
-    """All ways of four events."""
+def test_all_sequences_of_four_events(kind: str) -> None:
     for events in product(Event, repeat=4):
         seams = Seams()
         incoming = made(kind, seams)
@@ -95,7 +94,7 @@ def test_whatever_comes_in_whatever_order(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", [False, True])
-def test_the_straight_way(kind: str, begun: bool) -> None:
+def test_kv_that_arrives(kind: str, begun: bool) -> None:
     seams = Seams()
     incoming = made(kind, seams)
     if begun:
@@ -129,7 +128,7 @@ def test_a_source_that_fails(event: Event, begun: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_said_does_not_fit(kind: str) -> None:
+def test_a_reply_that_does_not_fit(kind: str) -> None:
     seams = Seams()
     incoming = made(kind, seams)
     seams.refuses |= {"resume", "enter with KV"}
@@ -140,7 +139,7 @@ def test_what_is_said_does_not_fit(kind: str) -> None:
         assert (seams.done, seams.codes) == (["fail"], [Failed.CODE_HANDOFF])
 
 
-def test_a_request_that_cannot_be_built_either_way_fails_once() -> None:
+def test_a_request_that_cannot_be_built_with_or_without_kv_fails_once() -> None:
     seams = Seams()
     incoming = made("beginning", seams)
     seams.refuses |= {"enter with KV", "enter without"}
@@ -148,7 +147,7 @@ def test_a_request_that_cannot_be_built_either_way_fails_once() -> None:
     assert (seams.done, seams.codes) == (["without", "fail"], [Failed.CODE_HANDOFF])
 
 
-def test_only_a_way_that_is_cut_keeps_two_workers_apart() -> None:
+def test_only_a_transport_failure_blames_the_source() -> None:
     for error in (TransportFailed("gone"), NoCommonTransport("none")):
         assert code_of(Problem.of(error)) == Failed.CODE_SOURCE
     for other in (SaveFailed("no"), SourceTimeout("slow")):

@@ -1,4 +1,4 @@
-"""The last messages of a worker that ends reach a router that reads them late."""
+"""A router that reads late still gets the last replies of a worker that shuts down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.protos.worker_pb2 import Abort, Failed, RunRequest
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until
-from tests.services.worker.test_dispatcher import Host, made, start
+from tests.services.worker.idle_worker import Worker, start
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -28,16 +28,17 @@ NAMES = ["a", "b", "c", "d"]
         ),
         (lambda one: one.abort_all(), Failed.CODE_DRAINING),
     ],
-    ids=["its engine failed", "its drain took too long"],
+    ids=["engine failed", "drain timed out"],
 )
-async def test_a_router_hears_of_all_its_requests(
+async def test_a_router_is_told_of_all_its_requests(
     end: Callable[[Dispatcher], Any], code: Failed.Code
 ) -> None:
-    """gRPC drops what a client has not read yet once it writes to a stream that the server has ended."""
-    host = Host()
-    dispatcher, _ = await made(host)
+    """gRPC drops unread replies if a client writes to a stream that the server has ended."""
+    worker = Worker()
+    dispatcher = worker.dispatcher
     server = grpc.aio.server()
-    service = WorkerServicer(cast(Any, None), dispatcher, 60.0, cast(Any, None), cast(Any, None))
+    nobody = cast(Any, None)
+    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody, kv_host="")
     rpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -45,9 +46,9 @@ async def test_a_router_hears_of_all_its_requests(
         call = rpc.WorkerStub(channel).Run()  # type: ignore[no-untyped-call]
         for name in NAMES:
             await call.write(RunRequest(start=start(name)))
-        await until(lambda: len(host.submitted) == len(NAMES), "all are in the engine")
+        await until(lambda: len(worker.engine.submitted) == len(NAMES), "all are in the engine")
         end(dispatcher)
-        await until(lambda: dispatcher.flushed, "all is with gRPC")
+        await until(lambda: dispatcher.flushed, "gRPC has all replies")
         dispatcher.hang_up()
         await server.stop(5)
         heard = list((await call.read()).failed)

@@ -1,4 +1,4 @@
-"""Saved KV stays for as long as the router that asked for it may want it, however long that takes."""
+"""Saved KV is kept as long as its router may need it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.support import eventually
 from harness.workers import Fleet
 from tests.services.worker.router import DECODE, PREFILL, connected, prompt, request
 
-LEASE_S = 1.5  # a renewal each half second: a busy machine may stand still for one
+LEASE_S = 1.5  # renewed every 0.5 s, so one renewal may be late on a busy machine
 SEQS = 2
 PINNED = "baton_worker_handoffs_pinned"
 
 
-async def test_handoffs_outlast_a_queue_that_is_longer_than_their_lease(workers: Fleet) -> None:
-    """No prompt is computed again, and what nobody wants any more is released."""
+async def test_handoffs_wait_longer_than_their_lease(workers: Fleet) -> None:
+    """No prompt is computed again, and released handoffs are freed."""
     prefill = workers.start("prefill", scheduler={"placement_lease_s": LEASE_S / 2})
     decode = workers.started("decode", engine={"max_num_seqs": SEQS}, scheduler={"max_queue_factor": 3})
     eventually(prefill.serving, 60, "the prefill worker serves")
@@ -37,13 +37,13 @@ async def test_handoffs_outlast_a_queue_that_is_longer_than_their_lease(workers:
         held = before[0].request_id
         while loop.time() < began + 2 * LEASE_S:
             await target.some(held, len(target.got(held).tokens) + 1)
-        assert prefill.figure(PINNED) == len(cores) + 1  # nothing was pulled meanwhile
+        assert prefill.figure(PINNED) == len(cores) + 1  # nothing was pulled
         await target.abort(*(core.request_id for core in before))
         rests = [await target.end(core.request_id) for core in cores]
         assert [str(rest.failed) for rest in rests if rest.failed is not None] == []
         assert all(len(one.tokens + rest.tokens) == 200 for one, rest in zip(begun, rests, strict=True))
-        assert prefill.figure(PINNED) == 1  # its router is there, and has said nothing
+        assert prefill.figure(PINNED) == 1  # its router has not released it
         await source.abort(unwanted.request_id)
-        eventually(lambda: prefill.figure(PINNED) == 0, 10, "what was aborted is released")
+        eventually(lambda: prefill.figure(PINNED) == 0, 10, "the aborted one is released")
         await source.run(unwanted, PREFILL, epoch=2)
-    eventually(lambda: prefill.figure(PINNED) == 0, 10, "what a router that is gone had saved is released")
+    eventually(lambda: prefill.figure(PINNED) == 0, 10, "the end of the stream releases it")

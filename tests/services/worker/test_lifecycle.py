@@ -1,4 +1,4 @@
-"""A worker's start, refusals, drain and death."""
+"""A worker's start, drain and failures."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.services.worker.router import (
 )
 
 NODE = "baton.services.worker.node"
-STALL_S = 8.0  # waited for once; a busy machine's first step of two ranks takes five
+STALL_S = 8.0  # the first step of two ranks takes 5 s on a busy machine
 
 
 def second_rank(pid: int) -> psutil.Process:
-    """Return the process of a worker's second rank. Other children (a resource tracker) come in any order."""
+    """Return the process of a worker's second rank."""
     (found,) = [
         child
         for child in psutil.Process(pid).children(recursive=True)
@@ -45,7 +45,7 @@ async def registered(fleet: Fleet) -> dict[str, scheduler_pb2.WorkerStatus]:
     return {status.identity.worker_id: status for status in description.workers}
 
 
-async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, mixed: Worker) -> None:
+async def test_a_ready_worker_is_registered_with_its_capacity(workers: Fleet, mixed: Worker) -> None:
     status = (await registered(workers))[mixed.name]
     assert status.state == scheduler_pb2.WORKER_STATE_READY
     assert status.identity.role == scheduler_pb2.ROLE_MIXED
@@ -54,7 +54,7 @@ async def test_a_ready_worker_is_registered_with_what_it_can_do(workers: Fleet, 
     assert "staging: 64 MiB of shared memory for saved KV (half of the KV cache)" in mixed.text
 
 
-async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
+async def test_a_worker_reports_its_load(workers: Fleet, mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
         await stream.start(request("loads", prompt(20), max_tokens=3900), DECODE)
         await stream.some("loads", 1)
@@ -64,7 +64,7 @@ async def test_it_reports_its_load(workers: Fleet, mixed: Worker) -> None:
         await stream.abort("loads")
 
 
-async def test_a_workers_one_child_tries_grammars_and_ends_with_it(workers: Fleet) -> None:
+async def test_the_grammar_helper_ends_with_its_worker(workers: Fleet) -> None:
     worker = workers.started("mixed")
     [helper] = psutil.Process(worker.pid).children(recursive=True)
     assert helper.cmdline()[0].startswith("baton: grammars of process")
@@ -77,27 +77,26 @@ def _gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_drain_finishes_what_runs_and_waits_for_handoffs(workers: Fleet, mixed: Worker) -> None:
+async def test_a_drain_waits_for_requests_and_handoffs(workers: Fleet, mixed: Worker) -> None:
     worker = workers.started("mixed")
     handed = request("handed over while it drains", prompt(100, seed=20))
     async with connected(worker.address) as source, connected(mixed.address) as target:
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(handed)
         await source.start(request("finishes", prompt(30), max_tokens=300), DECODE)
         await source.some("finishes", 1)
         worker.signal(signal.SIGTERM)
         assert len((await source.end("finishes")).tokens) == 300
         status = (await registered(workers))[worker.name]
         assert status.state == scheduler_pb2.WORKER_STATE_DRAINING
-        assert worker.exitcode is None  # the handoff is not pulled yet
+        assert worker.exitcode is None  # the handoff has not been pulled
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
     assert worker.ended() == 0
     assert worker.name not in await registered(workers)
 
 
-async def test_a_drain_goes_on_while_it_is_not_known_what_is_held(workers: Fleet) -> None:
-    """One rank of two does not answer: it may hold something, and here it does."""
+async def test_a_drain_waits_while_a_rank_does_not_answer(workers: Fleet) -> None:
+    """The rank may hold saved KV, and here it does."""
     worker = workers.started("prefill", engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as source:
         assert (await source.run(request("held", prompt(100, seed=22)), PREFILL)).saved is not None
@@ -115,7 +114,7 @@ async def test_a_drain_goes_on_while_it_is_not_known_what_is_held(workers: Fleet
     assert "drained in" in worker.text
 
 
-async def test_an_operator_can_drain_it(workers: Fleet) -> None:
+async def test_an_operator_drains_and_undrains_a_worker(workers: Fleet) -> None:
     worker = workers.started("decode")
     async with SchedulerClient(workers.scheduler) as client:
         assert (await client.drain(worker.name)).problem == ""
@@ -129,13 +128,13 @@ async def test_an_operator_can_drain_it(workers: Fleet) -> None:
         assert (await client.undrain(worker.name)).name == worker.name
         status = (await registered(workers))[worker.name]
         assert (status.state, status.drained) == (scheduler_pb2.WORKER_STATE_READY, False)
-    eventually(lambda: "takes requests again" in again.text, 10, "it has heard of it")
+    eventually(lambda: "takes requests again" in again.text, 10, "it is undrained")
     again.signal(signal.SIGTERM)
     assert again.ended() == 0
 
 
-async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worker) -> None:
-    """Requests and handoffs of its earlier role go on; the scheduler knows the new one."""
+async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worker) -> None:
+    """Requests and handoffs from before go on."""
     worker = workers.started("prefill")
     prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
     handed = request("handed over across the change", prompt(100, seed=21))
@@ -144,14 +143,13 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
         connected(worker.address) as source,
         connected(mixed.address) as target,
     ):
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(handed)
         await source.start(request("goes on", prompt(30), max_tokens=300), DECODE)
         await source.some("goes on", 1)
         assert (await client.set_role(worker.name, decode)).worker_id == worker.name
         status = (await registered(workers))[worker.name]
         assert (status.identity.role, status.state) == (decode, scheduler_pb2.WORKER_STATE_READY)
-        assert (await client.set_role(worker.name, decode)).problem == ""  # it is one already
+        assert (await client.set_role(worker.name, decode)).problem == ""  # no change
         late = await source.run(request("placed before", prompt(60)), PREFILL)
         assert late.saved is not None
         assert late.saved.problem == ""
@@ -165,18 +163,18 @@ async def test_it_takes_another_role_while_it_works(workers: Fleet, mixed: Worke
         await source.some("holds it", 1)
         worker.signal(signal.SIGTERM)
         eventually(lambda: not worker.serving(), 10, "it drains")
-        assert "it drains" in (await client.set_role(worker.name, decode)).problem
+        assert "it is draining" in (await client.set_role(worker.name, decode)).problem
         await source.abort("holds it")
     assert worker.ended() == 0
 
 
-async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
-    """One rank of two is stopped: its step never ends. The process lives, so nobody else would notice."""
+async def test_a_hung_engine_counts_as_failed(workers: Fleet) -> None:
+    """One of two ranks is stopped, so the step never ends."""
     stall = {f"{NODE}:ENGINE_STALL_S": STALL_S}
     worker = workers.started("mixed", constants=stall, engine={"tensor_parallel_size": 2})
     async with connected(worker.address) as stream:
         ranks, second = psutil.Process(worker.pid).children(recursive=True), second_rank(worker.pid)
-        second.suspend()  # before the request, which would be decoded meanwhile
+        second.suspend()
         await stream.start(request("hangs", prompt(30), max_tokens=3900), DECODE)
         got = await stream.end("hangs")
         assert got.failed is not None
@@ -184,10 +182,10 @@ async def test_an_engine_that_hangs_is_a_failed_one(workers: Fleet) -> None:
         assert f"longer than {STALL_S:g} s" in got.failed.message
     assert worker.ended() == ENGINE_FAILED
     assert "engine failed" in worker.error
-    eventually(lambda: not any(rank.is_running() for rank in ranks), 10, "its ranks are gone, too")
+    eventually(lambda: not any(rank.is_running() for rank in ranks), 10, "its ranks have ended")
 
 
-async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -> None:
+async def test_a_drain_that_times_out_returns_requests(workers: Fleet) -> None:
     worker = workers.started("decode", worker={"drain_timeout_s": 0.3})
     async with connected(worker.address) as stream:
         await stream.start(request("long", prompt(30), max_tokens=3900), DECODE)
@@ -199,7 +197,7 @@ async def test_a_drain_that_takes_too_long_hands_requests_back(workers: Fleet) -
         assert worker.ended() == 0
 
 
-async def test_a_second_signal_ends_it_at_once(workers: Fleet) -> None:
+async def test_a_second_signal_ends_a_worker_at_once(workers: Fleet) -> None:
     worker = workers.started("decode")
     async with connected(worker.address) as stream:
         await stream.start(request("endless", prompt(30), max_tokens=3900), DECODE)
@@ -210,8 +208,8 @@ async def test_a_second_signal_ends_it_at_once(workers: Fleet) -> None:
         assert worker.ended(5) == 128 + signal.SIGINT
 
 
-async def test_killed_it_leaves_nothing(workers: Fleet) -> None:
-    worker = workers.start("mixed")  # in the middle of its start, when children are likely
+async def test_a_killed_worker_leaves_no_processes(workers: Fleet) -> None:
+    worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
     family = psutil.Process(worker.pid).children(recursive=True)
     worker.signal(signal.SIGKILL)
@@ -220,7 +218,7 @@ async def test_killed_it_leaves_nothing(workers: Fleet) -> None:
     assert alive == []
 
 
-async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
+async def test_a_signal_during_loading(workers: Fleet) -> None:
     worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
     worker.signal(signal.SIGTERM)
@@ -228,11 +226,11 @@ async def test_told_to_end_while_it_loads(workers: Fleet) -> None:
     assert worker.name not in await registered(workers)
 
 
-async def test_a_step_that_raises_fails_its_requests_and_the_worker_goes_on(workers: Fleet) -> None:
+async def test_a_worker_survives_a_step_that_fails(workers: Fleet) -> None:
     worker = workers.started("decode", engine=breaking.ENGINE)
     async with connected(worker.address) as stream:
         await stream.start(request("innocent", prompt(30), max_tokens=3900), DECODE)
-        # At once, or on a busy machine the other has ended before.
+        # At once, so that both are in the step.
         await stream.start(request("poison", prompt(30), extra_args=breaking.ASKING), DECODE)
         for name in ("innocent", "poison"):
             got = await stream.end(name)
@@ -246,17 +244,17 @@ async def test_a_step_that_raises_fails_its_requests_and_the_worker_goes_on(work
     assert "in the step that failed: poison#1: prompt of 30 tokens" in worker.text
 
 
-def test_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker) -> None:
+def test_a_worker_with_another_model_is_refused_in_seconds(workers: Fleet, mixed: Worker) -> None:
     began = time.monotonic()
     worker = workers.start("decode", engine={"served_model_name": "another"})
     assert worker.ended() == 1
     assert time.monotonic() - began < 5 * PATIENCE
     assert "model 'another' here, 'tiny' in topic" in worker.error
-    # Any that is there; one that died is known for a lease.
+    # The worker named may be one that died less than a lease ago.
     assert re.search(r"\(worker (prefill|decode|mixed)-\d", worker.error)
 
 
-def test_a_scheduler_that_is_away_is_an_error_in_time(workers: Fleet) -> None:
+def test_an_unreachable_scheduler_is_an_error(workers: Fleet) -> None:
     address = f"127.0.0.1:{free_port()}"
     worker = workers.start("decode", {f"{NODE}:SCHEDULER_WAIT_S": 1}, scheduler={"address": address})
     assert worker.ended(15) == 1
@@ -270,15 +268,15 @@ def test_a_taken_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
     assert mixed.address in worker.error
 
 
-def test_an_engine_that_cannot_load_is_one_line(workers: Fleet, mixed: Worker) -> None:
+def test_an_engine_that_cannot_load_is_an_error(workers: Fleet, mixed: Worker) -> None:
     worker = workers.start("decode", engine={"kv_cache_gib": 0.001})
     assert worker.ended() == 1
     assert worker.error.startswith("the engine could not load")
     assert str(workers.model) in worker.error
 
 
-async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mixed: Worker) -> None:
-    """The router's stream and the KV go to what was told, the KV to the port that was asked for."""
+async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fleet, mixed: Worker) -> None:
+    """Its KV is served there too, on the configured port."""
     port, kv_port = free_port(), free_ports()
     worker = workers.start(
         "prefill",
@@ -288,11 +286,10 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
     )
     eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
     identity = (await registered(workers))[worker.name].identity
-    assert identity.address == f"127.0.0.1:{port}"  # its scheduler is on this host
+    assert identity.address == f"127.0.0.1:{port}"  # as the scheduler is on this machine
     handed = request("kv by its address", prompt(100, seed=22))
     async with connected(identity.address) as source, connected(mixed.address) as target:
-        begun = await source.run(handed, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(handed)
         manifest = (await kept(source.source(handed))).manifest
         assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
         rest = await target.run(handed, DECODE, source=source.source(handed))
@@ -302,10 +299,10 @@ async def test_who_listens_everywhere_tells_where_it_is_found(workers: Fleet, mi
     assert worker.ended() == 0
 
 
-def test_a_port_of_kv_that_is_taken_is_an_error(workers: Fleet, mixed: Worker) -> None:
+def test_a_taken_kv_port_is_an_error(workers: Fleet, mixed: Worker) -> None:
     taken = int(mixed.address.rpartition(":")[2])
     worker = workers.start("decode", handoff={"port": taken})
     assert worker.ended() == 1
-    either = taken, taken + 1  # the second one is the other worker's port of metrics
+    either = taken, taken + 1  # the second one is the other worker's metrics port
     assert any(f"127.0.0.1:{port}" in worker.error for port in either)
     assert "handoff.port" in worker.error

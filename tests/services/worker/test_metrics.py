@@ -1,4 +1,4 @@
-"""A worker's figures, without an engine."""
+"""A worker's metrics of saved handoffs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NAMES = ("handoffs_pinned", "handoffs_pinned_bytes", "handoffs_pinned_overdue_se
 
 
 def scraped(metrics: WorkerMetrics) -> list[float]:
-    """Return what one scrape shows of saved handoffs."""
+    """Scrape, and return the metrics of saved handoffs."""
     found = {sample.name: sample.value for one in metrics.registry.collect() for sample in one.samples}
     return [found[f"baton_worker_{name}"] for name in NAMES]
 
 
 @pytest.mark.parametrize("staged", [Staged(handoffs=2, bytes=1024, capacity=1 << 20, overdue_s=1.5), None])
 def test_one_scrape_asks_the_ranks_once(staged: Staged | None) -> None:
-    """Each question may take as long as a rank that hangs is waited for."""
+    """A question may take long if a rank hangs."""
     asked = []
 
     def ask() -> Staged | None:
@@ -28,7 +28,7 @@ def test_one_scrape_asks_the_ranks_once(staged: Staged | None) -> None:
         return staged
 
     metrics = WorkerMetrics()
-    assert scraped(metrics) == [0, 0, 0]  # the engine loads
+    assert scraped(metrics) == [0, 0, 0]  # the engine is loading
     metrics.ask_staged(ask)
     found = scraped(metrics)
     assert len(asked) == 1

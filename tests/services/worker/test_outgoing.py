@@ -1,4 +1,4 @@
-"""Whoever shows an attempt's key hears how far its KV is, in order, whenever it comes."""
+"""Followers with an attempt's key get its state, in order, whenever they call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
 
 
 class Site:
-    """The handoffs of a worker, what was released of them, and followers whose calls stay open."""
+    """A worker's handoffs, the manifests it released, and open calls of followers."""
 
     def __init__(self, calls: ExitStack) -> None:
         self.released: list[Manifest] = []
@@ -69,7 +69,7 @@ async def refused(follower: Follower) -> grpc.StatusCode:
     return caught.value.code
 
 
-async def test_a_follower_hears_a_beginning_and_an_end(site: Site) -> None:
+async def test_a_follower_gets_begun_and_complete(site: Site) -> None:
     site.begin()
     follower = site.follow()
     manifest = site.begun()
@@ -79,8 +79,7 @@ async def test_a_follower_hears_a_beginning_and_an_end(site: Site) -> None:
 
 
 @pytest.mark.parametrize("comes", ["before", "begun", "kept"])
-async def test_it_may_come_whenever_it_does(site: Site, comes: str) -> None:
-    """What it missed of the beginning it need not hear: the end holds all of it."""
+async def test_a_follower_may_call_at_any_time(site: Site, comes: str) -> None:
     follower = site.follow() if comes == "before" else None
     site.begin()
     site.begun()
@@ -94,7 +93,7 @@ async def test_it_may_come_whenever_it_does(site: Site, comes: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["over", "released", "stream", "later attempt", "pulled"])
-async def test_what_is_over_is_told_to_who_comes_before_and_after(site: Site, how: str) -> None:
+async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site: Site, how: str) -> None:
     site.begin()
     site.begun()
     before = site.follow()
@@ -119,21 +118,21 @@ async def test_what_is_over_is_told_to_who_comes_before_and_after(site: Site, ho
     after = await said(site.follow())
     name = {"over": "NothingSaved", "later attempt": "StaleEpoch"}.get(how, "UnknownHandoff")
     assert after.problem.name == name
-    site.outgoing.over("a", 1)  # said again, it is nothing new
+    site.outgoing.over("a", 1)  # no effect
     site.outgoing.release("a")
     assert len(site.released) == (how != "pulled")
 
 
-async def test_kv_that_is_kept_outlives_its_attempt_and_its_follower(site: Site) -> None:
+async def test_saved_kv_outlives_its_attempt_and_its_follower(site: Site) -> None:
     complete = site.keep("a")
-    site.outgoing.over("a", 1)  # its request has ended
+    site.outgoing.over("a", 1)  # the attempt has ended
     with site.outgoing.follower(FollowRequest(request_id="a", epoch=1, key=KEY)) as follower:
         assert (await said(follower)).complete == complete
     assert (await said(site.follow())).complete == complete
     assert site.released == []
 
 
-async def test_a_key_is_needed_and_it_is_the_attempts(site: Site) -> None:
+async def test_a_follower_needs_the_attempts_key(site: Site) -> None:
     early = site.follow(key=OTHER)
     site.begin()
     assert await refused(early) == grpc.StatusCode.PERMISSION_DENIED
@@ -147,7 +146,7 @@ async def test_a_key_is_needed_and_it_is_the_attempts(site: Site) -> None:
     assert caught.value.code == grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_of_two_that_came_first_the_one_with_the_key_stays(site: Site) -> None:
+async def test_of_two_early_followers_the_one_with_the_key_stays(site: Site) -> None:
     right, wrong = site.follow(), site.follow(key=OTHER)
     site.begin()
     assert await refused(wrong) == grpc.StatusCode.PERMISSION_DENIED
@@ -155,7 +154,7 @@ async def test_of_two_that_came_first_the_one_with_the_key_stays(site: Site) -> 
     assert (await said(right)).HasField("complete")
 
 
-async def test_a_second_follower_takes_the_place_of_the_first(site: Site) -> None:
+async def test_a_second_follower_replaces_the_first(site: Site) -> None:
     site.begin()
     first, second = site.follow(), site.follow()
     assert await refused(first) == grpc.StatusCode.ABORTED
@@ -163,24 +162,21 @@ async def test_a_second_follower_takes_the_place_of_the_first(site: Site) -> Non
     assert (await said(second)).HasField("complete")
 
 
-async def test_an_attempt_that_does_not_come_is_not_waited_for_long(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_follower_times_out_without_its_attempt(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_S", 0.05)
     request = FollowRequest(request_id="a", epoch=1, key=KEY)
     with site.outgoing.follower(request) as follower:
         assert await refused(follower) == grpc.StatusCode.NOT_FOUND
     assert site.outgoing.followers == 0
     site.begin()
-    with pytest.raises(NotFollowedError) as caught:  # of an attempt before the one that is here
+    with pytest.raises(NotFollowedError) as caught:  # an earlier attempt
         site.follow(epoch=0)
     assert caught.value.code == grpc.StatusCode.NOT_FOUND
 
 
-async def test_who_was_sent_away_does_not_follow_an_attempt_that_comes_then(
+async def test_a_refused_follower_does_not_follow_an_attempt_that_arrives_then(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its call has not ended yet."""
     monkeypatch.setattr(module, "WAIT_S", 0.0)
     follower = site.follow()
     async with asyncio.timeout(5 * PATIENCE):
@@ -191,7 +187,9 @@ async def test_who_was_sent_away_does_not_follow_an_attempt_that_comes_then(
     assert await refused(follower) == grpc.StatusCode.NOT_FOUND
 
 
-async def test_those_that_wait_are_bounded_in_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiting_followers_is_limited(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     with ExitStack() as calls:
         waiting = [FollowRequest(request_id=name, epoch=1, key=KEY) for name in "abc"]
@@ -205,7 +203,7 @@ async def test_those_that_wait_are_bounded_in_number(site: Site, monkeypatch: py
     assert site.outgoing.followers == 1
 
 
-async def test_what_was_over_is_remembered_up_to_a_bound_and_for_a_while(
+async def test_ended_handoffs_are_remembered_in_limited_number_and_time(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
@@ -217,14 +215,14 @@ async def test_what_was_over_is_remembered_up_to_a_bound_and_for_a_while(
     site.begin("d")
     site.outgoing.over("d", 1)
     site.outgoing.release("b")
-    assert "d" in site.outgoing._handoffs  # it goes behind those that are remembered for longer
+    assert "d" in site.outgoing._handoffs  # forgotten only after those that ended before it
     for one in site.outgoing._past.values():
         one.until_s = 0.0
     site.outgoing.forget_expired()
     assert site.outgoing._handoffs == {}
 
 
-async def test_a_later_attempt_is_another_handoff(site: Site) -> None:
+async def test_a_later_attempt_is_a_new_handoff(site: Site) -> None:
     first = site.keep("a")
     site.begin(epoch=2)
     assert site.released == [first.manifest]
@@ -236,13 +234,13 @@ async def test_a_later_attempt_is_another_handoff(site: Site) -> None:
     assert (await said(follower)).complete == second
 
 
-async def test_followers_are_sent_away_when_the_worker_ends(site: Site) -> None:
+async def test_followers_are_refused_when_the_worker_shuts_down(site: Site) -> None:
     site.begin()
     here, waits = site.follow(), site.follow("b")
     site.outgoing.hang_up()
     assert await refused(here) == grpc.StatusCode.UNAVAILABLE
     assert await refused(waits) == grpc.StatusCode.UNAVAILABLE
-    with pytest.raises(NotFollowedError, match="this worker ends"):
+    with pytest.raises(NotFollowedError, match="this worker is shutting down"):
         site.follow()
 
 
@@ -253,7 +251,7 @@ def names(site: Site, for_s: float = 60.0) -> list[str]:
     return [one.request_id for one in site.outgoing.to_renew(for_s)]
 
 
-async def test_what_is_still_held_is_renewed_and_what_is_gone_forgotten(site: Site) -> None:
+async def test_held_handoffs_are_renewed_and_others_end(site: Site) -> None:
     for name in ("pulled", "held", "replaced"):
         site.keep(name, lease_s=0.5 * PATIENCE)
     asked = site.outgoing.to_renew(60.0)
@@ -266,10 +264,10 @@ async def test_what_is_still_held_is_renewed_and_what_is_gone_forgotten(site: Si
     assert [one.request_id for one in site.released] == ["replaced#1"]
 
 
-async def test_no_lease_is_renewed_for_ever(site: Site) -> None:
+async def test_old_saves_are_not_renewed(site: Site) -> None:
     site.keep("its release was lost")
     assert names(site, 0.0) == []
-    assert names(site) == ["its release was lost#1"]  # until its lease is over
+    assert names(site) == ["its release was lost#1"]  # until its lease ends
 
 
 async def test_a_handoff_ends_with_its_lease(site: Site) -> None:
@@ -282,7 +280,7 @@ async def test_a_handoff_ends_with_its_lease(site: Site) -> None:
     assert [one.request_id for one in site.released] == ["held#1"]
 
 
-async def test_many_that_end_at_once_are_forgotten_without_recursion(site: Site) -> None:
+async def test_many_leases_that_end_at_once(site: Site) -> None:
     for number in range(3000):
         site.keep(f"r{number}", lease_s=0.3 * PATIENCE)
     for one in site.outgoing._leased.values():
@@ -290,7 +288,7 @@ async def test_many_that_end_at_once_are_forgotten_without_recursion(site: Site)
     assert names(site) == []
 
 
-async def test_a_prompt_whose_beginning_lost_its_lease_may_still_be_kept(site: Site) -> None:
+async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site: Site) -> None:
     site.begin()
     site.begun(lease_s=0.0)
     assert names(site) == []

@@ -1,12 +1,8 @@
-"""Prefill here, decode there: what is told of the handoff, and what ends without one."""
+"""Handoffs between real workers: what the router is told, and requests that end without one."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
-
-import grpc.aio
-import pytest
 
 from baton.handoff.manifest import seal
 from baton.protos import worker_pb2 as pb
@@ -14,14 +10,12 @@ from baton.protos.worker_pb2 import FollowReply
 from harness.support import eventually, free_port
 from harness.workers import Worker
 from tests.services.worker.router import (
-    DEADLINE_S,
     DECODE,
     PREFILL,
     EngineCoreRequest,
     FinishReason,
     StructuredOutputsParams,
     connected,
-    followed,
     kept,
     prompt,
     request,
@@ -35,7 +29,7 @@ def nothing_pinned(worker: Worker) -> None:
     eventually(lambda: worker.figure(PINNED) == 0, 10, "nothing is pinned")
 
 
-async def test_many_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> None:
+async def test_many_handoffs_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> None:
     cores = [request(f"many {n}", prompt(40 + 23 * n, seed=200 + n), max_tokens=10 + n) for n in range(12)]
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in cores:
@@ -50,35 +44,30 @@ async def test_many_at_once_equal_one_engine(prefill: Worker, mixed: Worker) -> 
             whole = await target.run(core, DECODE)
             assert one.tokens + rest.tokens == whole.tokens
             assert rest.finish == FinishReason.LENGTH
-    nothing_pinned(prefill)  # each was released when it was pulled
+    nothing_pinned(prefill)  # each is released when it was pulled
 
 
-async def test_max_tokens_of_one_ends_at_the_prefill(prefill: Worker) -> None:
-    async with connected(prefill.address) as stream:
-        got = await stream.run(request("one token", prompt(50), max_tokens=1), PREFILL)
-    assert (len(got.tokens), got.finish, got.saved) == (1, FinishReason.LENGTH, None)
-    nothing_pinned(prefill)
-
-
-async def test_a_stop_at_the_first_token_ends_at_the_prefill(prefill: Worker, mixed: Worker) -> None:
+async def test_a_request_that_ends_with_its_first_token_is_not_saved(prefill: Worker, mixed: Worker) -> None:
     tokens = prompt(64, seed=7)  # whole blocks
     async with connected(prefill.address) as source, connected(mixed.address) as target:
+        one = await source.run(request("one token", tokens, max_tokens=1), PREFILL)
         whole = await target.run(request("where it stops", tokens, max_tokens=1), DECODE)
         core = request("stops", tokens, stop_token_ids=whole.tokens)
         got = await source.run(core, PREFILL)
     assert (got.tokens, got.finish, got.stop_reason) == (whole.tokens, FinishReason.STOP, whole.tokens[0])
-    assert got.saved is None
+    assert (one.tokens, one.finish) == (whole.tokens, FinishReason.LENGTH)
+    assert one.saved is got.saved is None
     nothing_pinned(prefill)
 
 
-async def test_min_tokens_is_not_met_by_the_cut(prefill: Worker) -> None:
+async def test_min_tokens_does_not_keep_a_prefill_from_its_save(prefill: Worker) -> None:
     async with connected(prefill.address) as stream:
         got = await stream.run(request("at least 5", prompt(50, seed=8), min_tokens=5), PREFILL)
     assert got.finish is None
     assert got.saved is not None
 
 
-async def test_a_client_cannot_steer_transfers(mixed: Worker) -> None:
+async def test_clients_cannot_control_transfers(mixed: Worker) -> None:
     extra = {
         "kv_transfer_params": {"baton": "save", "epoch": 1, "do_remote_decode": True},
         "ec_transfer_params": {"x": 1},
@@ -95,24 +84,22 @@ async def test_a_client_cannot_steer_transfers(mixed: Worker) -> None:
     nothing_pinned(mixed)
 
 
-async def test_a_prefix_that_is_here_is_not_pulled(prefill: Worker, mixed: Worker) -> None:
+async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> None:
     tokens = prompt(200, seed=10)
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         whole = await target.run(request("first", tokens), DECODE)
         core = request("second", tokens)
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole.tokens
     assert rest.admitted is not None
     assert rest.admitted.blocks_pulled == 1  # of 7: the last one, which is not full
 
 
-async def test_what_was_released_fails_by_name(prefill: Worker, mixed: Worker) -> None:
+async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) -> None:
     core = request("released", prompt(100, seed=11))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        begun = await source.prefill(core)
         await source.abort("released")
         nothing_pinned(prefill)
         failed = await target.run(core, DECODE, source=source.source(core))
@@ -126,11 +113,10 @@ async def test_what_was_released_fails_by_name(prefill: Worker, mixed: Worker) -
     assert begun.tokens + rest.tokens == whole.tokens
 
 
-async def test_a_source_that_is_not_reached_is_told_as_such(prefill: Worker, mixed: Worker) -> None:
+async def test_a_source_that_cannot_be_reached_is_named(prefill: Worker, mixed: Worker) -> None:
     core = request("far away", prompt(100, seed=14))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         complete = await kept(source.source(core))
         for shard in complete.manifest.shards:
             del shard.offers["shm"]
@@ -143,25 +129,8 @@ async def test_a_source_that_is_not_reached_is_told_as_such(prefill: Worker, mix
         await source.abort("far away")
 
 
-async def test_another_requests_kv_is_refused(prefill: Worker, mixed: Worker) -> None:
-    mine, other = request("mine", prompt(80, seed=12)), request("other", prompt(80, seed=13))
-    async with connected(prefill.address) as source, connected(mixed.address) as target:
-        await source.start(mine, PREFILL)
-        await source.start(other, PREFILL)
-        await source.end("mine")
-        await source.end("other")
-        complete = await kept(source.source(other))
-        async with telling(source.source(mine), FollowReply(complete=complete)) as wrong:
-            got = await target.run(mine, DECODE, source=wrong)
-        assert got.failed is not None
-        assert got.failed.code == pb.Failed.CODE_HANDOFF
-        assert "WrongRequest" in got.failed.message
-        await source.abort("mine", "other")
-    nothing_pinned(prefill)
-
-
-async def test_seeded_prompts_read_in_steps_do_not_kill_the_engine(mixed: Worker) -> None:
-    """On CPU, vLLM alone dies of this one."""
+async def test_seeded_prompts_of_several_steps_do_not_kill_the_engine(mixed: Worker) -> None:
+    """vLLM alone crashes here on a CPU."""
 
     def core(name: str, n: int, **params: Any) -> EngineCoreRequest:
         return request(f"{name} {n}", prompt(600, seed=300 + n), temperature=1.0, seed=n, **params)
@@ -174,7 +143,7 @@ async def test_seeded_prompts_read_in_steps_do_not_kill_the_engine(mixed: Worker
     assert [got.tokens for got in together] == [got.tokens for got in alone]
 
 
-async def test_metrics_tell_of_it(prefill: Worker, mixed: Worker) -> None:
+async def test_metrics_count_a_handoff(prefill: Worker, mixed: Worker) -> None:
     names = {
         prefill: ("generated_tokens", "handoffs_saved", "engine_step_seconds_count", "prefix_cache_queries"),
         mixed: ("handoffs_loaded", "handoff_bytes", "handoff_total_seconds_count"),
@@ -190,8 +159,7 @@ async def test_metrics_tell_of_it(prefill: Worker, mixed: Worker) -> None:
     before = figures()
     core = request("measured", prompt(100, seed=400))
     async with connected(prefill.address) as source, connected(mixed.address) as target:
-        begun = await source.run(core, PREFILL)
-        assert begun.saved is not None
+        await source.prefill(core)
         await target.run(core, DECODE, source=source.source(core))
     grown = [after - was for was, after in zip(before, figures(), strict=True)]
     assert grown[:2] == [1, 1]
@@ -202,12 +170,12 @@ STEP = 256  # tokens
 
 
 def long(name: str, which: int, **params: Any) -> EngineCoreRequest:
-    """Make a request whose prompt takes three steps."""
+    """Return a request whose prompt takes three steps."""
     return request(name, prompt(2 * STEP + 60 + which % 40, seed=which), **params)
 
 
 async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, mixed: Worker) -> None:
-    """Whatever depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
+    """With everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
     cores = [
         long("early", 500),
         long("early seeded", 501, temperature=1.0, seed=3),
@@ -231,23 +199,21 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
     nothing_pinned(prefill)
 
 
-async def test_a_handoff_that_nobody_wants_any_more_is_dropped(prefill: Worker, mixed: Worker) -> None:
+async def test_an_aborted_handoff_can_be_tried_again(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         core = long("dropped", 510)
         await target.start(core, DECODE, source=source.source(core))
         await source.start(core, PREFILL)
         await target.abort("dropped")
         await source.abort("dropped")
-        # The next attempt at it is as any.
         await target.start(core, DECODE, epoch=2, source=source.source(core))
-        begun = await source.run(core, PREFILL, epoch=2)
-        assert begun.saved is not None
+        begun = await source.prefill(core, epoch=2)
         rest = await target.end("dropped")
         assert len(begun.tokens + rest.tokens) == 24
     nothing_pinned(prefill)
 
 
-async def test_a_prefill_that_is_given_up_fails_its_decode(prefill: Worker, mixed: Worker) -> None:
+async def test_an_aborted_prefill_fails_its_decode(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for which in range(520, 540):
             core = long(f"given up {which}", which)
@@ -256,32 +222,18 @@ async def test_a_prefill_that_is_given_up_fails_its_decode(prefill: Worker, mixe
             await source.abort(core.request_id)
             got = await target.end(core.request_id)
             if got.failed is None:
-                continue  # its prompt was complete before
+                continue  # its prompt was already complete
             assert got.failed.code == pb.Failed.CODE_HANDOFF
             # The next attempt computes here.
             got = await target.run(core, DECODE, epoch=2, written=[1])
             assert (got.failed, len(got.tokens)) == (None, 23)
             break
         else:
-            raise AssertionError("each prompt was complete before it was given up")
+            raise AssertionError("all prompts were complete before they were aborted")
     nothing_pinned(prefill)
 
 
-async def test_a_decode_ends_where_the_tokens_do_not_fit(prefill: Worker, mixed: Worker) -> None:
-    async with connected(prefill.address) as source, connected(mixed.address) as target:
-        core = long("unfit", 530)
-        assert (await source.run(core, PREFILL)).saved is not None
-        complete = await kept(source.source(core))
-        del complete.token_ids[:]
-        async with telling(source.source(core), FollowReply(complete=complete)) as other:
-            got = await target.run(core, DECODE, source=other)
-        assert got.failed is not None
-        assert got.failed.code == pb.Failed.CODE_HANDOFF
-        await source.abort("unfit")
-    nothing_pinned(prefill)
-
-
-async def test_what_needs_its_first_token_waits_for_that(prefill: Worker, mixed: Worker) -> None:
+async def test_requests_that_need_their_first_token_wait_for_it(prefill: Worker, mixed: Worker) -> None:
     grammar = StructuredOutputsParams(regex="[a-z]{24}")
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         for core in (
@@ -290,32 +242,10 @@ async def test_what_needs_its_first_token_waits_for_that(prefill: Worker, mixed:
             long("no prefix cache", 542, skip_reading_prefix_cache=True),
         ):
             await target.start(core, DECODE, source=source.source(core))
-            begun = await source.run(core, PREFILL)
-            assert begun.saved is not None
+            begun = await source.prefill(core)
             rest = await target.end(core.request_id)
             assert rest.admitted is not None, rest.failed
             core.request_id = f"whole {core.request_id}"
             whole = await target.run(core, DECODE)
             assert begun.tokens + rest.tokens == whole.tokens
-    nothing_pinned(prefill)
-
-
-async def test_a_prompt_is_told_to_one_who_has_its_key(prefill: Worker) -> None:
-    async with connected(prefill.address) as source:
-        core = long("told", 550)
-        following = asyncio.create_task(followed(source.source(core)))
-        begun = await source.run(core, PREFILL)
-        async with asyncio.timeout(DEADLINE_S):
-            early, last = await following
-        assert (early.begun.num_tokens, early.begun.saved_at_s) == (len(core.prompt_token_ids or ()), 0)
-        assert list(last.complete.token_ids) == begun.tokens
-        assert last.complete.manifest.saved_at_s > 0
-        stranger = source.source(core)
-        stranger.key = bytes(16)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await followed(stranger)
-        assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-        await source.abort("told")
-        [released] = await followed(source.source(core))
-        assert released.problem.name == "UnknownHandoff"
     nothing_pinned(prefill)

@@ -1,4 +1,4 @@
-"""What a worker holds of a chat is there for its next turn, on another worker."""
+"""A chat's KV on one worker is used for its next turn on another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from baton.attempts import prefix_id
 from baton.protos import worker_pb2 as pb
-from baton.protos.worker_pb2 import FollowReply
 from harness.support import eventually
 from harness.workers import Worker
 from tests.services.worker.router import (
@@ -19,7 +18,6 @@ from tests.services.worker.router import (
     kept,
     prompt,
     request,
-    telling,
 )
 from tests.services.worker.test_phases import nothing_pinned
 
@@ -28,11 +26,11 @@ ANSWER = 40
 
 
 async def chat(decode: Stream, name: str, seed: int) -> tuple[EngineCoreRequest, int]:
-    """Have a first turn answered; return the second one, and how many of its tokens that worker holds."""
+    """Run a first turn; return the second one, and how many of its tokens the worker has cached."""
     first = request(f"{name}, first turn", prompt(200, seed), max_tokens=ANSWER)
     answer = await decode.run(first, DECODE)
     asked = [*prompt(200, seed), *answer.tokens]
-    held = (len(asked) - 1) // BLOCK * BLOCK  # the last token was written, and never read
+    held = (len(asked) - 1) // BLOCK * BLOCK  # the last token has no KV
     return request(name, [*asked, *prompt(100, seed + 1)]), held
 
 
@@ -43,7 +41,7 @@ async def save(stream: Stream, core: EngineCoreRequest, held: int) -> pb.Source:
     return stream.source(core, name=name, tokens=held + 1)
 
 
-async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixed: Worker) -> None:
+async def test_the_next_turn_computes_only_its_own_tokens(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: chat", 700)
         source = await save(writer, core, held)
@@ -51,18 +49,18 @@ async def test_the_next_turn_computes_its_own_tokens_alone(prefill: Worker, mixe
         assert (complete.manifest.num_tokens, list(complete.token_ids)) == (held + 1, [])
         begun = await reader.run(core, PREFILL, source=source)
         assert begun.admitted is not None
-        assert begun.admitted.tokens == held + 1  # and one block of them is not full
+        assert begun.admitted.tokens == held + 1  # the last block is not full
         assert begun.admitted.blocks_pulled == held // BLOCK + 1
         assert begun.saved is not None
         rest = await writer.run(core, DECODE, source=reader.source(core))
         core.request_id = "turn: the same, alone"
         whole = await writer.run(core, DECODE)
     assert begun.tokens + rest.tokens == whole.tokens
-    nothing_pinned(mixed)  # it was released when it was pulled
+    nothing_pinned(mixed)  # released when it was pulled
     nothing_pinned(prefill)
 
 
-async def test_what_is_not_held_is_refused_and_not_computed(mixed: Worker) -> None:
+async def test_a_beginning_that_is_not_cached_is_refused_and_not_computed(mixed: Worker) -> None:
     core = request("turn: never seen", prompt(300, seed=710))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"))
@@ -70,15 +68,15 @@ async def test_what_is_not_held_is_refused_and_not_computed(mixed: Worker) -> No
         assert got.failed.code == pb.Failed.CODE_HANDOFF
         assert "lacks 257 of 257 tokens" in got.failed.message
         assert not got.tokens
-        # Nothing of it is in the prefix cache afterwards, and nothing waits to be pulled.
+        # It is not in the prefix cache afterwards either.
         again = await stream.run(core, SAVE, prefix_tokens=257, name=prefix_id("turn: never seen"), epoch=2)
         assert again.failed is not None
         assert "lacks 257 of 257 tokens" in again.failed.message
-    eventually(lambda: mixed.figure("baton_worker_requests_waiting") == 0, 10, "it is gone")
+    eventually(lambda: mixed.figure("baton_worker_requests_waiting") == 0, 10, "it has ended")
     nothing_pinned(mixed)
 
 
-async def test_another_tenant_s_kv_is_not_handed_over(mixed: Worker) -> None:
+async def test_kv_of_another_tenant_is_not_handed_over(mixed: Worker) -> None:
     async with connected(mixed.address) as stream:
         core, held = await chat(stream, "turn: salted", 720)
         core.cache_salt = "another tenant"
@@ -87,7 +85,7 @@ async def test_another_tenant_s_kv_is_not_handed_over(mixed: Worker) -> None:
     assert got.failed.code == pb.Failed.CODE_HANDOFF
 
 
-async def test_a_prompt_s_beginning_is_less_than_all_of_it(mixed: Worker) -> None:
+async def test_a_beginning_is_shorter_than_its_prompt(mixed: Worker) -> None:
     core = request("no beginning", prompt(64, seed=730))
     async with connected(mixed.address) as stream:
         for tokens in (0, 64, 65):
@@ -96,7 +94,7 @@ async def test_a_prompt_s_beginning_is_less_than_all_of_it(mixed: Worker) -> Non
             assert got.failed.code == pb.Failed.CODE_INVALID
 
 
-async def test_a_prompt_may_come_before_its_beginning_is_saved(prefill: Worker, mixed: Worker) -> None:
+async def test_a_prompt_may_start_before_its_beginning_is_saved(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, "turn: at once", 760)
         name = prefix_id(core.request_id)
@@ -111,7 +109,7 @@ async def test_a_prompt_may_come_before_its_beginning_is_saved(prefill: Worker, 
 
 
 @pytest.mark.parametrize("how", ["released", "never asked for"])
-async def test_a_beginning_that_does_not_come_is_computed(prefill: Worker, mixed: Worker, how: str) -> None:
+async def test_a_beginning_that_does_not_arrive_is_computed(prefill: Worker, mixed: Worker, how: str) -> None:
     async with connected(prefill.address) as reader, connected(mixed.address) as writer:
         core, held = await chat(writer, f"turn: {how}", 740)
         source = writer.source(core, name=prefix_id(core.request_id), tokens=held + 1)
@@ -127,19 +125,3 @@ async def test_a_beginning_that_does_not_come_is_computed(prefill: Worker, mixed
         await reader.abort(f"turn: {how}")
     assert begun.tokens == whole.tokens[:1]
     nothing_pinned(prefill)
-
-
-async def test_a_beginning_of_another_request_is_not_loaded(prefill: Worker, mixed: Worker) -> None:
-    async with connected(prefill.address) as reader, connected(mixed.address) as writer:
-        core, held = await chat(writer, "turn: mine", 750)
-        source = await save(writer, core, held)
-        core.request_id = "turn: yours"
-        mine = FollowReply(complete=await kept(source))
-        async with telling(source, mine) as other:
-            other.request_id = prefix_id("turn: yours")
-            failed = await reader.run(core, PREFILL, source=other)
-        assert failed.failed is not None
-        assert "WrongRequest" in failed.failed.message
-        assert mixed.figure("baton_worker_handoffs_pinned") == 1  # nor is it released
-        await writer.abort(prefix_id("turn: mine"))
-    nothing_pinned(mixed)

@@ -1,4 +1,4 @@
-"""The scheduler knows what a worker's engine holds: from its events, by the names that routers use."""
+"""The scheduler knows a worker's cached blocks, by the keys that routers use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def reserved(client: SchedulerClient, worker: Worker) -> int:
 
 
 async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: PromptKeys) -> int:
-    """Return the prompt tokens that the scheduler books for such a prompt on the worker: those not cached."""
+    """Place a prompt on the worker; return the prompt tokens booked, which are those not cached."""
     others = [one.identity.worker_id for one in (await client.describe()).workers]
     others.remove(worker.name)
     placed = await place(client, f"ask-{next(_numbers)}", 1, tokens, 1, *others, prefix=keys)
@@ -37,7 +37,7 @@ async def booked(client: SchedulerClient, worker: Worker, tokens: int, keys: Pro
     return found
 
 
-async def test_what_an_engine_cached_is_known_by_the_routers_names(mixed: Worker) -> None:
+async def test_cached_blocks_are_known_by_the_routers_keys(mixed: Worker) -> None:
     tokens = prompt(5 * BLOCK + 7, seed=901)
     async with (
         SchedulerClient(mixed.scheduler, router_id="asks") as client,

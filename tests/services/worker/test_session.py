@@ -1,4 +1,4 @@
-"""A router that does not read is cut off; one that reads gets all, in order, and hears that we live."""
+"""A router gets all replies in order and signs of life; one that does not read is cut off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.support import PATIENCE
 
 
 class Sink:
-    """gRPC's side: takes a reply when `open` is set."""
+    """gRPC, which accepts replies once `open` is set."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -32,7 +32,7 @@ def reply(name: str) -> RunReply:
     return RunReply(failed=[Failed(request_id=name)])
 
 
-async def test_all_is_sent_in_order() -> None:
+async def test_replies_are_sent_in_order() -> None:
     session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     writing = asyncio.create_task(session.write(sink))
@@ -62,7 +62,7 @@ async def test_a_router_that_does_not_read_is_cut_off() -> None:
     writing.cancel()
 
 
-async def test_a_stream_without_news_has_signs_of_life() -> None:
+async def test_an_idle_stream_has_signs_of_life() -> None:
     session, sink = RouterSession(1, "peer"), Sink()
     sink.open.set()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.01))]
@@ -74,7 +74,7 @@ async def test_a_stream_without_news_has_signs_of_life() -> None:
         task.cancel()
 
 
-async def test_a_router_that_does_not_read_is_sent_no_signs_of_life() -> None:
+async def test_a_router_that_does_not_read_gets_no_signs_of_life() -> None:
     session, sink = RouterSession(1, "peer"), Sink()
     tasks = [asyncio.create_task(session.write(sink)), asyncio.create_task(session.stay_alive(0.001))]
     session.send(reply("stuck"))
@@ -87,12 +87,12 @@ async def test_a_router_that_does_not_read_is_sent_no_signs_of_life() -> None:
         task.cancel()
 
 
-async def test_a_router_that_does_not_read_large_replies_is_cut_off_sooner(
+async def test_large_replies_cut_a_router_off_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "QUEUE_BYTES", 1000)
     session, sink = RouterSession(1, "peer"), Sink()
-    session.send(RunReply(engine_outputs=bytes(2000)))  # one is sent, whatever its size
+    session.send(RunReply(engine_outputs=bytes(2000)))  # a single one may have any size
     writing = asyncio.create_task(session.write(sink))
     await asyncio.sleep(0)
     session.send(RunReply(engine_outputs=bytes(600)))

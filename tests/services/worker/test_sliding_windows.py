@@ -1,4 +1,4 @@
-"""A model with sliding windows, on mixed workers with handoffs and without: the same text, the same room."""
+"""Sliding windows on mixed workers, with and without handoffs: the same text and as many KV blocks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.services.worker.router import DECODE, PREFILL, connected, hello, prom
 
 VOCABULARY, WINDOW, WRITTEN = 320, 64, 24
 ENGINE = {"kv_cache_gib": 0.0625, "max_model_len": 1024, "enable_prefix_caching": False}
-# Of that memory, if each layer kept all tokens: 4 layers, 32 tokens, keys and values of 64 float32.
+# If each layer kept all tokens: 4 layers, 32 tokens, keys and values of 64 float32.
 BLOCKS_OF_ALL = 2**26 // (4 * 32 * 2 * 64 * 4)
 PROMPTS = [prompt(200, seed) for seed in (1, 2)]
 
 
 def gemma(folder: Path) -> list[list[int]]:
-    """Give a tiny Gemma 3, every other layer with a window, and transformers' output for each prompt."""
+    """Save a tiny Gemma 3 with windows in every other layer; return transformers' output for each prompt."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -54,7 +54,7 @@ def gemma(folder: Path) -> list[list[int]]:
         ).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
-                # Wider than a new model's: else every prompt gets the same answer.
+                # Larger than usual, so that prompts get different answers.
                 weight.normal_(0, 0.1 if "norm" in name else 0.2)
             model.save_pretrained(folder)
             model.generation_config.eos_token_id = None
@@ -68,14 +68,14 @@ def gemma(folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, list[list[int]]]]:
-    """Give a fleet for its workers, and transformers' output."""
+    """Return a fleet for its workers, and transformers' output."""
     folder = tmp_path_factory.mktemp("windows")
     answers = gemma(folder / "gemma")
     with fleet(folder / "gemma", folder) as workers:
         yield workers, answers
 
 
-async def test_windows_save_room_with_handoffs_and_without(model: tuple[Fleet, list[list[int]]]) -> None:
+async def test_windows_save_blocks_with_and_without_handoffs(model: tuple[Fleet, list[list[int]]]) -> None:
     workers, expected = model
     blocks = {}
     for enabled in (None, False):
@@ -87,7 +87,7 @@ async def test_windows_save_room_with_handoffs_and_without(model: tuple[Fleet, l
             for number, (tokens, answer) in enumerate(zip(PROMPTS, expected, strict=True)):
                 got = await stream.run(request(f"whole {number}", tokens, max_tokens=WRITTEN), DECODE)
                 assert got.tokens == answer
-                # As another worker's that died: its text is read again.
+                # Resumed without KV, as after a failure.
                 rest = request(f"rest {number}", tokens, max_tokens=WRITTEN)
                 got = await stream.run(rest, DECODE, epoch=2, written=answer[:9])
                 assert got.tokens == answer[9:]
@@ -105,12 +105,12 @@ async def test_windows_save_room_with_handoffs_and_without(model: tuple[Fleet, l
                 refusal = stub.SetRole(asked, timeout=CALL_S).refusal
             assert "was started without handoffs (handoff.enabled)" in refusal
     assert len({tuple(answer) for answer in expected}) == len(expected)
-    # A request of the longest has 32 blocks of the full layers' half, and 11 of the other half's.
+    # The longest request has 32 blocks in the full layers, and 11 in the others.
     assert blocks[False] == blocks[None] > 1.4 * BLOCKS_OF_ALL
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_a_role_that_hands_over_needs_handoffs(name: str) -> None:
+def test_prefill_and_decode_workers_need_handoffs(name: str) -> None:
     settings = Settings(handoff={"enabled": False})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"handoff\.enabled is false, but a {name} worker needs handoffs"):
         roles.check(roles.role(name), settings)

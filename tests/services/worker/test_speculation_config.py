@@ -1,4 +1,4 @@
-"""vLLM's settings of speculation; no engine is loaded."""
+"""The speculative settings given to vLLM."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_every_worker_can_draft(
 
 
 @pytest.mark.parametrize(("layers", "least"), [(1, 0), (2, 2)])
-def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path, layers: int, least: int) -> None:
-    """The second of several layers that draft in turn has KV too, though no request decodes."""
+def test_every_mtp_layer_computes_the_prompt(tmp_path: Path, layers: int, least: int) -> None:
+    """All layers need KV, even on a worker that does not decode."""
     one = ARCHITECTURES["mtp-deepseek-v3"]
     target = tmp_path / "two-layers"
     shutil.copytree(one.target(one.checkpoint()), target)
@@ -77,7 +77,7 @@ def test_every_mtp_layer_is_run_over_the_prompt(tmp_path: Path, layers: int, lea
     assert least_drafts(read) == least
 
 
-def test_blocks_are_verified_where_vllm_can(mimo: Path) -> None:
+def test_block_verification_is_refused_where_vllm_cannot(mimo: Path) -> None:
     spec = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "block"}
     with pytest.raises(ConfigError, match="model runner V2 alone"):
         built(mimo, spec)

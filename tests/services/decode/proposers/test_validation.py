@@ -1,4 +1,4 @@
-"""Impossible settings are refused before anything is loaded: key, value, why, what would work."""
+"""Impossible speculative settings are refused with what would work."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
             {"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3},
             "prompt_lookup_max, which is 3",
         ),
-        ({"method": "ngram", "model": "x"}, "'ngram' makes no use of it"),
+        ({"method": "ngram", "model": "x"}, "'ngram' does not use it"),
         ({"method": "ngram", "quantization": "fp8"}, "a method that has a draft model"),
         ({"method": "ngram", "num_model_steps": 1}, "mtp_strategy 'with_ngram' or 'with_suffix'"),
         ({"method": "ngram", "mtp_strategy": "with_ngram"}, "it goes with mtp, eagle and eagle3"),
@@ -79,19 +79,19 @@ def test_a_wrong_value_is_named(spec: dict[str, Any], said: list[str]) -> None:
         ({"method": "eagle3"}, "needs an EAGLE-3 head"),
         ({"method": "draft_model"}, "needs a small model"),
         ({"method": "medusa", "num_speculative_tokens": 2}, "needs the Medusa heads"),
-        ({"method": "medusa"}, "drafts the same number each step"),
+        ({"method": "medusa"}, "drafts the same number in each step"),
         ({"method": "eagle", "model": "/nowhere"}, "'/nowhere'): this folder does not exist"),
     ],
 )
-def test_what_cannot_work_is_refused(target: str, spec: dict[str, Any], said: str) -> None:
+def test_impossible_settings_are_refused(target: str, spec: dict[str, Any], said: str) -> None:
     assert said in refusal(target, **spec)
 
 
-def test_a_head_needs_a_configuration(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_needs_a_config_json(target: str, tmp_path: Path) -> None:
     assert "holds no config.json" in refusal(target, method="eagle", model=str(tmp_path))
 
 
-def test_a_head_is_enough(target: str, tmp_path: Path) -> None:
+def test_an_eagle_head_is_accepted(target: str, tmp_path: Path) -> None:
     head = folder(tmp_path / "head")
     method = validation.check(engine(target, method="eagle", model=head, num_speculative_tokens=3))
     assert method is not None
@@ -101,13 +101,13 @@ def test_a_head_is_enough(target: str, tmp_path: Path) -> None:
     assert method.engine_config(spec) == {"method": "eagle", "model": head, "num_speculative_tokens": 3}
 
 
-def test_the_hybrids_keys_go_with_the_strategy(target: str, tmp_path: Path) -> None:
+def test_keys_of_the_hybrid_need_its_strategy(target: str, tmp_path: Path) -> None:
     head = {"method": "eagle", "model": folder(tmp_path / "head")}
     assert "with_ngram" in refusal(target, **head, prompt_lookup_max=3)
     assert "with_suffix" in refusal(target, **head, num_model_steps=1)
     hybrid = {**head, "mtp_strategy": "with_ngram", "num_speculative_tokens": 4}
     assert "it goes with suffix" in refusal(target, **hybrid, suffix_decoding_min_token_prob=0.5)
-    assert "no more than the 4 drafted tokens" in refusal(target, **hybrid, num_model_steps=5)
+    assert "cannot be above the 4 drafted tokens" in refusal(target, **hybrid, num_model_steps=5)
     assert validation.check(engine(target, **hybrid, num_model_steps=4, prompt_lookup_max=3)) is not None
 
 
@@ -124,15 +124,15 @@ def test_mtp_layers_are_found(tmp_path: Path, config: dict[str, Any]) -> None:
     assert validation.check(engine(folder(tmp_path / "m", **config), method="mtp")) is not None
 
 
-def test_each_mtp_layer_drafts_as_often(tmp_path: Path) -> None:
+def test_the_length_is_a_multiple_of_the_mtp_layers(tmp_path: Path) -> None:
     model = folder(tmp_path / "m", num_nextn_predict_layers=2)
-    assert "say 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
+    assert "set it to 4 or 6" in refusal(model, method="mtp", num_speculative_tokens=5)
     assert "max_speculative_tokens" in refusal(model, method="mtp", max_speculative_tokens=3)
     for fits in (1, 2, 4):
         validation.check(engine(model, method="mtp", num_speculative_tokens=fits))
 
 
-def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
+def test_eagle3_needs_different_layers(tmp_path: Path) -> None:
     shallow = folder(tmp_path / "target", num_hidden_layers=5)
     head = folder(tmp_path / "plain")
     said = refusal(shallow, method="eagle3", model=head)
@@ -144,21 +144,21 @@ def test_eagle3_reads_different_layers(tmp_path: Path) -> None:
     assert "[1, 3, 9]" in refusal(shallow, method="eagle3", model=deep)
 
 
-def test_eagle3_needs_hidden_states_that_mimo_keeps(tmp_path: Path) -> None:
+def test_eagle3_is_refused_for_mimo(tmp_path: Path) -> None:
     mimo = folder(tmp_path / "target", architectures=["MiMoForCausalLM"], num_hidden_layers=30)
     said = refusal(mimo, method="eagle3", model=folder(tmp_path / "head"))
-    assert "does not give out the hidden states" in said
+    assert "does not provide the hidden states" in said
     assert "mtp" in said
 
 
-def test_a_draft_model_speaks_the_targets_language(target: str, tmp_path: Path) -> None:
+def test_a_draft_model_has_the_targets_vocabulary(target: str, tmp_path: Path) -> None:
     other = folder(tmp_path / "other", vocab_size=99)
     assert "99 tokens, the target's 100" in refusal(target, method="draft_model", model=other)
     misleading = folder(tmp_path / "eagle3-like")
     assert "contains 'eagle3'" in refusal(target, method="draft_model", model=misleading)
 
 
-def test_medusa_drafts_one_token_a_head(target: str, tmp_path: Path) -> None:
+def test_medusa_drafts_one_token_per_head(target: str, tmp_path: Path) -> None:
     heads = folder(tmp_path / "heads", num_heads=4)
     said = refusal(target, method="medusa", model=heads, num_speculative_tokens=3)
     assert "4 heads" in said
@@ -167,9 +167,9 @@ def test_medusa_drafts_one_token_a_head(target: str, tmp_path: Path) -> None:
     )
 
 
-def test_the_drafters_ranks(target: str, tmp_path: Path) -> None:
+def test_the_ranks_of_the_draft_model(target: str, tmp_path: Path) -> None:
     draft = folder(tmp_path / "draft")
-    for method, ranks, allowed in (("draft_model", 1, "say 4"), ("eagle", 2, "say 1 or 4")):
+    for method, ranks, allowed in (("draft_model", 1, "set it to 4"), ("eagle", 2, "set it to 1 or 4")):
         spec = {"method": method, "model": draft, "draft_tensor_parallel_size": ranks}
         settings = engine(target, **spec)
         settings.tensor_parallel_size = 4
@@ -177,6 +177,6 @@ def test_the_drafters_ranks(target: str, tmp_path: Path) -> None:
             validation.check(settings)
 
 
-def test_a_model_that_lies_elsewhere_is_left_to_vllm() -> None:
+def test_a_model_by_name_is_not_checked() -> None:
     assert validation.check(engine("somebody/model", method="mtp")) is not None
     assert validation.check(engine("somebody/model", method="eagle3", model="somebody/head")) is not None

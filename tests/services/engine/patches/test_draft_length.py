@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.services.decode.draft_length import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 from baton.services.engine.patches.draft_length import DraftLengthSeam
 from harness.engines import Engine, EngineProcess
 from harness.support import eventually

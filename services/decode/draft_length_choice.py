@@ -1,9 +1,9 @@
 """Choose the draft length with the most expected tokens per second, from measured steps.
 
-A draft costs its passes of the draft model and the verification of its tokens; its benefit depends on the
-text. In a small batch a step takes about as long with drafts as without; in a large one every verified token
-counts, so a fixed number loses at one end. The number is chosen for the whole batch, anew every few steps, as
-argmax_k tokens(k) / seconds(batch, k), 0 included (the goodput of SmartSpec, Liu et al., 2024).
+A draft costs passes of the draft model and verification; its benefit depends on the text. In a small batch
+drafts cost almost no time, in a large one every verified token does, so no fixed length is good for both. The
+length is chosen for the whole batch, every few steps, as argmax_k tokens(k) / seconds(batch, k), 0 included
+(the goodput of SmartSpec, Liu et al., 2024).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 from baton.services.decode.draft_estimates import Acceptance, StepTimeModel, bucket
 
 _REVIEW_STEPS = 4  # steps between choices
-_WORTH_A_CHANGE = 1.01  # required gain in tokens per second: noise must not move the choice to and fro
-# The benefit of the doubt: a limit whose time was measured n times is rated higher by this share over sqrt(n
-# + 1), so that a limit made to look bad by a few slow steps is measured until it is known (an upper
-# confidence bound, Auer et al., 2002). A step's time scatters by 10 to 15 %.
+_WORTH_A_CHANGE = 1.01  # required gain in tokens per second, so that noise does not flip the choice
+# A length measured n times is rated higher by this share / sqrt(n + 1) (an upper confidence bound, Auer et
+# al., 2002), so that one that looks bad after a few slow steps is measured again. Times vary by 10 to 15 %.
 _DOUBT = 0.2
-# Learning: other limits are tried for a few steps at a time, out of a budget that every step pays into.
-_PROBE_STEPS = 4  # the first of these still verifies what the limit before it drafted
-_PROBE_SHARE = 0.01  # share of the time lost to limits that are not the best
+# Other lengths are probed for a few steps at a time, from a budget that every step adds to.
+_PROBE_STEPS = 4  # the first of these still verifies drafts of the length before
+_PROBE_SHARE = 0.01  # the part of all time spent on probing
 _PROBE_CREDIT_AT_FIRST = 8.0  # steps
-_PROBE_CREDIT_NEW_BATCH = 8.0  # a new batch size's budget, steps
+_PROBE_CREDIT_NEW_BATCH = 8.0  # steps, for a new batch size
 _PROBE_CREDIT_MOST = 3.0
-_PROBE_COSTS_AT_LEAST = 0.15  # steps; an equally good limit must not be probed all the time
-_PROBE_AGAIN_STEPS = 60  # a limit that was run this recently needs no probe
+_PROBE_COSTS_AT_LEAST = 0.15  # steps, so that an equally good length is not probed all the time
+_PROBE_AGAIN_STEPS = 60  # a length that was run in these last steps needs no probe
 
 
 @dataclass(frozen=True)
@@ -35,42 +34,42 @@ class DraftStep:
     """The measurements of one engine step."""
 
     requests: int
-    tokens: int  # run through the target: one per request, plus the verified drafts
-    limit: int  # the limit per request on this step's drafts, which the next step verifies
-    seconds: float | None  # None if it held prompts: nothing is learned from it
-    rows: int = 0  # requests that could have come with a draft
-    asked: int = 0  # the limit of the step before it, which drafted for this one
-    drafted: Sequence[int] = ()  # [asked or more] rows that had a token drafted at each position
-    accepted: Sequence[int] = ()  # [asked or more] how many of these were accepted
+    tokens: int  # run through the target: one per request, and the drafts
+    limit: int  # draft length of this step; the next step verifies these drafts
+    seconds: float | None  # None if the step had prompts, as its time is not comparable
+    rows: int = 0  # requests that could have had a draft to verify
+    asked: int = 0  # draft length of the previous step
+    drafted: Sequence[int] = ()  # [asked or more] rows with a drafted token at each position
+    accepted: Sequence[int] = ()  # [asked or more] how many of them were accepted
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The last decision, and its reasons. Tuples are [limit + 1], by the number of drafted tokens."""
+    """The last decision and its reasons. Tuples are [limit + 1], by draft length."""
 
     requests: int = 0
     limit: int = 0
-    probe: bool = False  # tried to learn about it, not because it is thought the best
+    probe: bool = False  # run to learn about it, not because it seems best
     tokens_per_step: tuple[float, ...] = ()  # per request
     step_seconds: tuple[float, ...] = ()
 
 
 @dataclass
 class _Batch:
-    """The memory of one bucket of batch sizes."""
+    """State of one bucket of batch sizes."""
 
     limit: int | None = None
-    seen_at: dict[int, int] = field(default_factory=dict)  # step number at which a limit was last run
+    seen_at: dict[int, int] = field(default_factory=dict)  # draft length -> number of its last step
 
 
 class DraftLength:
-    """Chooses the limit of each step. Belongs to the engine's thread."""
+    """Chooses the draft length of each step. For the engine's thread."""
 
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
         """Choose at most `limit` tokens.
 
-        model_tokens: how many tokens of a draft come from a draft model, each with its own pass; 0 for a
-        method that only matches, None for all.
+        model_tokens: tokens of a draft that come from a draft model, each in its own pass; 0 if a method only
+        matches text, None for all
         """
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
@@ -90,7 +89,7 @@ class DraftLength:
         return self._choice
 
     def choose(self, requests: int) -> int:
-        """Return the limit for the step that is being scheduled with `requests`. Call it once per step."""
+        """Return the draft length for the step being scheduled. Call once per step."""
         self._step += 1
         last = self._choice
         same = last.requests and bucket(last.requests) == bucket(requests)
@@ -101,7 +100,7 @@ class DraftLength:
         return self._choice.limit
 
     def observe(self, step: DraftStep) -> None:
-        """Learn from a step. Call it once per step, in the order in which they ran."""
+        """Learn from a step. Call once per step, in order."""
         if step.rows or step.asked < self.limit:
             self._acceptance.observe(step.rows, step.asked, step.drafted, step.accepted)
         if step.seconds is not None and step.seconds > 0 and step.requests:
@@ -142,7 +141,7 @@ class DraftLength:
         return DraftChoice(requests, limit, probe is not None, tuple(tokens), tuple(seconds))
 
     def _worth_a_look(self, batch: _Batch, limit: int, rates: Sequence[float]) -> int | None:
-        """Return a limit to try: one not run for long, or cheap to run; None if none is worth the time."""
+        """Return a length to probe, old or cheap to run; None if none is worth the time."""
         best, most = None, 0.0
         for other, rate in enumerate(rates):
             age = self._step - batch.seen_at.get(other, -4 * _PROBE_AGAIN_STEPS)

@@ -1,13 +1,13 @@
-"""Try requests alone: while one of them runs, no step of the engine includes another.
+"""Run suspect requests alone: while one runs, no engine step includes another request.
 
-A router asks for this if an engine failed under a request. Running requests get `GRACE_S` to end, and are
-then moved to other workers, as at the end of a drain. Requests that wait for KV from a source stay: without
-their token no step includes them, and their prompts may be half computed. New requests and such tokens are
-held, in order, and go to the engine afterwards.
+A router asks for this if an engine failed while the request was running. Running requests get `GRACE_S` to
+finish and are then moved to other workers, as at the end of a drain. Requests that wait for KV from a source
+stay, because no step includes them before they have their first token. New requests, and first tokens that
+arrive, are held and passed to the engine in order afterwards.
 
-Requests to be tried alone run one after the other, whichever router sent them. Others are held for at most
-`TURN_S`: a longer trial is sent back to its router, to be tried again later, and before the engine is emptied
-again the others get as much time as they were held.
+Suspects of all routers run one after another. Other requests are held for at most `TURN_S`: a suspect that
+takes longer is sent back to its router, to be tried again later, and the engine is emptied again only after
+the others have run for as long as they were held.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ logger = logging.getLogger(__name__)
 
 # All in seconds.
 GRACE_S = 1.0
-TURN_S = 5.0  # counted from when others are held
-LINGER_S = 0.25  # wait for the next request of a router that has more to try
-LEAST_REST_S = 0.25
+TURN_S = 5.0  # the time that others are held, after GRACE_S
+LINGER_S = 0.25  # wait for the next suspect of a router that has announced one
+LEAST_REST_S = 0.25  # the shortest time for others before the next suspect
 
 Begin = Callable[[], None]
 
 
-class Isolation:
-    """The door between a worker's attempts and its engine. For the event loop's thread.
+class EngineGate:
+    """The gate between a worker's attempts and its engine. For the event loop's thread.
 
-    Invariant: while `_now` is set, no step of the engine has another live attempt.
+    Invariant: while `_now` is set, no engine step includes another live attempt.
     """
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
-        """Start with the door open. move_on: takes attempts from the engine, to run them elsewhere."""
+        """Use `move_on` to abort attempts, so that their routers place them elsewhere."""
         self._attempts = attempts
         self._move_on = move_on
-        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # waiting for a trial
+        self._alone: OrderedDict[str, tuple[RunningAttempt, Begin]] = OrderedDict()  # suspects that wait
         self._held: OrderedDict[str, list[Begin]] = OrderedDict()
         self._now: RunningAttempt | None = None
         self._holds = False
-        self._since = 0.0  # time.monotonic at which others began to be held
+        self._since = 0.0  # time.monotonic at which holding began
         self._rests_until = 0.0  # time.monotonic
         self._lingers_until = 0.0  # time.monotonic
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, attempt: RunningAttempt, begin: Begin) -> None:
-        """Call `begin`, which gives a live attempt to the engine, now or when that is allowed."""
+        """Call `begin`, which submits a live attempt to the engine, as soon as that is allowed."""
 
         def let_in() -> None:
             attempt.inside = attempt.incoming is None or not attempt.incoming.waits
@@ -73,7 +73,7 @@ class Isolation:
             step()
 
     def go_on(self, attempt: RunningAttempt, step: Begin) -> None:
-        """Call `step`, which exposes the attempt to the engine's steps, now or when that is allowed."""
+        """Call `step`, after which engine steps include the attempt, as soon as that is allowed."""
 
         def let_go() -> None:
             attempt.inside = True
@@ -120,7 +120,7 @@ class Isolation:
             return
         if inside:
             logger.info(
-                "%d requests are moved to other workers: another one is to be tried alone", len(inside)
+                "%d requests are moved to other workers, because a suspect must run alone", len(inside)
             )
             self._move_on(inside)
         _, (attempt, begin) = self._alone.popitem(last=False)
@@ -129,7 +129,7 @@ class Isolation:
         begin()
 
     def _watch(self, attempt: RunningAttempt, now: float) -> None:
-        """Send the request that runs alone back when its turn is over, if others wait."""
+        """Send the suspect back to its router when its time is up, if others wait."""
         ends = self._since + GRACE_S + TURN_S
         if now < ends:
             self._look_at(ends)
@@ -158,6 +158,5 @@ class Isolation:
         self._timer = loop.call_later(max(0.0, when - time.monotonic()), self._look)
 
     def close(self) -> None:
-        """Stop. No other method may be called afterwards."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The chosen length of drafts is compared with every fixed one, in worlds whose best is known."""
+"""Chosen draft lengths are compared with the best fixed one, in simulated engines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.services.decode.draft_length import DraftLength, DraftStep
+from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 from tests.services.decode.world import World
 
 LIMIT = 5
@@ -22,9 +22,9 @@ GOOD, MTP, MIDDLING, POOR, NONE = (
     [0.3, 0.2, 0.1, 0.1, 0.1],
     [0.0] * LIMIT,
 )
-CHEAP: dict[str, Any] = {}  # a model pass costs little, a token verified less: long drafts
-DEAR: dict[str, Any] = {"token": 6e-4, "pass_request": 2e-5}  # a small machine: a token verified costs
-RAGGED: dict[str, Any] = {"matching": True, "found": 0.4}  # n-grams: a draft in four of ten rows
+CHEAP: dict[str, Any] = {}  # model passes and verification are cheap, so long drafts are best
+DEAR: dict[str, Any] = {"token": 6e-4, "pass_request": 2e-5}  # verification is expensive
+RAGGED: dict[str, Any] = {"matching": True, "found": 0.4}  # n-grams, with a draft in four of ten rows
 KINDS = {"cheap": CHEAP, "dear": DEAR, "cheap, ragged": CHEAP | RAGGED, "dear, ragged": DEAR | RAGGED}
 SEEDS = 4
 
@@ -35,7 +35,7 @@ def chooser(kind: dict[str, Any]) -> DraftLength:
 
 @pytest.mark.parametrize("acceptance", [GOOD, MIDDLING, POOR, NONE], ids=["good", "middling", "poor", "none"])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_little_is_lost_against_the_best_fixed_length(kind: dict[str, Any], acceptance: list[float]) -> None:
+def test_choices_are_close_to_the_best_fixed_length(kind: dict[str, Any], acceptance: list[float]) -> None:
     losses: dict[tuple[int, int], list[float]] = {}
     for seed in range(SEEDS):
         one, world = chooser(kind), World(acceptance, seed=seed, **kind)
@@ -49,8 +49,8 @@ def test_little_is_lost_against_the_best_fixed_length(kind: dict[str, Any], acce
 
 @pytest.mark.parametrize("requests", [1, 16])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_step_takes_what_it_takes(kind: dict[str, Any], requests: int) -> None:
-    """No line fits the costs, steps scatter, and the machine's pace wanders: 11 of 12 runs lose little."""
+def test_choices_are_good_with_noisy_and_drifting_step_times(kind: dict[str, Any], requests: int) -> None:
+    """Costs are not linear, steps scatter, and the machine's pace drifts: 11 of 12 runs lose little."""
     losses = []
     for seed in range(12):
         one, world = chooser(kind), World(MTP, seed=seed, noise=0.1, jump=0.06, drift=0.08, **kind)
@@ -61,7 +61,7 @@ def test_a_step_takes_what_it_takes(kind: dict[str, Any], requests: int) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_it_settles_within_a_hundred_steps(kind: dict[str, Any]) -> None:
+def test_choices_settle_within_a_hundred_steps(kind: dict[str, Any]) -> None:
     losses = []
     for seed in range(8):
         one, world = chooser(kind), World(MIDDLING, seed=seed, **kind)
@@ -72,17 +72,17 @@ def test_it_settles_within_a_hundred_steps(kind: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("requests", [1, 16])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_nothing_is_drafted_where_nothing_is_accepted(kind: dict[str, Any], requests: int) -> None:
+def test_nothing_is_drafted_if_nothing_is_accepted(kind: dict[str, Any], requests: int) -> None:
     one, world = chooser(kind), World(NONE, **kind)
     world.run(one, requests, 150)
     del world.limits[:]
     world.run(one, requests, 1000)
-    assert world.limits.count(0) > 500  # looking costs next to nothing where a draft needs no model
+    assert world.limits.count(0) > 500  # probing is almost free without a draft model
     assert world.regret(one, requests, 1000) < 0.05
-    assert set(world.limits) != {0}, "it never looks whether that changed"
+    assert set(world.limits) != {0}, "it never probes again"
 
 
-def test_the_load_comes_and_goes() -> None:
+def test_choices_follow_the_load() -> None:
     one, world = DraftLength(LIMIT), World(GOOD, **DEAR)
     assert world.best(1) > world.best(16) + 1
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_the_load_comes_and_goes() -> None:
             assert abs(statistics.median(world.limits) - world.best(requests)) <= 1
 
 
-def test_the_text_becomes_repetitive_and_ceases_to_be() -> None:
+def test_choices_follow_the_text() -> None:
     one, world = DraftLength(LIMIT), World(POOR)
     world.run(one, 1, 500)
     assert world.limits[-100:].count(0) > 50
@@ -115,7 +115,7 @@ def test_a_machine_that_slows_down_changes_nothing() -> None:
     assert statistics.mean(losses) < 0.05
 
 
-def test_pauses_of_the_collector_are_overlooked() -> None:
+def test_pauses_of_the_garbage_collector_are_ignored() -> None:
     one, world = DraftLength(LIMIT), World(MIDDLING, hiccups=0.02)
     world.run(one, 4, 200)
     assert world.regret(one, 4, 1000) < 0.05
@@ -123,8 +123,8 @@ def test_pauses_of_the_collector_are_overlooked() -> None:
 
 @pytest.mark.parametrize("compiles", [0.3, 5.0])
 @pytest.mark.parametrize("acceptance", [MIDDLING, POOR], ids=["middling", "poor"])
-def test_steps_that_wait_for_a_compiler_are_overlooked(acceptance: list[float], compiles: float) -> None:
-    """As on a GPU: the first use of each kernel's variant takes seconds, and steps are bound by launches."""
+def test_steps_that_wait_for_a_compiler_are_ignored(acceptance: list[float], compiles: float) -> None:
+    """As on a GPU, where the first use of a kernel takes seconds and launches dominate steps."""
     losses = []
     for seed in range(8):
         one = DraftLength(LIMIT)
@@ -135,8 +135,8 @@ def test_steps_that_wait_for_a_compiler_are_overlooked(acceptance: list[float], 
     assert sorted(losses)[-2] < 0.06
 
 
-def test_a_method_whose_model_makes_the_first_token_only() -> None:
-    """A hybrid makes a pass for the first token and matches the others, which only cost verification."""
+def test_a_hybrid_whose_model_drafts_only_the_first_token() -> None:
+    """Further tokens are matched and cost only verification."""
     one = DraftLength(LIMIT, model_tokens=1)
     step: dict[str, Any] = {"requests": 1, "rows": 1, "drafted": [1] * LIMIT, "accepted": [1, 1, 1, 1, 0]}
     for number in range(400):
@@ -148,7 +148,7 @@ def test_a_method_whose_model_makes_the_first_token_only() -> None:
     assert one.choice.step_seconds[0] == pytest.approx(2e-3, rel=0.3)
 
 
-def test_what_was_chosen_can_be_explained() -> None:
+def test_a_choice_has_its_reasons() -> None:
     one, world = DraftLength(3), World(GOOD[:3])
     assert one.choice.requests == 0
     world.run(one, 4, 200)
@@ -174,7 +174,7 @@ def test_a_step_costs_microseconds() -> None:
     assert min(took) < 60e-6  # 10 us alone on a core
 
 
-def test_a_limit_of_nothing_is_refused() -> None:
+def test_a_limit_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         DraftLength(0)
 
@@ -187,7 +187,7 @@ def test_a_limit_of_nothing_is_refused() -> None:
     loads=st.lists(st.integers(1, 300), min_size=1, max_size=6),
     slow=st.floats(1e-9, 1e3),
 )
-def test_whatever_is_measured_the_choice_is_in_bounds(
+def test_choices_are_in_bounds_for_any_measurements(
     limit: int, model_tokens: int | None, seed: int, loads: list[int], slow: float
 ) -> None:
     draw, one = random.Random(seed), DraftLength(limit, model_tokens=model_tokens)

@@ -1,41 +1,28 @@
-"""A request that is tried alone: the engine has no other meanwhile, and no request is lost."""
+"""A suspect runs alone in the engine, and no other request is lost."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from baton.handoff.params import LoadWish, wish_of
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
-from baton.services.config import SchedulerSettings
 from baton.services.engine.host import EngineStep
-from baton.services.roles import MIXED
-from baton.services.worker import isolation
-from baton.services.worker.dispatcher import Dispatcher
-from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker import engine_gate
 from harness.fake_worker import until
-from tests.services.worker.test_dispatcher import (
-    GRAMMAR,
-    INFO,
-    Compilers,
-    Host,
-    complete,
-    incoming,
-    start,
-    with_kv,
-)
+from tests.services.worker import idle_worker
+from tests.services.worker.idle_worker import GRAMMAR, complete, start, with_kv
 
 
-class Engine(Host):
-    """Records its requests; fails where a step could have another one beside one that had to be alone."""
+class Engine(idle_worker.Engine):
+    """Fails if a step could include another request with a suspect."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []
-        self.waits: set[str] = set()  # those without a token: no step has them
+        self.waits: set[str] = set()  # requests without a first token, which no step includes
         self.alone: set[str] = set()
 
     def submit(self, request: Any) -> None:
@@ -65,30 +52,18 @@ class Engine(Host):
         self.check()
 
 
-class Worker:
-    """A dispatcher with one router's stream, and its engine."""
-
+class Worker(idle_worker.Worker):
     def __init__(self, max_requests: int = 8) -> None:
-        self.engine = Engine()
-        self.dispatcher = Dispatcher(
-            MIXED,
-            SchedulerSettings(max_queue_factor=1.0),
-            cast(Any, self.engine),
-            WorkerMetrics(),
-            None,
-            grammars=cast(Any, Compilers()),
-        )
-        self.dispatcher.open(replace(INFO, max_num_seqs=max_requests))
-        self.session = self.dispatcher.connect("router")
+        super().__init__(Engine(), max_num_seqs=max_requests)
 
     def start(
-        self, name: str, alone: int = 0, *, session: Any = None, more: bool = False, **given: Any
+        self, message: Start | str, session: Any = None, *, alone: int = 0, more: bool = False, **given: Any
     ) -> None:
-        message = start(name, **given)
-        message.alone_tokens, message.more_alone = alone, more
+        message = start(message, **given) if isinstance(message, str) else message
         if alone:
-            self.engine.alone.add(f"{name}#{message.epoch}")
-        self.dispatcher.start(session or self.session, message)
+            message.alone_tokens, message.more_alone = alone, more
+            self.engine.alone.add(f"{message.request_id}#{message.epoch}")
+        super().start(message, session)
 
     def fail(self, name: str) -> None:
         """Let a step fail with one request."""
@@ -96,22 +71,15 @@ class Worker:
         self.dispatcher.on_step(EngineStep(failed=[name], problem="shape mismatch"))
 
     def end(self, name: str) -> None:
-        """As its client would."""
         self.dispatcher.abort([name.partition("#")[0]])
-
-    def failed(self) -> list[Failed]:
-        found = []
-        while not self.session._queue.empty():
-            found += list(self.session._queue.get_nowait().failed)
-        return found
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "GRACE_S", 0.1)
-    monkeypatch.setattr(isolation, "TURN_S", 0.4)
-    monkeypatch.setattr(isolation, "LINGER_S", 0.1)
-    monkeypatch.setattr(isolation, "LEAST_REST_S", 0.05)
+    monkeypatch.setattr(engine_gate, "GRACE_S", 0.1)
+    monkeypatch.setattr(engine_gate, "TURN_S", 0.4)
+    monkeypatch.setattr(engine_gate, "LINGER_S", 0.1)
+    monkeypatch.setattr(engine_gate, "LEAST_REST_S", 0.05)
 
 
 @pytest.fixture
@@ -125,20 +93,20 @@ async def inside(worker: Worker, *names: str) -> None:
 
 async def test_it_waits_until_the_engine_is_empty(worker: Worker) -> None:
     worker.start("a")
-    worker.start("s", 4)
+    worker.start("s", alone=4)
     worker.start("b")
     assert worker.engine.inside == ["a#1"]
     worker.end("a#1")
     await inside(worker, "s#1")
     worker.end("s#1")
     await inside(worker, "b#1")
-    assert worker.failed() == [], "the one that ended in time was not moved"
+    assert worker.failed() == [], "it ended in time and was not moved"
 
 
-async def test_who_does_not_end_in_time_is_moved_on(worker: Worker) -> None:
+async def test_requests_that_do_not_end_in_time_are_moved(worker: Worker) -> None:
     worker.start("a")
     worker.start("l", phase=PHASE_PREFILL)
-    worker.start("s", 4)
+    worker.start("s", alone=4)
     await inside(worker, "s#1")
     moved = worker.failed()
     assert {(one.request_id, one.code) for one in moved} == {
@@ -150,11 +118,11 @@ async def test_who_does_not_end_in_time_is_moved_on(worker: Worker) -> None:
     await inside(worker, "a#2")
 
 
-async def test_two_go_one_after_the_other_and_before_what_is_held(worker: Worker) -> None:
+async def test_suspects_run_one_after_another_before_held_requests(worker: Worker) -> None:
     other = worker.dispatcher.connect("another router")
-    worker.start("s", 4)
+    worker.start("s", alone=4)
     worker.start("a")
-    worker.start("t", 4, session=other)
+    worker.start("t", alone=4, session=other)
     assert worker.engine.inside == ["s#1"]
     worker.end("s#1")
     await inside(worker, "t#1")
@@ -162,47 +130,47 @@ async def test_two_go_one_after_the_other_and_before_what_is_held(worker: Worker
     await inside(worker, "a#1")
 
 
-async def test_what_is_held_waits_for_the_next_of_a_router_that_has_more(worker: Worker) -> None:
-    worker.start("s", 4, more=True)
+async def test_held_requests_wait_for_the_next_suspect_of_the_router(worker: Worker) -> None:
+    worker.start("s", alone=4, more=True)
     worker.start("a")
     worker.end("s#1")
     await asyncio.sleep(0)
     assert worker.engine.inside == []
-    worker.start("t", 4)
+    worker.start("t", alone=4)
     await inside(worker, "t#1")
     worker.end("t#1")
     await inside(worker, "a#1")
 
 
-async def test_a_router_that_sends_no_more_holds_nobody_for_long(worker: Worker) -> None:
-    worker.start("s", 4, more=True)
+async def test_held_requests_do_not_wait_long_for_an_announced_suspect(worker: Worker) -> None:
+    worker.start("s", alone=4, more=True)
     worker.start("a")
     worker.end("s#1")
     await inside(worker, "a#1")
 
 
-async def test_a_long_one_is_sent_back_when_its_turn_is_over(worker: Worker) -> None:
-    worker.start("s", 900)
+async def test_a_long_suspect_is_sent_back_when_its_time_is_up(worker: Worker) -> None:
+    worker.start("s", alone=900)
     worker.start("a")
     await inside(worker, "a#1")
     [failed] = worker.failed()
     assert (failed.request_id, failed.code) == ("s", Failed.CODE_DRAINING)
-    worker.start("s", 900, epoch=2)
+    worker.start("s", alone=900, epoch=2)
     await asyncio.sleep(0)
-    assert worker.engine.inside == ["a#1"], "those that were held have as much time"
+    assert worker.engine.inside == ["a#1"], "held requests run for as long as they were held"
     await inside(worker, "s#2")
 
 
-async def test_a_long_one_stays_while_nobody_waits(worker: Worker) -> None:
-    worker.start("s", 900)
+async def test_a_long_suspect_stays_while_no_request_waits(worker: Worker) -> None:
+    worker.start("s", alone=900)
     await asyncio.sleep(0.6)
     assert worker.engine.inside == ["s#1"]
     worker.start("a")
     await inside(worker, "a#1")
 
 
-async def test_the_step_that_fails_with_it_lets_the_others_in(worker: Worker) -> None:
-    worker.start("s", 4)
+async def test_a_suspect_that_fails_lets_held_requests_in(worker: Worker) -> None:
+    worker.start("s", alone=4)
     worker.start("a")
     worker.fail("s#1")
     await inside(worker, "a#1")
@@ -211,10 +179,10 @@ async def test_the_step_that_fails_with_it_lets_the_others_in(worker: Worker) ->
     assert "shape mismatch" in failed.message
 
 
-async def test_those_that_wait_can_be_aborted(worker: Worker) -> None:
+async def test_held_requests_and_suspects_can_be_aborted(worker: Worker) -> None:
     worker.start("a")
     for name, alone in (("s", 4), ("t", 4), ("b", 0), ("c", 0)):
-        worker.start(name, alone)
+        worker.start(name, alone=alone)
     worker.dispatcher.abort(["s", "b"])
     await inside(worker, "t#1")
     worker.end("t#1")
@@ -223,10 +191,10 @@ async def test_those_that_wait_can_be_aborted(worker: Worker) -> None:
     assert worker.dispatcher.requests == 1
 
 
-async def test_those_of_a_router_that_is_gone_leave(worker: Worker) -> None:
+async def test_held_requests_of_a_router_that_is_gone_leave(worker: Worker) -> None:
     other = worker.dispatcher.connect("another router")
-    worker.start("s", 4)
-    worker.start("t", 4, session=other)
+    worker.start("s", alone=4)
+    worker.start("t", alone=4, session=other)
     worker.start("b", session=other)
     worker.start("c")
     worker.dispatcher.disconnect(other)
@@ -235,8 +203,8 @@ async def test_those_of_a_router_that_is_gone_leave(worker: Worker) -> None:
     assert worker.dispatcher.requests == 1
 
 
-async def test_a_drain_ends_when_all_that_wait_have_run(worker: Worker) -> None:
-    worker.start("s", 4)
+async def test_a_drain_waits_for_held_requests(worker: Worker) -> None:
+    worker.start("s", alone=4)
     worker.start("a")
     worker.dispatcher.drain()
     worker.end("s#1")
@@ -245,9 +213,9 @@ async def test_a_drain_ends_when_all_that_wait_have_run(worker: Worker) -> None:
     assert worker.dispatcher.idle
 
 
-async def test_a_drain_that_takes_too_long_hands_all_back(worker: Worker) -> None:
-    worker.start("s", 4)
-    worker.start("t", 4)
+async def test_a_drain_that_times_out_returns_held_requests(worker: Worker) -> None:
+    worker.start("s", alone=4)
+    worker.start("t", alone=4)
     worker.start("a")
     assert worker.dispatcher.abort_all() == 3
     await asyncio.sleep(0)
@@ -255,16 +223,16 @@ async def test_a_drain_that_takes_too_long_hands_all_back(worker: Worker) -> Non
     assert {one.code for one in worker.failed()} == {Failed.CODE_DRAINING}
 
 
-async def test_an_engine_that_breaks_under_it_is_not_the_fault_of_those_that_wait(worker: Worker) -> None:
-    worker.start("s", 4)
+async def test_held_requests_are_no_suspects_when_the_engine_fails(worker: Worker) -> None:
+    worker.start("s", alone=4)
     worker.start("a")
-    worker.start("t", 4)
+    worker.start("t", alone=4)
     worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"s#1"})
     codes = {one.request_id: one.code for one in worker.failed()}
     assert codes == {"s": Failed.CODE_ENGINE, "a": Failed.CODE_DRAINING, "t": Failed.CODE_DRAINING}
 
 
-async def test_who_had_not_run_as_the_engine_broke_is_no_suspect(worker: Worker) -> None:
+async def test_requests_that_were_not_running_are_no_suspects(worker: Worker) -> None:
     for name in "abc":
         worker.start(name)
     worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"a#1"})
@@ -272,23 +240,23 @@ async def test_who_had_not_run_as_the_engine_broke_is_no_suspect(worker: Worker)
     assert codes == {"a": Failed.CODE_ENGINE, "b": Failed.CODE_DRAINING, "c": Failed.CODE_DRAINING}
 
 
-async def test_held_ones_count_as_requests() -> None:
+async def test_held_requests_and_suspects_count_for_admission() -> None:
     worker = Worker(max_requests=2)
-    worker.start("s", 4)
+    worker.start("s", alone=4)
     for name in "abc":
         worker.start(name)
     [failed] = worker.failed()
     assert (failed.request_id, failed.code) == ("c", Failed.CODE_FULL)
-    worker.start("t", 4)
-    worker.start("u", 4)
+    worker.start("t", alone=4)
+    worker.start("u", alone=4)
     [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # what is tried alone, by itself
+    assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # suspects are limited separately
 
 
-async def test_a_decode_that_is_held_keeps_its_order(worker: Worker) -> None:
-    worker.start("s", 4)
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    comes = incoming(worker.dispatcher, "a#1")
+async def test_a_held_decode_begins_to_load_and_resumes_in_order(worker: Worker) -> None:
+    worker.start("s", alone=4)
+    worker.start(with_kv(start("a")))
+    comes = worker.incoming("a")
     comes.on_begun(complete().manifest)
     comes.on_complete(complete(5))
     assert (worker.engine.begun, worker.engine.resumed) == ([], [])
@@ -296,11 +264,11 @@ async def test_a_decode_that_is_held_keeps_its_order(worker: Worker) -> None:
     await until(lambda: worker.engine.resumed == ["a#1"], "it goes on")
 
 
-async def test_what_is_not_in_the_engine_yet_is_not_moved_on(worker: Worker) -> None:
-    """It waits for its token, and would begin only after the trial."""
-    worker.dispatcher.start(worker.session, with_kv(start("a", **GRAMMAR)))
-    comes = incoming(worker.dispatcher, "a#1")
-    worker.start("s", 4)
+async def test_a_request_not_yet_in_the_engine_is_not_moved(worker: Worker) -> None:
+    """It waits for its first token."""
+    worker.start(with_kv(start("a", **GRAMMAR)))
+    comes = worker.incoming("a")
+    worker.start("s", alone=4)
     await inside(worker, "s#1")
     comes.on_complete(complete(ord("a")))
     worker.end("s#1")
@@ -308,17 +276,16 @@ async def test_what_is_not_in_the_engine_yet_is_not_moved_on(worker: Worker) -> 
     assert worker.failed() == []
 
 
-async def test_what_waits_for_its_source_stays_through_a_trial(worker: Worker) -> None:
-    """No step can have it before its token is given, and its prompt may be half computed elsewhere."""
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    worker.dispatcher.start(worker.session, with_kv(start("b")))
-    worker.start("s", 4)
+async def test_requests_that_wait_for_kv_stay_during_a_trial(worker: Worker) -> None:
+    worker.start(with_kv(start("a")))
+    worker.start(with_kv(start("b")))
+    worker.start("s", alone=4)
     await inside(worker, "a#1", "b#1", "s#1")
-    for name in ("a#1", "b#1"):
-        incoming(worker.dispatcher, name).on_begun(complete().manifest)
+    for name in "ab":
+        worker.incoming(name).on_begun(complete().manifest)
     assert worker.engine.begun == ["a#1", "b#1"], "their pulls go on"
-    for name in ("b#1", "a#1"):
-        incoming(worker.dispatcher, name).on_complete(complete(5))
+    for name in "ba":
+        worker.incoming(name).on_complete(complete(5))
     assert worker.engine.resumed == []
     worker.end("s#1")
     await until(lambda: bool(worker.engine.resumed), "they go on")
@@ -326,23 +293,23 @@ async def test_what_waits_for_its_source_stays_through_a_trial(worker: Worker) -
     assert worker.failed() == []
 
 
-async def test_what_has_its_token_as_a_trial_is_due_is_moved_on(worker: Worker) -> None:
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
-    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
-    worker.start("s", 4)
+async def test_a_request_that_has_its_first_token_before_a_trial_is_moved(worker: Worker) -> None:
+    worker.start(with_kv(start("a")))
+    worker.incoming("a").on_begun(complete().manifest)
+    worker.incoming("a").on_complete(complete(5))
+    worker.start("s", alone=4)
     assert worker.engine.submitted == ["a#1"]
     await inside(worker, "s#1")
     [failed] = worker.failed()
     assert (failed.request_id, failed.code) == ("a", Failed.CODE_DRAINING)
 
 
-async def test_a_token_that_comes_while_others_get_time_to_end_waits_as_well(worker: Worker) -> None:
+async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker: Worker) -> None:
     worker.start("b")
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
-    worker.start("s", 4)
-    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.start(with_kv(start("a")))
+    worker.incoming("a").on_begun(complete().manifest)
+    worker.start("s", alone=4)
+    worker.incoming("a").on_complete(complete(5))
     assert worker.engine.resumed == []
     worker.end("b#1")
     await inside(worker, "a#1", "s#1")
@@ -350,12 +317,12 @@ async def test_a_token_that_comes_while_others_get_time_to_end_waits_as_well(wor
     assert [one.request_id for one in worker.failed()] == ["s"]
 
 
-async def test_what_is_aborted_while_its_token_waits_gets_none(worker: Worker) -> None:
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    worker.start("s", 4)
+async def test_a_held_first_token_is_dropped_with_its_request(worker: Worker) -> None:
+    worker.start(with_kv(start("a")))
+    worker.start("s", alone=4)
     await inside(worker, "a#1", "s#1")
-    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
-    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.incoming("a").on_begun(complete().manifest)
+    worker.incoming("a").on_complete(complete(5))
     worker.dispatcher.abort(["a"])
     worker.end("s#1")
     worker.start("b")
@@ -363,22 +330,22 @@ async def test_what_is_aborted_while_its_token_waits_gets_none(worker: Worker) -
     assert worker.engine.resumed == []
 
 
-async def test_an_engine_that_breaks_under_a_trial_is_not_the_fault_of_what_waits_for_its_token(
+async def test_requests_with_a_held_first_token_are_no_suspects(
     worker: Worker,
 ) -> None:
-    worker.dispatcher.start(worker.session, with_kv(start("a")))
-    worker.start("s", 4)
+    worker.start(with_kv(start("a")))
+    worker.start("s", alone=4)
     await inside(worker, "a#1", "s#1")
-    incoming(worker.dispatcher, "a#1").on_begun(complete().manifest)
-    incoming(worker.dispatcher, "a#1").on_complete(complete(5))
+    worker.incoming("a").on_begun(complete().manifest)
+    worker.incoming("a").on_complete(complete(5))
     worker.dispatcher.on_failure(RuntimeError("CUDA error"))
     codes = {one.request_id: one.code for one in worker.failed()}
     assert codes == {"a": Failed.CODE_DRAINING, "s": Failed.CODE_ENGINE}
 
 
-async def test_one_with_a_grammar_is_tried_alone(worker: Worker) -> None:
+async def test_a_suspect_may_have_a_grammar(worker: Worker) -> None:
     worker.start("a")
-    worker.start("s", 4, **GRAMMAR)
+    worker.start("s", alone=4, **GRAMMAR)
     worker.end("a#1")
     await inside(worker, "s#1")
 
@@ -392,8 +359,8 @@ def wrong(request: pytest.FixtureRequest) -> Start:
     return message
 
 
-async def test_only_what_computes_its_own_prompt_is_tried_alone(worker: Worker, wrong: Start) -> None:
-    worker.dispatcher.start(worker.session, wrong)
+async def test_only_a_decode_without_a_source_can_run_alone(worker: Worker, wrong: Start) -> None:
+    worker.start(wrong)
     [failed] = worker.failed()
     assert failed.code == Failed.CODE_INVALID
     worker.start("a")

@@ -1,0 +1,148 @@
+"""A worker's dispatcher with one router's stream, and an engine that records what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, cast
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Failed, Phase, RunReply, Source, Start
+from baton.services.config import SchedulerSettings
+from baton.services.engine import wire
+from baton.services.engine.build import EngineInfo
+from baton.services.engine.host import EngineStep
+from baton.services.roles import MIXED
+from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.incoming import Incoming
+from baton.services.worker.metrics import WorkerMetrics
+from harness.support import PATIENCE
+from tests.services.worker.router import StructuredOutputsParams, prompt, request
+
+INFO = EngineInfo(1024, 32, 64, 63, 8, 256, 1, 300, drafts_always=False)
+KEY = b"sixteen bytes ok"
+GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
+
+
+class Engine:
+    """Takes all requests and generates nothing."""
+
+    block_hasher = None
+
+    def __init__(self) -> None:
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.begun: list[str] = []
+        self.resumed: list[str] = []
+
+    def submit(self, request: Any) -> None:
+        self.submitted.append(request.request_id)
+
+    def abort(self, internal_ids: list[str]) -> None:
+        self.aborted += internal_ids
+
+    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
+        self.begun.append(internal_id)
+
+    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
+        self.resumed.append(internal_id)
+
+
+class Compilers:
+    """Grammar compilers that fail or wait on demand."""
+
+    def __init__(self) -> None:
+        self.broken: Exception | None = None
+        self.compiled = asyncio.Event()
+        self.compiled.set()
+        self.cancelled = 0
+        self.parties: list[int] = []
+
+    async def prepare(self, _request: Any, party: int) -> None:
+        self.parties.append(party)
+        try:
+            await self.compiled.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.broken is not None:
+            raise self.broken
+
+    def close(self) -> None:
+        pass
+
+
+class Worker:
+    """Has room for 4 requests by default. Needs a running loop."""
+
+    def __init__(self, engine: Any = None, *, limits: SchedulerSettings | None = None, **sizes: int) -> None:
+        self.engine = engine or Engine()
+        self.compilers = Compilers()
+        self.metrics = WorkerMetrics()
+        limits = limits or SchedulerSettings(max_queue_factor=1.0)
+        self.dispatcher = Dispatcher(
+            MIXED, limits, self.engine, self.metrics, None, grammars=cast(Any, self.compilers)
+        )
+        self.dispatcher.open(replace(INFO, **{"max_num_seqs": 4, **sizes}))
+        self.session = self.dispatcher.connect("router")
+
+    def start(self, message: Start | str, session: Any = None, **given: Any) -> None:
+        if isinstance(message, str):
+            message = start(message, **given)
+        self.dispatcher.start(session or self.session, message)
+
+    def incoming(self, name: str) -> Incoming:
+        attempt = self.dispatcher._attempts.live(f"{name}#1")
+        assert attempt is not None
+        assert attempt.incoming is not None
+        return attempt.incoming
+
+    def step(
+        self, *outputs: EngineCoreOutput | str, session: Any = None, reason: Any = None, **step: Any
+    ) -> None:
+        """Run an engine step with these outputs; a name stands for one token of its first attempt."""
+        found = [output(one, reason) if isinstance(one, str) else one for one in outputs]
+        of_router = EngineCoreOutputs(outputs=found, timestamp=1.0)
+        number = (session or self.session).number
+        self.dispatcher.on_step(EngineStep(outputs={number: of_router}, executed=True, **step))
+
+    def replies(self, session: Any = None) -> list[RunReply]:
+        queue = (session or self.session)._queue
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    def failed(self, session: Any = None) -> list[Failed]:
+        return [one for reply in self.replies(session) for one in reply.failed]
+
+    async def failure(self) -> Failed:
+        """Wait for a failure, which must be the only one."""
+        async with asyncio.timeout(5 * PATIENCE):
+            reply = await self.session._queue.get()
+        [failed] = reply.failed
+        return failed
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"baton_worker_{name}_total", labels) or 0.0
+
+
+def output(name: str, reason: FinishReason | None = None, **given: Any) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=f"{name}#1", new_token_ids=[7], finish_reason=reason, **given)
+
+
+def start(name: str, epoch: int = 1, phase: Phase = PHASE_DECODE, **params: Any) -> Start:
+    """Return the Start of a request with a prompt of 20 tokens."""
+    encoded = wire.encode_request(request(name, prompt(20), **params))
+    key = KEY if phase != PHASE_DECODE else b""
+    return Start(request_id=name, epoch=epoch, phase=phase, engine_request=encoded, key=key)
+
+
+def with_kv(message: Start, tokens: int = 20, **source: Any) -> Start:
+    """Add a source, by default one at a closed port."""
+    given = {"worker_id": "p", "address": "127.0.0.1:9", "key": KEY, **source}
+    message.source.CopyFrom(Source(request_id=message.request_id, tokens=tokens, **given))
+    return message
+
+
+def complete(*tokens: int) -> Complete:
+    return Complete(manifest=Manifest(request_id="a#1", epoch=1, num_tokens=20), token_ids=tokens)
