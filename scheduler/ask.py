@@ -1,4 +1,4 @@
-"""Ask workers on behalf of operators, who can reach only the scheduler."""
+"""Forward operators' questions to workers: operators can reach only the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def inspect(worker: WorkerRecord) -> pb.InspectReply:
     async with _stub(worker) as stub:
         try:
             found = await stub.Inspect(worker_pb2.InspectRequest(), timeout=INSPECT_TIMEOUT_S)
-            # started after connecting, so the round trip is short
+            # This call finds a connection, so its round trip is short.
             began, began_unix = time.monotonic(), time.time()
             clock = worker_pb2.InspectRequest(clock_alone=True)
             there = (await stub.Inspect(clock, timeout=INSPECT_TIMEOUT_S)).unix_s

@@ -9,8 +9,6 @@ from baton.metrics import Metrics, counter, gauge, histogram
 
 
 class AutoscaleMetrics(Metrics):
-    """One scheduler's figures of autoscaling."""
-
     prefix = "baton_scheduler_autoscale_"
 
     leads = gauge("1 while this scheduler decides")
@@ -18,13 +16,12 @@ class AutoscaleMetrics(Metrics):
     _orders = counter("Orders given: start, stop (drain) or flip (role)", "order")
     _prefill_backlog_seconds = gauge("Mean work waiting on a prefill worker")
     _decode_occupancy = gauge("Used share of the decode workers' slots")
-    _predicted = gauge("Prediction for the last 30 s: rates a second, shares within goals", "what")
-    _came = gauge("What came in the predicted 30 s", "what")
-    _error_percent = gauge("Error of the prediction: per cent of a rate, points of a share", "what")
+    _predicted = gauge("Prediction for the last 30 s: rates per second, shares within goals", "what")
+    _came = gauge("Actual values for the predicted 30 s", "what")
+    _error_percent = gauge("Error of the prediction: percent of a rate, points of a share", "what")
     _step_seconds = histogram("Time to decide")
 
     def decided(self, decision: Decision, took_s: float) -> None:
-        """Show a decision."""
         self._step_seconds.observe(took_s)
         self._wanted_workers.labels("prefill").set(decision.wanted.prefill)
         self._wanted_workers.labels("decode").set(decision.wanted.decode)
@@ -41,5 +38,4 @@ class AutoscaleMetrics(Metrics):
             self._error_percent.labels(what).set(value)
 
     def ordered(self, order: str, count: int) -> None:
-        """Count orders of one kind: start, stop or flip."""
         self._orders.labels(order).inc(count)

@@ -1,11 +1,8 @@
-"""Run autoscaling as a task of the scheduler: observe, decide if it is its turn, and give the orders.
+"""Autoscaling as a task of the scheduler: observe, decide, and give orders.
 
-Of several schedulers over one store, the one that holds the store's lease decides. Its fencing number goes
-with every order: the store, workers and fleets refuse an order with a lower one than they have seen. While
-the store is unreachable, or a scheduler may not know all workers, nobody decides and nothing changes.
-
-A step costs one fleet view, which placements need anyway, one read of the reports (some 130 numbers per
-router), and the arithmetic.
+When several schedulers share a store, the one that holds the lease in it decides. Every order carries its
+fencing number, and the store, workers and fleets refuse a lower number than the highest they have seen. While
+the store is unreachable, or the scheduler may not know all workers, nothing changes.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ log = logging.getLogger(__name__)
 
 
 class Autoscaler:
-    """Autoscale for one scheduler. `run` is its task."""
-
     def __init__(
         self,
         goals: Goals,
@@ -60,16 +55,16 @@ class Autoscaler:
         self._said = ""
 
     async def run(self) -> None:
-        """Decide repeatedly, while it is this scheduler's turn."""
+        """Decide every `interval_s` while this scheduler holds the lease."""
         while True:
             await asyncio.sleep(self._goals.interval_s)
-            # Workers this scheduler alone does not hear from may be healthy, and must not be ordered away.
+            # A worker that only this scheduler has lost may be healthy, and must not be replaced.
             if self._settling or not self._members.hears_all or not await self._lead():
                 continue
             view = self._roster.view()
             told = await self._store.told()
             began = time.perf_counter()
-            # Run in a thread: at 1,000 workers it takes longer than a placement should wait.
+            # In a thread, because with 1,000 workers it takes longer than a placement should wait.
             decision = await asyncio.to_thread(self._decide, view, told)
             self._metrics.decided(decision, time.perf_counter() - began)
             self._say(decision)
@@ -80,7 +75,7 @@ class Autoscaler:
         return self._controller.step(seen(view, told, time.monotonic()))
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler decides. When it takes over, it starts with no history."""
+        """Return whether this scheduler holds the lease. On taking over, it starts without history."""
         fence = await self._store.lead(self._name, LEASE_STEPS * self._goals.interval_s)
         if fence and fence != self._fence:
             log.info("this scheduler decides on the numbers of workers, with fence %d", fence)
@@ -90,11 +85,11 @@ class Autoscaler:
         return bool(fence)
 
     async def _give(self, decision: Decision, view: FleetView) -> None:
-        """Carry out the orders: call workers to change roles, tell fleets everything else."""
+        """Call workers to change their roles, and store the orders for fleets."""
         if decision.changed:
             orders = {fleet: self._orders(ordered) for fleet, ordered in decision.plan.items()}
             if not await self._store.order(self._fence, orders):
-                log.warning("another scheduler decides by now: these orders are dropped")
+                log.warning("another scheduler decides now: these orders are dropped")
                 return
             self._metrics.ordered("start", len(decision.starts))
             self._metrics.ordered("stop", len(decision.stops))
@@ -112,19 +107,19 @@ class Autoscaler:
         return pb.OrdersReply(fence=self._fence, orders=orders).SerializeToString()
 
     def _say(self, decision: Decision) -> None:
-        """Log what changed: the orders, or the advice in advise mode."""
+        """Log new orders or, in advise mode, new advice."""
         if self._goals.mode == "on":
             if decision.orders:
                 log.warning("%s -> %s: %s", decision.present, decision.wanted, decision.orders)
             return
-        advice = f"{decision.wanted} would do, {decision.present} are there"
+        advice = f"{decision.wanted} would be enough, {decision.present} are running"
         if advice != self._said:
             log.warning("advice: %s%s", advice, f": {decision.orders}" if decision.orders else "")
             self._said = advice
 
 
 def seen(view: FleetView, told: Told, at: float) -> Seen:
-    """Return everything a decision is based on; `at` is time.monotonic, seconds."""
+    """Return the input of a decision; `at` is `time.monotonic`."""
     sides = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
     members = [_member(one) for one in view.workers.values() if one.role in sides]
     return Seen(

@@ -1,7 +1,7 @@
-"""Change a worker's role by calling the worker, which then registers with the new one.
+"""Change a worker's role by calling the worker, which then registers again.
 
-As at a worker's start, only the registration counts: no state is kept here that could be left over if either
-side dies in between. A restarted worker has the role of its command line.
+The scheduler keeps no state about it that could be wrong after either side dies: only the registration
+counts. A restarted worker has the role of its command line.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ TIMEOUT_S = 4.0  # s for the worker to register; the operator's call waits a lit
 
 
 async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
-    """Ask the worker to take `role`. Return a one-line reason if it does not; empty if it does.
+    """Ask the worker to take `role`. Return in one line why it did not; empty if it did.
 
-    `fence` is the autoscaler's; the worker refuses one lower than it has seen.
+    `fence`: the autoscaler's fencing number. The worker refuses one below the highest it has seen.
     """
     if worker.role == role:
         return ""

@@ -112,7 +112,7 @@ async def test_advice_is_said_once_and_changes_nothing(
         await until(decided)
         assert not (await client.orders("fleet", PLACES)).fence
     said = [one.getMessage() for one in caplog.records]
-    advice = "advice: 1 prefill + 2 decode would do, 1 prefill + 1 decode are there"
+    advice = "advice: 1 prefill + 2 decode would be enough, 1 prefill + 1 decode are running"
     assert sum(one.startswith(advice) for one in said) == 1, said
 
 
