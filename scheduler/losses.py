@@ -13,17 +13,15 @@ log = logging.getLogger(__name__)
 
 
 class Losses:
-    """Compare each view of the deployment with the one before."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._there: dict[str, pb.Role] = {}  # worker id -> role, as of the last look
 
     def look(self, view: FleetView, left: Iterable[str], *, unsure: bool) -> None:
-        """Compare a fresh view with the last one.
+        """Count the workers that are in the last view and not in this one.
 
-        left: workers that deregistered. unsure: live workers may not have registered again yet, so no loss is
-        counted until all are known.
+        left: workers that deregistered. unsure: live workers may not have registered again yet, so losses are
+        counted later.
         """
         there = {key: one.role for key, one in view.workers.items()}
         gone = {key: role for key, role in self._there.items() if key not in there and key not in set(left)}
@@ -31,6 +29,6 @@ class Losses:
             self._there = {**gone, **there}
             return
         for key, role in gone.items():
-            log.warning("lost the %s worker %s: it was not heard of for a lease", role_of(role), key)
+            log.warning("lost the %s worker %s: it sent nothing for a lease", role_of(role), key)
         self._metrics.lost(gone.values())
         self._there = there

@@ -15,7 +15,7 @@ _ROLES = ("prefill", "decode", "mixed")
 
 
 class Metrics(baton_metrics.Metrics):
-    """One scheduler's figures, in a registry of their own."""
+    """One scheduler's metrics, in their own registry."""
 
     prefix = "baton_scheduler_"
 
@@ -36,7 +36,7 @@ class Metrics(baton_metrics.Metrics):
         self.registry = baton_metrics.registry()
         super().__init__(self.registry)
         for role in _ROLES:
-            self.workers_lost.labels(role)  # from 0 on: Prometheus sees no increase from nothing to 1
+            self.workers_lost.labels(role)  # start at 0: Prometheus sees no increase from nothing to 1
         self.autoscale = AutoscaleMetrics(self.registry)
         self.prefixes = PrefixMetrics(self.registry)
 
@@ -48,7 +48,6 @@ class Metrics(baton_metrics.Metrics):
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
     def seen(self, view: FleetView, live_attempts: int) -> None:
-        """Set the gauges from a fresh view."""
         self.live_attempts.set(live_attempts)
         self.workers.clear()
         for role in _ROLES:
@@ -61,7 +60,6 @@ class Metrics(baton_metrics.Metrics):
             self.workers.labels(role, state).inc()
 
     def lost(self, roles: Iterable[pb.Role]) -> None:
-        """Count lost workers of these roles."""
         for role in roles:
             self.workers_lost.labels(role_of(role)).inc()
 
@@ -72,5 +70,5 @@ def role_of(role: pb.Role) -> str:
 
 
 def short_name(name: str, prefix: str) -> str:
-    """Return an enum's name without its prefix, in lower case: ROLE_PREFILL -> prefill."""
+    """Return the name of an enum value without its prefix: ROLE_PREFILL -> prefill."""
     return name.removeprefix(prefix).lower()

@@ -12,8 +12,6 @@ _HOLDS = ("some", "nothing", "unknown")
 
 
 class PrefixMetrics(Metrics):
-    """One scheduler's figures of prefixes, in its registry."""
-
     prefix = "baton_scheduler_prefix_"
 
     placements = counter("Placements, by what the prompt's worker holds of it", "holds")
@@ -21,7 +19,7 @@ class PrefixMetrics(Metrics):
     blocks = gauge("KV blocks with known holders")
     workers = gauge("Workers with known caches")
     workers_unknown = gauge("Serving workers with unknown caches")
-    coarseness_blocks = gauge("Distance of the blocks kept where the index is fullest; 1: all are")
+    coarseness_blocks = gauge("Distance between kept blocks where the index is fullest; 1: all are kept")
     gaps = counter("Gaps in workers' cache logs, sent again")
 
     def __init__(self, registry: CollectorRegistry) -> None:

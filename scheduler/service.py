@@ -1,7 +1,4 @@
-"""The scheduler's process: a gRPC server.
-
-`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until a signal.
-"""
+"""The scheduler's process: a gRPC server and its background tasks."""
 
 from __future__ import annotations
 
@@ -52,17 +49,15 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerServer:
-    """Serve while entered.
+    """Serve while entered. Placement does not depend on the store, which may come and go.
 
-    Entering raises ListenFailed (the port is taken) and StoreRefuses (a wrong name or password); the
-    constructor raises BadPolicy if the policy names something unknown. Later the store may come and go:
-    placement does not depend on it.
+    The constructor raises BadPolicy, entering raises ListenFailed and StoreRefuses.
     """
 
     def __init__(
         self, options: SchedulerOptions, *, store_password: str = "", goals: Goals | None = None
     ) -> None:
-        """Prepare a server; with `goals`, unless their mode is off, it decides on the numbers of workers."""
+        """Prepare a server. It autoscales if there are `goals` and their mode is not off."""
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
         self._store = open_store(options.store, options.topic, store_password)
@@ -89,9 +84,10 @@ class SchedulerServer:
             prefixes=self._prefixes,
             autoscales=autoscales,
         )
-        self._workers: list[pb.WorkerIdentity] = []  # seen in the last look
-        self._expired = 0  # the ledger's count, as of the last look
-        self._store_problem = ""  # seen in the last look
+        # as of the last `_look`
+        self._workers: list[pb.WorkerIdentity] = []
+        self._expired = 0
+        self._store_problem = ""
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
         self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
@@ -110,7 +106,7 @@ class SchedulerServer:
         self._tasks: list[asyncio.Task[None]] = []
 
     def targets(self, environment: Mapping[str, Any]) -> bytes:
-        """Return all scrape targets, for Prometheus' http_sd. Any thread."""
+        """Return all scrape targets, for Prometheus' http_sd. Thread-safe."""
         del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
@@ -183,10 +179,10 @@ class SchedulerServer:
                 log.warning("no change of role: %s", problem)
                 continue
             self.metrics.role_changes.labels("balance").inc()
-            log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
+            log.warning("worker %s changes to %s: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     def _look(self) -> None:
-        """Update metrics, and sweep expired entries even without placements."""
+        """Update metrics, and expire leases even if nothing is placed."""
         self._ledger.sweep()
         view = self._roster.view()
         self.metrics.seen(view, len(self._ledger.live))
@@ -210,11 +206,10 @@ async def serve(
     on_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
+    """Run a scheduler until `stop` is set or, without it, until a signal.
 
-    `store_password` replaces one in the store's URL. `on_started` gets the address (host:port) once it
-    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus metrics over HTTP, and scrape
-    targets at /targets. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    `metrics_port` serves metrics, and scrape targets at /targets. `on_started` gets the address (host:port)
+    when the server listens. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
         stop = signals.until_ending()
@@ -238,7 +233,7 @@ async def serve(
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Bind, and return host:port with the actual port. Raises ListenFailed, NotSecured."""
+    """Return host:port with the actual port. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
         port = listen(server, "scheduler.address", addresses.join(host, port))

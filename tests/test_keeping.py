@@ -78,8 +78,7 @@ async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixt
         await again.wait()
     told = [one.getMessage() for one in caplog.records]
     assert told == [
-        f"the work failed because of a bug; it begins again in {pause} s"
-        for pause in ("0.01", "0.02", "0.04")
+        f"the work failed because of a bug; restarting it in {pause} s" for pause in ("0.01", "0.02", "0.04")
     ]
     assert "ValueError: a bug" in caplog.text
     await stop(task)

@@ -1,4 +1,4 @@
-"""The store of a single scheduler, in its memory: it is lost with the process."""
+"""The store of a single scheduler, in its memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from baton.scheduler.types import Told
 
 
 class MemoryStore(Store):
-    """Keep the store in memory. Methods are atomic because they never give up the event loop."""
+    """A store in memory. Methods are atomic because they do not await."""
 
     name = "memory"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start empty. `clock` is in seconds and never goes back."""
         super().__init__()
         self._clock = clock
         self._turns: dict[str, float] = {}

@@ -1,7 +1,6 @@
-"""The store in Redis: it outlives the schedulers, and several of them share it.
+"""The store in Redis, which several schedulers can share.
 
-Each method of the interface is one Lua script (`scripts/`), so one atomic step. Keys and times to live are in
-`baton.scheduler.keys`.
+Each method of the interface is one Lua script (`scripts/`), and therefore atomic.
 """
 
 from __future__ import annotations
@@ -39,10 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class RedisStore(Store):
-    """Keep the store in Redis. Connects on first use and reconnects as needed.
-
-    A call is never retried: its script may have run without a reply.
-    """
+    """A store in Redis. It never retries a call, because the script may have run although no reply came."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         super().__init__()
@@ -50,7 +46,7 @@ class RedisStore(Store):
         self._host = self.name.partition("://")[2].partition("/")[0]  # shown in messages
         self._keys = topic_keys(topic)
         try:
-            # `_run` ends calls that take too long.
+            # `_run` has the timeout.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # the original text may quote a password
             raise StoreRefuses(
@@ -59,9 +55,7 @@ class RedisStore(Store):
             ) from None
         self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
-        self._calling = (
-            asyncio.Lock()
-        )  # a second connection would gain nothing: Redis runs one script at a time
+        self._calling = asyncio.Lock()  # one connection is enough: Redis runs one script at a time
 
     async def open(self) -> None:
         try:
@@ -114,7 +108,7 @@ class RedisStore(Store):
         await redis_link.hang_up(self._client)
 
     async def _learn_drains(self) -> None:
-        """Write the names drained here to the store, and read the others'."""
+        """Write the drains known here to the store, and read all others."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
         async with self._calling:
             known = await self._run("drains", *mine)
@@ -123,10 +117,10 @@ class RedisStore(Store):
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply; None while the store is unreachable."""
-        if self.problem:  # do not wait for a check under way, which may take until its deadline
+        if self.problem:  # do not wait for a check, which may take until its timeout
             return None
         async with self._calling:
-            if self.problem:  # it was lost while this call waited
+            if self.problem:  # the connection was lost while this call waited
                 return None
             try:
                 return await self._run(name, *arguments)
@@ -140,21 +134,21 @@ class RedisStore(Store):
         self.problem = str(error)
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
+        """Return one script's raw reply. Raises StoreUnavailable, StoreRefuses."""
         try:
             script = self._scripts[name](self._keys, arguments)
             return await patiently(script, CALL_TIMEOUT_S)
         except (RedisError, OSError, TimeoutError) as error:
-            redis_link.renew(self._client)  # this may be the wrong server by now
+            redis_link.renew(self._client)  # it may be connected to the wrong server
             kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
             text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
-            if self._password:  # a server repeats the arguments of an unknown command
+            if self._password:  # a server quotes the arguments of an unknown command
                 text = text.replace(self._password, "***")
             raise kind(f"redis at {self._host} {text}") from None
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and value of a reply of HGETALL."""
+    """Yield the fields and values in HGETALL's reply."""
     return zip((key.decode() for key in flat[::2]), flat[1::2], strict=True)
 
 
@@ -175,17 +169,17 @@ def _is_nobodys_name(error: BaseException) -> bool:
 
 
 def _for_good(error: BaseException) -> bool:
-    """Return whether an operator has to change something, as far as can be told."""
+    """Return whether an operator probably has to change something."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
     return refuses_the_user(error) or _is_nobodys_name(error) or wrong_database or no_redis
 
 
 def _explain(error: BaseException) -> str:
-    """Explain in one line what is wrong and what to do."""
+    """Describe the problem and its cure in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
-        return "still loads its data; it will answer when that is done"
+        return "is still loading its data, and will answer after that"
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
     if refuses_the_user(error):

@@ -1,4 +1,4 @@
-"""Explain Redis' refusals of a user: a wrong password, or an ACL that lacks something."""
+"""Explain Redis errors about a user: a wrong password, or missing permissions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ def refuses_the_user(error: BaseException) -> bool:
 
 
 def explained(error: BaseException, where: str) -> str:
-    """Explain such an error in one line, with its cure. `where`: the settings that may hold the password."""
+    """Explain such an error and its cure in one line. `where`: the settings that may hold the password."""
     text = " ".join(str(error).split())
     return NOT_ENOUGH.format(text) if _lacks_a_permission(error) else WRONG_PASSWORD.format(text, where)
 
 
 def _lacks_a_permission(error: BaseException) -> bool:
-    """Return whether the user's ACL lacks a command or a key: in a script Redis words it differently."""
     in_script = "ACL failure", "The user executing the script can't"
     return isinstance(error, NoPermissionError) or any(words in str(error) for words in in_script)

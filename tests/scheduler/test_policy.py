@@ -90,7 +90,7 @@ def test_two_revisions_and_two_vllms_side_by_side() -> None:
         busy = [worker(one.worker_id, one.role, CROWDED) if one.role == P else one for one in first]
         other = new if first is old else old
         assert choose(need(), *busy, *other) == (other[0].worker_id, other[1].worker_id)
-    assert "have other weights (f1, f2)" in choose(need(), old[0], new[1])[1]
+    assert "have different weights (f1, f2)" in choose(need(), old[0], new[1])[1]
     for wanted, pair in (("f1", ("p1", "d1")), ("f2", ("p2", "d2"))):
         assert choose(replace(need(), model_fingerprint=wanted), *old, *new) == pair
     for wanted, pair in (("0.32.0", ("p1", "d1")), ("0.33.0", ("p3", "d3"))):
@@ -217,7 +217,7 @@ def test_the_rejection_is_the_most_hopeful_one() -> None:
     failed = need("r", 2, 100, 10, "m")
     assert choose(failed, worker("m", M)) == (
         "NO_WORKERS",
-        "no worker can take the request: those that are ready failed an earlier attempt",
+        "no worker can take the request: all that are ready failed an earlier attempt",
     )
 
 
@@ -227,7 +227,7 @@ def test_a_pair_must_keep_kv_alike() -> None:
     )
     assert code == "NO_WORKERS"
     assert message == (
-        "prefill worker p and decode worker d keep KV differently (aa, bb): "
+        "prefill worker p and decode worker d store KV differently (aa, bb): "
         "start them with the same engine settings"
     )
 

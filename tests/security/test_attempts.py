@@ -83,7 +83,7 @@ async def test_without_a_certificate(server: SchedulerServer, ca: Authority, bec
 async def test_a_certificate_of_another_ca(server: SchedulerServer, become: Become, tmp_path: Path) -> None:
     become(Role.OPERATOR, by=Authority.create(tmp_path / "other"))
     text = await said(server.address, SchedulerUnavailable, describe)
-    assert "its certificate is over, or not of this process's CA" in text
+    assert "its certificate has expired, or is not from this process's CA" in text
 
 
 async def test_another_ca_that_trusts_the_right_one(
@@ -97,7 +97,7 @@ async def test_another_ca_that_trusts_the_right_one(
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "this process's certificate is not of its CA" in _meant(error.value)
+    assert "this process's certificate is not from its CA" in _meant(error.value)
 
 
 async def test_a_certificate_that_is_over(server: SchedulerServer, become: Become) -> None:
@@ -106,7 +106,7 @@ async def test_a_certificate_that_is_over(server: SchedulerServer, become: Becom
         while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110 (no event: it is the clock that moves)
             await asyncio.sleep(0.05)
     text = await said(server.address, SchedulerUnavailable, describe)
-    assert "it hung up: this process's certificate is over" in text
+    assert "it hung up: this process's certificate has expired" in text
 
 
 async def test_plain_text_to_a_tls_port(server: SchedulerServer) -> None:
@@ -129,7 +129,7 @@ async def test_a_worker_in_the_schedulers_place(become: Become) -> None:
     async with SchedulerServer(Options(topic=TOPIC)) as impostor:
         become(Role.ROUTER)
         text = await said(impostor.address, SchedulerUnavailable, describe)
-    assert "its certificate is of another role or topic" in text
+    assert "its certificate is for another role or topic" in text
 
 
 async def test_a_worker_that_registers_as_another(server: SchedulerServer, become: Become) -> None:
@@ -162,7 +162,7 @@ async def test_a_router_that_drains_and_a_worker_that_places(server: SchedulerSe
 async def test_a_certificate_of_another_topic(server: SchedulerServer, become: Become) -> None:
     become(Role.OPERATOR, topic="elsewhere")
     text = await said(server.address, SchedulerUnavailable, describe)
-    assert "its certificate is of another role or topic" in text
+    assert "its certificate is for another role or topic" in text
     # A client that does not look is refused by the server.
     mine = become(Role.OPERATOR, topic="elsewhere").current().pems
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
@@ -171,7 +171,9 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert error.value.details() == ("this is topic 'test'; the caller's certificate is of topic 'elsewhere'")
+    assert error.value.details() == (
+        "this is topic 'test'; the caller's certificate is for topic 'elsewhere'"
+    )
 
 
 def test_pulls(become: Become) -> None:
