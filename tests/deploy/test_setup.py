@@ -74,7 +74,7 @@ def test_it_takes_the_one_that_is_named(run: object) -> None:
 def test_it_takes_no_other_where_the_named_one_does_not_fit(run: object, named: str) -> None:
     done = run({"python3.11": True, "python3.14": False}, PYTHON=named)  # type: ignore[operator]
     assert done.returncode == 1
-    assert f"PYTHON ({named}) is not there, or neither 3.11, 3.12 nor 3.13: name another" in done.stderr
+    assert f"PYTHON ({named}) does not exist, or is not 3.11, 3.12 or 3.13: name another" in done.stderr
 
 
 def test_it_leaves_an_environment_of_another_version_alone(run: object, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_it_leaves_an_environment_of_another_version_alone(run: object, tmp_path
     (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/echo")  # prints what it is asked to run
     done = run({"python3.12": True}, PYTHON="python3.12")  # type: ignore[operator]
     assert done.returncode == 1
-    assert "it is not of python3.12: make clean" in done.stderr
+    assert "there is a .venv of another version than python3.12: make clean" in done.stderr
 
 
 def test_it_says_what_is_missing(run: object) -> None:

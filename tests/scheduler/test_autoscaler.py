@@ -82,11 +82,7 @@ async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, top
         assert figure(server, "wanted_workers", role="decode") == 2
         steps = figure(server, "step_seconds_count")
         await client.refresh(pb.RouterLoad(over=1))
-
-        async def stepped() -> bool:
-            return figure(server, "step_seconds_count") > steps + 3
-
-        await until(stepped)
+        await until(lambda: figure(server, "step_seconds_count") > steps + 3)
         assert figure(server, "orders_total", order="start") == 1
         again = await client.orders("fleet", PLACES)
         assert (again.fence, len(again.orders)) == (reply.fence, 3)
@@ -102,14 +98,12 @@ async def test_advice_is_said_once_and_changes_nothing(
         working(client, ("p", P), ("d", D)),
     ):
         await client.orders("fleet", PLACES)
-
-        async def decided() -> bool:
-            return (
+        await until(
+            lambda: (
                 figure(server, "step_seconds_count") > 5
                 and figure(server, "wanted_workers", role="decode") == 2
             )
-
-        await until(decided)
+        )
         assert not (await client.orders("fleet", PLACES)).fence
     said = [one.getMessage() for one in caplog.records]
     advice = "advice: 1 prefill + 2 decode would be enough, 1 prefill + 1 decode are running"
@@ -164,17 +158,9 @@ async def test_a_role_changes_by_a_call_with_the_deciders_fence(url: str, topic:
             stack.push_async_callback(session.close)
             await session.ready(capacity())
             flips.sessions.append(session)
-
-        async def flipped() -> bool:
-            return figure(server, "orders_total", order="flip") == 1
-
-        await until(flipped)
+        await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
-
-        async def stepped() -> bool:
-            return figure(server, "step_seconds_count") > steps + 3
-
-        await until(stepped)
+        await until(lambda: figure(server, "step_seconds_count") > steps + 3)
         ((role, fence),) = flips.asked  # once: it counts as a prefill worker now
         assert role == P
         assert fence > 0
@@ -186,11 +172,7 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
 ) -> None:
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
-
-        async def leads() -> bool:
-            return figure(one, "leads") == 1
-
-        await until(leads)
+        await until(lambda: figure(one, "leads") == 1)
         async with (
             scheduler(redis_server.url, topic, goals(least=3)) as (other, client),
             SchedulerClient(f"{one.address},{other.address}") as both,

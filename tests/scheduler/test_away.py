@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +15,6 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.services.config import PolicySettings
 from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until
-from harness.support import PATIENCE
 from tests.scheduler.test_service import D, M, P, add, figure, health
 
 
@@ -43,10 +41,7 @@ async def test_placing_goes_on_whether_redis_is_there_or_not(own_redis: RedisSer
     options = Options(store=own_redis.url)
 
     async def store_up(server: SchedulerServer, wanted: int) -> None:
-        async def so() -> bool:
-            return figure(server, "store_up") == wanted
-
-        await until(so)
+        await until(lambda: figure(server, "store_up") == wanted)
         assert await health(server.address) == health_pb2.HealthCheckResponse.SERVING
 
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
@@ -110,11 +105,7 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
                 return {one.attempt.request_id for one in description.attempts} == {"kept", "alone"}
 
             await until(told)
-
-            async def counted() -> bool:
-                return figure(server, "adopted_total") >= 3
-
-            await until(counted)
+            await until(lambda: figure(server, "adopted_total") >= 3)
             told_of = await client.describe()
             assert [one.attempt.request_id for one in told_of.handoffs] == ["short"]
             assert {one.attempt.request_id: one.prefilled for one in told_of.attempts} == {
@@ -144,15 +135,6 @@ async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
             return await failed(client) == Failed(no_workers, settling=False)
 
         await until(settled)
-
-
-async def test_calls_end_when_nobody_is_there() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    async with SchedulerClient(address) as client:
-        began = time.monotonic()
-        with pytest.raises(SchedulerUnavailable, match=f"scheduler at {address} does not answer"):
-            await place(client, "r", 1, 1, 1)
-        assert time.monotonic() - began < 1.5 * PATIENCE
 
 
 async def test_who_listens_in_its_place_is_told_from_nobody() -> None:

@@ -20,7 +20,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, RedisServer, free_port, identity, place, until
+from harness.scheduling import Options, free_port, identity, place, until
 from harness.support import PATIENCE
 
 PROGRAM = """
@@ -98,11 +98,7 @@ async def test_one_that_hangs_is_found_dead_without_another_call(
     elsewhere.stand_still()
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
-
-    async def dead() -> bool:
-        return not router.answering
-
-    await until(dead)
+    await until(lambda: not router.answering)
     elsewhere.go_on()
     await router.describe()
     assert router.answering
@@ -151,10 +147,7 @@ def homes(client: SchedulerClient) -> set[str]:
 
 
 async def all_at(client: SchedulerClient, *wanted: str) -> None:
-    async def there() -> bool:
-        return homes(client) == set(wanted)
-
-    await until(there, 15)
+    await until(lambda: homes(client) == set(wanted), 15)
 
 
 async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,24 +181,6 @@ async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: p
         with pytest.raises(SchedulerUnavailable):
             await alone.describe()
         assert alone.home("") == options.address  # there is no other
-
-
-async def test_keys_go_to_one_without_its_store_as_before(own_redis: RedisServer, topic: str) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    async with (
-        SchedulerServer(first) as lost,
-        SchedulerServer(Options()) as other,
-        SchedulerClient(f"{first.address},{other.address}", router_id="router") as client,
-    ):
-        own_redis.stop()
-
-        async def away() -> bool:
-            return bool(lost._store.problem)
-
-        await until(away)
-        await asyncio.gather(*(one._ask_health() for one in client._schedulers))
-        assert homes(client) == {first.address, other.address}
-        assert client.home("") == first.address
 
 
 async def test_who_answers_calls_is_not_checked() -> None:

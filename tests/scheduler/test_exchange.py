@@ -45,11 +45,7 @@ class Line:
 
     async def asked(self, size: int) -> None:
         """Wait for the first message, which asks for so many placements."""
-
-        async def sent() -> bool:
-            return self.sizes == [size]
-
-        await until(sent)
+        await until(lambda: self.sizes == [size])
 
     async def close(self) -> None:
         await self.reports.close()
@@ -114,10 +110,9 @@ async def test_reports_wait_for_a_placements_message_unless_room_is_wanted(
     monkeypatch.setattr(reporter_module, "RIDE_S", 60.0)
 
     async def told(name: str) -> None:
-        async def finished() -> bool:
-            return name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
-
-        await until(finished)
+        await until(
+            lambda: name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
+        )
 
     await line.ask("first")
     line.reports.prefilled(Attempt("first", 1))
@@ -232,12 +227,3 @@ async def test_a_scheduler_that_ends_waits_for_no_router_and_the_next_one_is_fou
                 await place(router, name, 1, 1, 1)
                 began = asyncio.get_running_loop().time()
             assert asyncio.get_running_loop().time() - began < 1.5  # not its grace of 2 s
-
-
-async def test_all_of_a_message_hear_that_nobody_answers() -> None:
-    async with SchedulerClient(f"127.0.0.1:{free_port()}") as router:
-        found = await asyncio.gather(
-            *(place(router, f"r{number}", 1, 1, 1) for number in range(5)),
-            return_exceptions=True,
-        )
-        assert [type(one) for one in found] == [SchedulerUnavailable] * 5

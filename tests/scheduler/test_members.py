@@ -12,7 +12,6 @@ from baton.scheduler.losses import Losses
 from baton.scheduler.members import Member, Members, members, targets
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import Options, identity, until
@@ -102,21 +101,6 @@ async def test_a_snapshot_tells_of_the_router_that_asks_until_it_hangs_up() -> N
             return not (await operator.describe()).processes
 
         await until(gone, 10)
-
-
-async def test_a_heartbeat_brings_the_schedulers_clock() -> None:
-    heard: list[tuple[float, float]] = []
-
-    def listen(reply: pb.HeartbeatReply, took_s: float) -> None:
-        heard.append((reply.clock_s, took_s))
-
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
-        session = WorkerSession(client, identity("d.1", D), pb.WorkerLoad, listen)
-        await session.start(5)
-        await session.close()
-    assert heard
-    assert heard[0][0] > 1.7e9
-    assert 0 < heard[0][1] < 30
 
 
 # -- losses

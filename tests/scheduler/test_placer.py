@@ -8,15 +8,12 @@ from dataclasses import replace
 import pytest
 
 from baton.attempts import Attempt
-from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
-from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Known, PlacementLimits, Reserved, RouterReport
 from harness.scheduling import LIMITS, Clock, Options, need, register, report
@@ -72,15 +69,6 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
     assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
 
 
-def test_what_routers_tell_counts_at_once(placer: Placer, roster: Roster, ledger: Ledger) -> None:
-    register(roster, "p", P)
-    register(roster, "d", D, num_blocks=200)
-    placed(placer, need("big", prompt=900))
-    assert refused(placer, need("next", prompt=900)) == FULL
-    ledger.report(report(prefilled=[Attempt("big", 1)]))
-    placed(placer, need("next", prompt=900))
-
-
 def test_a_full_house_takes_what_it_has_room_for_and_gets_it_all_back(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
@@ -122,16 +110,6 @@ def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: C
         placed(placer, need("less", prompt=572, new=0))  # 36
 
 
-def test_who_left_or_is_drained_is_not_chosen(placer: Placer, roster: Roster) -> None:
-    register(roster, "d")
-    placed(placer, need("a", prompt=1))
-    register(roster, "d2")
-    roster.deregister("d")
-    assert placed(placer, need("b", prompt=1)).decode.worker_id == "d2"
-    roster.drain(["d2"])
-    assert refused(placer, need("c", prompt=1)) == pb.Rejection.CODE_NO_WORKERS
-
-
 def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock: Clock) -> None:
     """Also when the last one is over, ran out of lease, ended before its call came, or the house is full."""
     register(roster, "m", max_num_seqs=1)
@@ -153,18 +131,6 @@ def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock:
     assert ledger.expired == 2  # they have made room
 
 
-def test_a_later_epoch_is_placed_in_place_of_the_earlier(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
-    for name in ("a", "b"):
-        register(roster, name)
-    first = placed(placer, need(prompt=100, new=10)).decode.worker_id
-    second = placed(placer, need("r", 2, 105, 5, first)).decode.worker_id
-    reserved = {key: one.reserved for key, one in roster.view().workers.items()}
-    assert reserved == {first: Reserved(), second: Reserved(105, 1, 8, 0)}
-    assert [one.booking.attempt for one in ledger.live.values()] == [Attempt("r", 2)]
-
-
 def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
@@ -179,18 +145,6 @@ def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
     placed(placer, need("theirs", router_id="other", waited_s=5.0))
     ledger.report(report(finished=[Attempt("b", 1)]))
     placed(placer, need("mine"))
-
-
-def test_only_what_is_not_held_is_booked(roster: Roster, ledger: Ledger, clock: Clock) -> None:
-    prefixes = PrefixLedger(PrefixIndex(1_000), clock)
-    placer = Placer(roster, ledger, Policy(LIMITS, LIMITS.policy), prefixes=prefixes, clock=clock)
-    register(roster, "m")
-    keys = tuple(key_of(number << 32, number) for number in range(1, 7))
-    prefixes.hear("m", pb.BlockOperations(instance=1, operations=keys))
-    prefixes.keep({"m": pb.ROLE_MIXED})
-    found = placed(placer, replace(need(prompt=100), prefix=PromptKeys(keys, 16)))
-    assert (found.held, found.booking.prompt_tokens) == (96, 4)
-    assert placed(placer, need("other", prompt=100)).booking.prompt_tokens == 100
 
 
 def test_what_others_placed_counts_whatever_the_limits(

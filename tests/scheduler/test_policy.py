@@ -13,9 +13,7 @@ from baton.scheduler.errors import BadPolicy
 from baton.scheduler.need import Adapter, Need
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
 from baton.scheduler.policy import choose as choose_module
-from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, Scorer
 from baton.scheduler.policy.pickers import Best
-from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
@@ -335,26 +333,6 @@ def test_best_draws_among_equals() -> None:
     scored = [(worker("a", M), 0.5), (worker("b", M), 0.5), (worker("c", M), 0.1)]
     rng = random.Random(1)
     assert {Best(LIMITS).pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (Filter, ["fits", "has_adapter", "not_excluded", "placeable", "room", "same_revision"]),
-        (PairFilter, ["compatible"]),
-        (
-            Scorer,
-            [
-                *("free_blocks", "held_tokens", "prefill_work", "queued_prompt_tokens", "running_requests"),
-                "staging_room",
-            ],
-        ),
-        (Picker, ["best", "power_of_four", "power_of_two"]),
-    ],
-)
-def test_what_is_built_in_is_found_by_its_kind(kind: type[PolicyPart], names: list[str]) -> None:
-    assert [name for name in PARTS.names() if issubclass(PARTS.load(name), kind)] == names
-    assert all(issubclass(load(name, kind), kind) for name in names)
 
 
 def test_names_are_checked() -> None:

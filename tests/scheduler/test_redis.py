@@ -19,7 +19,7 @@ from baton.scheduler.keys import DRAINS_TTL_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
 from baton.scheduler.store.redis import AWAY, CALL_TIMEOUT_S, RedisStore
 from baton.scheduler.types import Told
-from harness.scheduling import LEASE_S, RedisServer, free_port, until
+from harness.scheduling import LEASE_S, RedisServer, until
 from harness.support import PATIENCE
 
 NAMES = [f"{ours}{theirs}" for ours in range(4) for theirs in range(4)]
@@ -348,10 +348,6 @@ async def test_a_password_of_its_own_is_used(redis_server: RedisServer) -> None:
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     await store.check()
     await store.close()
-
-
-async def test_nobody_there_is_said() -> None:
-    assert "does not answer" in await problem(f"redis://127.0.0.1:{free_port()}/0")
 
 
 async def test_a_server_that_accepts_and_is_silent_is_given_up_within_a_second() -> None:

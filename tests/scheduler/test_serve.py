@@ -14,9 +14,8 @@ from grpc_health.v1 import health_pb2
 from prometheus_client import REGISTRY
 
 from baton.metrics import CannotServe
-from baton.scheduler.errors import BadPolicy, ListenFailed, StoreRefuses
+from baton.scheduler.errors import ListenFailed, StoreRefuses
 from baton.scheduler.service import SchedulerServer, serve
-from baton.services.config import PolicySettings
 from harness.scheduling import Options, RedisServer, free_port
 from harness.support import PATIENCE
 from tests.scheduler.test_service import health
@@ -35,13 +34,6 @@ async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -
         async with SchedulerServer(Options(store=url)):
             pass
     assert "wr0ng" not in str(caught.value)
-
-
-async def test_a_wrong_policy_stops_the_start() -> None:
-    with pytest.raises(
-        BadPolicy, match=r"scheduler\.policy: there is no policy part 'lucky'; there are: best, "
-    ):
-        SchedulerServer(Options(policy=PolicySettings(picker="lucky")))
 
 
 async def test_serve_tells_its_address_and_its_figures() -> None:

@@ -169,11 +169,7 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
         await place(client, "r", 2, 105, 5)
     assert caught.value.code == pb.Rejection.CODE_STALE_EPOCH
     client.reporter.finished(first.attempt, "retried")
-
-    async def counted() -> bool:
-        return figure(server, "stale_epochs_total", what="report") == 1
-
-    await until(counted)
+    await until(lambda: figure(server, "stale_epochs_total", what="report") == 1)
     assert figure(server, "stale_epochs_total", what="placement") == 1
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
 
@@ -242,11 +238,7 @@ async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: S
     assert states["decode-1"] == states["prefill-1"] == pb.WORKER_STATE_DRAINING
     assert states["decode-12"] == pb.WORKER_STATE_READY
     assert list((await client.describe()).drained) == ["decode-1", "prefill-1"]
-
-    async def counted() -> bool:
-        return figure(server, "workers", role="decode", state="drained") == 1
-
-    await until(counted)
+    await until(lambda: figure(server, "workers", role="decode", state="drained") == 1)
     assert (await client.undrain("x")).problem == (
         "'x' is no drained worker's name; drained are: decode-1, prefill-1"
     )
@@ -263,14 +255,12 @@ async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClien
     assert await health(server.address) == serving
     await add(client, ("m", M))
     await place(client, "r", 1, 1, 1)
-
-    async def seen() -> bool:
-        return (
+    await until(
+        lambda: (
             figure(server, "live_attempts") == 1
             and figure(server, "workers", role="mixed", state="ready") == 1
         )
-
-    await until(seen)
+    )
     assert figure(server, "store_up") == 1
 
 
@@ -286,11 +276,9 @@ async def test_leases_that_ran_out_are_counted() -> None:
         await stream.write(pb.ExchangeRequest(needs=[need_to_wire(need())]))
         found = await stream.read()
         assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
-
-        async def counted() -> bool:
-            return figure(server, "leases_expired_total") == 1
-
-        await until(counted)  # nobody places: it is swept all the same
+        await until(
+            lambda: figure(server, "leases_expired_total") == 1
+        )  # nobody places: it is swept all the same
         assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
 
 
@@ -309,30 +297,10 @@ async def test_a_placement_that_nobody_waits_for_any_more_before_its_turn_is_not
             for call in calls:
                 call.cancel()
             time.sleep(0.2)  # noqa: ASYNC251 (it still is)
-
-        async def counted() -> bool:
-            return figure(server, "rejections_total", code="deadline") > 0
-
-        await until(counted)
+        await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
         assert not (await operator.describe()).attempts
         await place(operator, "next", 1, 1, 1)
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
-
-
-async def test_what_runs_already_is_booked_and_what_is_over_is_not(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
-    """Each router tells every scheduler of each booking; the reply names this scheduler's life."""
-    await add(client, ("d", D))
-    runs = pb.Booking(attempt=pb.Attempt(request_id="r", epoch=1), decode_worker_id="d", prompt_tokens=10)
-    ended = pb.Attempt(request_id="ended", epoch=1)
-    late = pb.Booking(attempt=ended, decode_worker_id="d", prompt_tokens=10)
-    first = await told(client, pb.ReportRequest(finished=[pb.Finished(attempt=ended, outcome="stop")]))
-    reply = await told(client, pb.ReportRequest(placed=[runs, late]))
-    assert list(reply.fenced) == [ended]
-    assert reply.generation == first.generation != ""
-    assert (await client.describe()).workers[0].reserved_requests == 1
-    assert figure(server, "adopted_total") == 1
 
 
 async def test_late_messages_of_a_worker_are_counted(

@@ -88,21 +88,13 @@ async def test_a_drained_worker_that_comes_back_waits_to_be_undrained(client: Sc
     second = life(2)
     await second.start(1)
     await second.ready(capacity())
-
-    async def held() -> bool:
-        return bool(second.held)
-
-    await until(held)
+    await until(lambda: bool(second.held))
     assert await asked() == [("DRAINING", True)]
     with pytest.raises(NoCapacity, match="none is ready"):
         await place(client, "r", 1, 1, 1)
     assert not second.draining.is_set()
     assert (await client.undrain("m.2")).name == "m"  # by the id of any life
-
-    async def not_held() -> bool:
-        return not second.held
-
-    await until(not_held)
+    await until(lambda: not second.held)
     assert await asked() == [("READY", False)]
     await place(client, "r", 2, 1, 1)
     assert (await client.drain("m.2")).worker_id == "m.2"  # from now on as for the first one
@@ -130,20 +122,6 @@ async def test_a_worker_that_drains_by_itself_is_seen_at_once() -> None:
         await session.close()
 
 
-async def test_a_forgotten_worker_registers_again(client: SchedulerClient) -> None:
-    session = WorkerSession(client, identity("m"), pb.WorkerLoad)
-    await session.start(1)
-    await session.ready(capacity())
-    await client.deregister("m")
-
-    async def back() -> bool:
-        workers = (await client.describe()).workers
-        return bool(workers) and workers[0].state == pb.WORKER_STATE_READY
-
-    await until(back)
-    await session.close()
-
-
 async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with SchedulerClient(address) as client:
@@ -157,14 +135,6 @@ async def test_start_waits_for_the_scheduler_and_not_forever() -> None:
             await starting
             assert late.registered
             await late.close()
-
-
-async def test_a_refused_worker_does_not_start(client: SchedulerClient) -> None:
-    await client.register(identity("first"), pb.WORKER_STATE_READY)
-    other = identity("m")
-    other.model = "large"
-    with pytest.raises(Refused, match="model 'large' here"):
-        await WorkerSession(client, other, pb.WorkerLoad).start(5)
 
 
 async def test_close_is_quick_when_the_scheduler_is_away() -> None:
@@ -226,10 +196,7 @@ class Two:
         return pb.WorkerState.Name(found["m"].state).removeprefix("WORKER_STATE_") if "m" in found else ""
 
     async def both_see(self, state: str) -> None:
-        async def so() -> bool:
-            return self.seen(0) == self.seen(1) == state
-
-        await until(so)
+        await until(lambda: self.seen(0) == self.seen(1) == state)
 
 
 @pytest.fixture
@@ -367,11 +334,9 @@ async def test_an_epoch_that_one_of_them_has_seen_is_passed_at_all(two: Two) -> 
     await two.client.register(earlier, pb.WORKER_STATE_READY, scheduler=two.options[1].address)
     session = WorkerSession(two.client, identity("m"), pb.WorkerLoad)
     await session.start(2)
-
-    async def passed() -> bool:
-        return all(server._roster.view().workers["m"].epoch > 50 for server in two.servers if server)
-
-    await until(passed)
+    await until(
+        lambda: all(server._roster.view().workers["m"].epoch > 50 for server in two.servers if server)
+    )
     await session.close()
 
 
@@ -405,11 +370,7 @@ async def test_a_worker_stays_held_while_one_of_them_says_so(
 
     async def beaten() -> None:
         last = beats + 10
-
-        async def so() -> bool:
-            return beats > last
-
-        await until(so)
+        await until(lambda: beats > last)
 
     async with SchedulerClient(two.options[1].address) as operator:
         await operator.register(identity("m"), pb.WORKER_STATE_READY)
@@ -425,10 +386,6 @@ async def test_a_worker_stays_held_while_one_of_them_says_so(
     assert session.held
     assert not session.draining.is_set()
     monkeypatch.setattr("baton.scheduler.session.WORD_S", 0.01)  # it has been silent for long
-
-    async def not_held() -> bool:
-        return session.held is False
-
-    await until(not_held)
+    await until(lambda: session.held is False)
     assert not session.draining.is_set()
     await session.close()

@@ -205,11 +205,7 @@ async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) 
     await two.agree_with(router)
     assert again._roster.view().workers.keys() == {"m"}
     assert again._ledger.live.keys() == {"seventh", "eighth", *(f"r{number}" for number in range(1, 6))}
-
-    async def at_home_again() -> bool:
-        return router.home(router.router_id) == two.options[0].address
-
-    await until(at_home_again, 10)
+    await until(lambda: router.home(router.router_id) == two.options[0].address, 10)
     assert not (await place(router, "tenth")).moved
     with pytest.raises(NoCapacity):
         await place(router, "eleventh")
@@ -221,11 +217,7 @@ async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> N
         routers = [await two.route(number) for number in range(2)]
         before = [await place(router, uuid.uuid4().hex) for router in routers]
         own_redis.stop()
-
-        async def away() -> bool:
-            return all(server._store.problem for server in two.servers.values())
-
-        await until(away)
+        await until(lambda: all(server._store.problem for server in two.servers.values()))
         for number, router in enumerate(routers):
             placed = await place(router, uuid.uuid4().hex)
             assert (placed.scheduler, placed.moved) == (two.options[number].address, False)
@@ -235,33 +227,8 @@ async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> N
         await two.work("late", D)  # workers come
         assert all("late" in server._roster.view().workers for server in two.servers.values())
         own_redis.start()
-
-        async def back() -> bool:
-            return not any(server._store.problem for server in two.servers.values())
-
-        await until(back, 10)
+        await until(lambda: not any(server._store.problem for server in two.servers.values()), 10)
         await two.agree_with(*routers)
-
-
-async def test_a_drain_is_known_to_both(two: Pair) -> None:
-    session = await two.work("m")
-    router = await two.route(1)
-    assert (await router.drain("m")).worker_id == "m"
-    async with asyncio.timeout(5 * PATIENCE):
-        await session.draining.wait()
-
-    async def known() -> bool:
-        return all(set(server._store.drained) == {"m"} for server in two.servers.values())
-
-    await until(known)
-    with pytest.raises(NoCapacity, match="none is ready"):
-        await place(router, "r")
-    assert (await router.undrain("m")).name == "m"
-
-    async def forgotten() -> bool:
-        return not any(server._store.drained for server in two.servers.values())
-
-    await until(forgotten)
 
 
 @pytest.fixture

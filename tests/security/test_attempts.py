@@ -144,21 +144,6 @@ async def test_a_worker_that_registers_as_another(server: SchedulerServer, becom
         assert text == "worker 'w1' may not speak for worker 'w2'"
 
 
-async def test_a_router_that_drains_and_a_worker_that_places(server: SchedulerServer, become: Become) -> None:
-    become(Role.ROUTER)
-    for call, method in (
-        (lambda client: client.drain("w1"), "Drain"),
-        (lambda client: client.set_role("w1", pb.ROLE_PREFILL), "SetRole"),
-        (lambda client: client.register(identity("w1"), READY), "Register"),
-    ):
-        assert (await said(server.address, Refused, call)).startswith(
-            f"a router may not call Scheduler/{method}: "
-        )
-    become(Role.WORKER, "w1")
-    text = await said(server.address, Refused, lambda client: place(client, "q", 1, 1, 1))
-    assert text == "a worker may not call Scheduler/Exchange: a router may"
-
-
 async def test_a_certificate_of_another_topic(server: SchedulerServer, become: Become) -> None:
     become(Role.OPERATOR, topic="elsewhere")
     text = await said(server.address, SchedulerUnavailable, describe)
