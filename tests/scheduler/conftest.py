@@ -27,7 +27,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """One that the test may kill."""
+    """A server that the test may kill."""
     server = RedisServer(tmp_path)
     server.start()
     yield server
@@ -41,7 +41,7 @@ def topic() -> str:
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Store]:
-    """Give an empty store of each kind."""
+    """Return an empty store of each kind."""
     made: Store
     if request.param == "memory":
         made = MemoryStore()

@@ -1,4 +1,4 @@
-"""Autoscaling through real schedulers: one decides, and its orders reach fleets."""
+"""Autoscaling by real schedulers: one decides, and its orders reach fleets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
 
 
 def goals(mode: str = "on", least: int = 2) -> Goals:
-    """Two decode workers at least: one more than there are, whatever the load is."""
+    """Ask for at least two decode workers, one more than are running."""
     return Goals(mode, 1.0, 0.05, Bounds(1, 4), Bounds(least, 4), 0.05, 0.5, 0.1)  # type: ignore[arg-type]
 
 
@@ -31,7 +31,7 @@ def goals(mode: str = "on", least: int = 2) -> Goals:
 async def scheduler(
     url: str, topic: str, wanted: Goals
 ) -> AsyncIterator[tuple[SchedulerServer, SchedulerClient]]:
-    # A short lease: only workers that send heartbeats live, and the scheduler has soon heard all of them.
+    # The scheduler settles after a lease.
     options = Options(store=url, topic=topic, worker_lease_s=0.5)
     async with (
         SchedulerServer(options, goals=wanted) as server,
@@ -57,7 +57,7 @@ def figure(server: SchedulerServer, name: str, **labels: str) -> float:
 
 
 async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
-    """Ask as a fleet does, until these places are to be filled."""
+    """Ask as a fleet does, until the orders fill these places."""
     found = pb.OrdersReply()
 
     async def so() -> bool:
@@ -74,7 +74,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_server").url)
 
 
-async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, topic: str) -> None:
+async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
     async with scheduler(url, topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
         reply = await ordered(client, "p", "d", "x")
         assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
@@ -89,7 +89,7 @@ async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, top
         assert not (await client.orders("another", [])).fence
 
 
-async def test_advice_is_said_once_and_changes_nothing(
+async def test_advice_is_logged_once_and_changes_nothing(
     url: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
@@ -125,7 +125,7 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(url: str, topic: str) -> No
 
 
 class Flips(worker_pb2_grpc.WorkerServicer):
-    """Two decode workers at one address, without engines. Of two that are idle the first is asked."""
+    """Two decode workers at one address, without engines. The first one is asked to change its role."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[pb.Role, int]] = []
@@ -138,7 +138,7 @@ class Flips(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.SetRoleReply()
 
 
-async def test_a_role_changes_by_a_call_with_the_deciders_fence(url: str, topic: str) -> None:
+async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
     flips = Flips()
     worker = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)  # type: ignore[no-untyped-call]
@@ -161,7 +161,7 @@ async def test_a_role_changes_by_a_call_with_the_deciders_fence(url: str, topic:
         await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
         await until(lambda: figure(server, "step_seconds_count") > steps + 3)
-        ((role, fence),) = flips.asked  # once: it counts as a prefill worker now
+        ((role, fence),) = flips.asked  # once
         assert role == P
         assert fence > 0
     await worker.stop(None)
@@ -181,12 +181,12 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
             before = await ordered(client, "p", "d", "x")
             assert figure(other, "leads") == 0
             await first.aclose()
-            after = await ordered(client, "p", "d", "x", "y")  # the second one's goals
+            after = await ordered(client, "p", "d", "x", "y")  # by its own goals
             assert after.fence > before.fence
             assert figure(other, "leads") == 1
 
 
-async def test_nobody_decides_without_the_store(own_redis: RedisServer, topic: str) -> None:
+async def test_nothing_changes_without_the_store(own_redis: RedisServer, topic: str) -> None:
     async with (
         scheduler(own_redis.url, topic, goals()) as (server, client),
         working(client, ("p", P), ("d", D)),
@@ -198,6 +198,6 @@ async def test_nobody_decides_without_the_store(own_redis: RedisServer, topic: s
             return not (await client.orders("fleet", PLACES)).fence and figure(server, "leads") == 0
 
         await until(leaves_all_as_it_is)
-        own_redis.start()  # empty: fences go on above the last one all the same
+        own_redis.start()  # it is empty, and fences still rise
         after = await ordered(client, "p", "d", "x")
         assert after.fence > before.fence

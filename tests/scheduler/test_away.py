@@ -1,4 +1,4 @@
-"""What goes on while Redis or the scheduler is away, or the scheduler has just begun."""
+"""Placing while Redis or the scheduler is away, or the scheduler has just started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Failed:
 
 
 async def failed(client: SchedulerClient) -> Failed:
-    """Return the outcome of a placement now."""
+    """Return how a placement fails now."""
     try:
         await place(client, "probe", 1, 1, 1)
     except NoCapacity as no:
@@ -35,8 +35,8 @@ async def failed(client: SchedulerClient) -> Failed:
     raise AssertionError("it was placed")
 
 
-async def test_placing_goes_on_whether_redis_is_there_or_not(own_redis: RedisServer) -> None:
-    """It is away at the start, and once more; what an operator drained meanwhile is known to the next."""
+async def test_placing_works_without_redis(own_redis: RedisServer) -> None:
+    """Redis is away at the start and once later. Drains made without it are written to it."""
     own_redis.stop()
     options = Options(store=own_redis.url)
 
@@ -69,8 +69,8 @@ async def test_placing_goes_on_whether_redis_is_there_or_not(own_redis: RedisSer
         assert figure(server, "leases_expired_total") == 0
 
 
-async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None:
-    """The scheduler forgets all: its workers register again, its routers tell what they hold."""
+async def test_a_router_places_without_a_scheduler_and_reports_it_later() -> None:
+    """After a restart, workers register again and routers report their bookings."""
     address = f"127.0.0.1:{free_port()}"
     options = Options(address=address, placement_lease_s=2.0, idle_decode_tokens=0)
     async with (
@@ -123,7 +123,7 @@ async def test_a_router_goes_on_without_a_scheduler_and_tells_it_later() -> None
                 await session.close()
 
 
-async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
+async def test_rejections_of_a_settling_scheduler_are_marked() -> None:
     async with (
         SchedulerServer(Options(worker_lease_s=0.5)) as server,
         SchedulerClient(server.address) as client,
@@ -137,7 +137,7 @@ async def test_a_young_schedulers_no_is_not_the_last_word() -> None:
         await until(settled)
 
 
-async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
+async def test_a_wrong_server_is_distinguished_from_none() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     async with SchedulerClient(nobody) as client:
         with pytest.raises(SchedulerUnavailable, match=r"not answer \([^:;]*: Connection refused\); is"):
@@ -150,7 +150,7 @@ async def test_who_listens_in_its_place_is_told_from_nobody() -> None:
 
 
 async def an_http_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """As a router answers who speaks gRPC to it."""
+    """Answer gRPC as a router's HTTP server does."""
     await reader.readuntil(b"\r\n")
     writer.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nContent-Length: 0\r\n\r\n")
     await writer.drain()

@@ -1,4 +1,4 @@
-"""Choosing and booking in one step."""
+"""Choosing and booking."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Led
     found = placed(placer, need(prompt=100, new=10))
     assert found.prefill is not None
     assert (found.prefill.worker_id, found.decode.worker_id) == ("p", "d")
-    # 100 tokens of prompt, 4 of look-ahead, 10 of answer: 8 blocks of 16
+    # 100 prompt, 4 look-ahead and 10 output tokens: 8 blocks of 16
     assert (found.booking.prompt_tokens, found.booking.blocks, found.waits, found.held) == (
         100,
         8,
@@ -66,13 +66,13 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
     for name in ("a", "b"):
         register(roster, name)
     names = [placed(placer, need(f"r{number}", prompt=1)).decode.worker_id for number in range(8)]
-    assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
+    assert (names.count("a"), names.count("b")) == (4, 4)
 
 
-def test_a_full_house_takes_what_it_has_room_for_and_gets_it_all_back(
+def test_full_workers_refuse_requests_until_others_finish(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
-    """Room for twice 8: of 300 placements exactly 16 get in."""
+    """Two decode workers take 8 requests each."""
     for name in ("d1", "d2"):
         register(roster, name, D)
     for name in ("p1", "p2", "p3"):
@@ -88,8 +88,8 @@ def test_a_full_house_takes_what_it_has_room_for_and_gets_it_all_back(
 
 
 @pytest.mark.parametrize("bound", ["prompt tokens", "requests", "blocks"])
-def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
-    """A prompt above the limit is taken by a worker with nothing queued alone, or it would never run."""
+def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
+    """Only a worker with an empty queue takes a prompt above the limit."""
     placer = made(roster, ledger, clock, Options(idle_decode_tokens=0))
     register(roster, "p", P, max_model_len=4_096, num_blocks=1_000)
     register(roster, "d", D, max_model_len=4_096, num_blocks=100)
@@ -100,7 +100,7 @@ def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: C
         ledger.report(report(finished=[Attempt("a", 1), Attempt("b", 1)]))
         placed(placer, need("giant", prompt=1_500, new=0))
     elif bound == "requests":
-        for number in range(8):  # 4 in its batch, twice
+        for number in range(8):  # twice its batch
             assert placed(placer, need(f"r{number}", prompt=1, new=1)).waits is (number >= 4)
         assert refused(placer, need("more", prompt=1, new=1)) == FULL
     else:
@@ -111,7 +111,7 @@ def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: C
 
 
 def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock: Clock) -> None:
-    """Also when the last one is over, ran out of lease, ended before its call came, or the house is full."""
+    """Also if the last one has ended, has expired, ended before its placement, or all workers are full."""
     register(roster, "m", max_num_seqs=1)
     placed(placer, need(epoch=2))
     for _ in range(2):
@@ -126,14 +126,12 @@ def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock:
     placed(placer, need(epoch=3))
     clock.now += BOOKING_LEASE_S
     assert refused(placer, need(epoch=3)) == STALE
-    register(roster, "m", max_num_seqs=1)  # its lease is over as well
+    register(roster, "m", max_num_seqs=1)  # its lease has expired, too
     placed(placer, need(epoch=4))
-    assert ledger.expired == 2  # they have made room
+    assert ledger.expired == 2
 
 
-def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
+def test_the_oldest_request_of_all_routers_goes_first(placer: Placer, roster: Roster, ledger: Ledger) -> None:
     register(roster, "m", max_num_seqs=1)
     for name in ("a", "b"):
         placed(placer, need(name))
@@ -141,16 +139,16 @@ def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
     ledger.report(report(finished=[Attempt("a", 1)]))
     outcome = placer.place(need("mine"))
     assert outcome == NoChoice(FULL, "a request of router other goes first")
-    assert ledger.last("mine") == (0, False)  # its epoch is still free
+    assert ledger.last("mine") == (0, False)  # the epoch may be used again
     placed(placer, need("theirs", router_id="other", waited_s=5.0))
     ledger.report(report(finished=[Attempt("b", 1)]))
     placed(placer, need("mine"))
 
 
-def test_what_others_placed_counts_whatever_the_limits(
+def test_bookings_of_other_schedulers_may_exceed_limits(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
-    """Two schedulers may give the same room away at the same moment. Nobody gets more until it is free."""
+    """Two schedulers may use the same room. Nothing more is placed until there is room again."""
     register(roster, "m")
     for number in range(8):
         mine = placed(placer, need(f"mine{number}", prompt=1)).booking

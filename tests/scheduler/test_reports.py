@@ -1,4 +1,4 @@
-"""A router's reports, to real stubs of the schedulers' calls."""
+"""A router's reports to fake schedulers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE, THERE = "here:1", "there:1"
 
 
 class Wire:
-    """Takes what a reporter sends; `failures` of the first calls find nobody."""
+    """A fake scheduler. The first `failures` calls raise `error`."""
 
     def __init__(
         self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
@@ -54,7 +54,6 @@ class Wire:
 
 
 def reports(wire: Wire) -> Reports:
-    """Make the reports to a single scheduler."""
     return Reports({HERE: wire}, lambda: HERE)
 
 
@@ -68,7 +67,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
 
 
-async def test_events_go_out_together() -> None:
+async def test_events_are_sent_together() -> None:
     wire = Wire()
     reporter = reports(wire)
     for number in range(100):
@@ -87,12 +86,12 @@ async def test_batches_and_queue_are_bounded() -> None:
     for _ in range(QUEUED_EVENTS + 3):
         reporter.finished(Attempt("r", 1), "stop")
     assert reporter.dropped == 3
-    await reporter.close()  # sends what is left
+    await reporter.close()  # sends the rest
     assert sum(len(one.finished) for one in wire.sent) == QUEUED_EVENTS
     assert max(len(one.finished) for one in wire.sent) == BATCH
 
 
-async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
+async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
     wire = Wire()
     reporter = reports(wire)
     reporter.hold(live("held"), 30.0, booked_by=HERE)
@@ -108,7 +107,7 @@ async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
     await reporter.close()
 
 
-async def test_sums_are_those_of_what_is_held() -> None:
+async def test_sums_are_those_of_the_bookings() -> None:
     draw = random.Random(5)
     reporter = reports(Wire())
     for _ in range(2_000):
@@ -139,7 +138,7 @@ async def test_a_refused_batch_is_dropped() -> None:
     await reporter.close()
 
 
-async def test_events_are_kept_while_nobody_answers_and_told_in_order() -> None:
+async def test_events_are_kept_during_an_outage_and_sent_in_order() -> None:
     wire = Wire(failures=10)
     reporter = reports(wire)
     for number in range(3):
@@ -153,7 +152,7 @@ async def test_events_are_kept_while_nobody_answers_and_told_in_order() -> None:
     await reporter.close()
 
 
-async def test_renewals_go_on_as_soon_as_somebody_answers() -> None:
+async def test_renewals_resume_after_an_outage() -> None:
     wire = Wire(failures=5)
     reporter = reports(wire)
     reporter.hold(live("held"), 0.03, booked_by=HERE)
@@ -176,18 +175,18 @@ async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> None:
+async def test_bookings_are_renewed_three_times_per_lease() -> None:
     wire = Wire()
     reporter = reports(wire)
     began = time.monotonic()
     reporter.hold(live("a"), 0.3, booked_by=HERE)
     reporter.hold(live("b"), 0.3, booked_by=HERE)
-    reporter.hold(live("a", 2), 0.3, booked_by=HERE)  # takes the first one's place
+    reporter.hold(live("a", 2), 0.3, booked_by=HERE)  # replaces the first one
     await until(lambda: sum(bool(one.renewed) for one in wire.sent) >= 3)
     assert 0.28 <= time.monotonic() - began < PATIENCE
     renewals = [[(one.request_id, one.epoch) for one in sent.renewed] for sent in wire.sent]
     assert renewals[0] == [("a", 2), ("b", 1)]
-    reporter.finished(Attempt("a", 1), "retried")  # the old one: the new one stays held
+    reporter.finished(Attempt("a", 1), "retried")  # an old epoch
     assert reporter.held == 2
     reporter.finished(Attempt("a", 2), "stop")
     reporter.finished(Attempt("b", 1), "stop")
@@ -195,7 +194,7 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
     await reporter.close()
 
 
-async def test_a_lost_booking_is_told_again_and_a_fenced_one_is_not() -> None:
+async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> None:
     wire = Wire()
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
     wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
@@ -210,7 +209,7 @@ async def test_a_lost_booking_is_told_again_and_a_fenced_one_is_not() -> None:
     await reporter.close()
 
 
-async def test_another_generation_is_told_all_that_is_held() -> None:
+async def test_a_new_generation_gets_all_bookings() -> None:
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
@@ -231,20 +230,20 @@ async def test_another_generation_is_told_all_that_is_held() -> None:
         return await placed() == [["a"], ["a", "b"]]
 
     await until(all_told)
-    reporter.saw_generation("", HERE)  # of one that knows none
+    reporter.saw_generation("", HERE)
     reporter.saw_generation("two", HERE)
     reporter.finished(Attempt("other", 1), "stop")
     await reporter.close()
     assert await all_told()
 
 
-async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -> None:
+async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
     reporter.hold(live("a"), 30.0)
     await until(lambda: [len(one.placed) for one in wire.sent] == [1])
-    wire._failures = 2  # of all calls: the next one
+    wire._failures = 2  # the second call fails
     with pytest.raises(SchedulerUnavailable):
         await reporter.exchanges[HERE].ask(pb.Need())
     reporter.saw_generation("two", HERE)
@@ -253,7 +252,7 @@ async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -
 
 
 class Pair:
-    """The reports to two schedulers, of which HERE is the router's home unless `home` says otherwise."""
+    """Reports to two schedulers. HERE is the router's home by default."""
 
     def __init__(self, *, there_fails: int = 0) -> None:
         self.here, self.there = Wire(), Wire(failures=there_fails)
@@ -267,12 +266,12 @@ class Pair:
 
 
 def heard(wire: Wire, kind: str) -> list[str]:
-    """Return the requests of all events of a kind, in their order."""
+    """Return the requests of all events of a kind."""
     events = (event for sent in wire.sent for event in getattr(sent, kind))
     return [getattr(event, "attempt", event).request_id for event in events]
 
 
-async def test_the_others_hear_what_one_booked_and_all_hear_what_becomes_of_it() -> None:
+async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
     pair = Pair()
     pair.reports.hold(live("by-here"), 30.0, booked_by=HERE)
     pair.reports.hold(live("alone"), 30.0)
@@ -289,7 +288,7 @@ async def test_the_others_hear_what_one_booked_and_all_hear_what_becomes_of_it()
     await pair.reports.close()
 
 
-async def test_one_that_is_away_holds_up_no_other_and_hears_all_when_it_is_back() -> None:
+async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later() -> None:
     pair = Pair(there_fails=10)
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
@@ -301,7 +300,7 @@ async def test_one_that_is_away_holds_up_no_other_and_hears_all_when_it_is_back(
     await pair.reports.close()
 
 
-async def test_what_no_scheduler_heard_counts_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_events_are_dropped_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
     pair = Pair(there_fails=1_000_000)
     pair.reports.finished(Attempt("r", 1), "stop")
@@ -312,7 +311,7 @@ async def test_what_no_scheduler_heard_counts_as_dropped(monkeypatch: pytest.Mon
     await pair.reports.close()
 
 
-async def test_who_begins_anew_is_told_what_is_held_in_place_of_what_was_queued() -> None:
+async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None:
     pair = Pair()
     pair.here.generation = pair.there.generation = "one"
     for number in range(3):
@@ -322,18 +321,18 @@ async def test_who_begins_anew_is_told_what_is_held_in_place_of_what_was_queued(
     before = len(pair.there.sent)
     pair.there.generation = "two"
     pair.reports.prefilled(Attempt("r1", 1))
-    pair.reports.saw_generation("two", THERE)  # by a snapshot, before the report goes
+    pair.reports.saw_generation("two", THERE)  # from a snapshot
     pair.reports.finished(Attempt("r2", 1), "stop")
     await until(lambda: "r2" in heard(pair.there, "finished"))
     sent = pair.there.sent[before:]
     assert [(one.attempt.request_id, one.read) for part in sent for one in part.placed] == [("r1", True)]
     assert not any(part.prefilled for part in sent)
-    assert heard(pair.here, "placed") == []  # it has lost nothing
+    assert heard(pair.here, "placed") == []
     await pair.reports.close()
 
 
-async def test_what_a_late_placement_ended_goes_on_under_the_next_epoch() -> None:
-    """The scheduler heard of the end of an epoch whose placement never got a reply."""
+async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
+    """A scheduler has the end of a later epoch, whose placement got no reply."""
     pair = Pair()
     pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
     pair.reports.hold(live("a"), 0.03, booked_by=HERE)
@@ -343,13 +342,13 @@ async def test_what_a_late_placement_ended_goes_on_under_the_next_epoch() -> Non
     await pair.reports.close()
 
 
-async def test_nothing_is_renewed_before_it_was_told() -> None:
-    """Else it would count as lost, and be told twice."""
+async def test_nothing_is_renewed_before_it_was_reported() -> None:
+    """It would count as lost, and be reported twice."""
     pair = Pair()
     answer = pair.there.__call__
 
     async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.sleep(0.003)  # more is held meanwhile
+        await asyncio.sleep(0.003)
         return await answer(message, timeout_s)
 
     pair.reports.exchanges[THERE]._send = slow
@@ -366,7 +365,7 @@ async def test_nothing_is_renewed_before_it_was_told() -> None:
     await pair.reports.close()
 
 
-async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
+async def test_room_is_free_when_the_home_knows_of_it() -> None:
     pair = Pair()
     gate = asyncio.Event()
     answer = pair.here.__call__
@@ -384,7 +383,7 @@ async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
     await pair.reports.close()
 
 
-async def test_nobody_waits_for_a_home_that_does_not_answer() -> None:
+async def test_room_is_free_at_once_if_the_home_does_not_answer() -> None:
     pair = Pair(there_fails=1_000_000)
     pair.home = THERE
     pair.reports.finished(Attempt("r", 1), "stop")

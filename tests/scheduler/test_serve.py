@@ -1,4 +1,4 @@
-"""The scheduler's process: what stops its start, what it serves beside its calls, and its end."""
+"""The scheduler's process: failures at the start, metrics, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from harness.support import PATIENCE
 from tests.scheduler.test_service import health
 
 
-async def test_a_taken_port_is_named() -> None:
+async def test_a_port_in_use() -> None:
     async with SchedulerServer(Options()) as first:
         with pytest.raises(ListenFailed, match=f"cannot listen on {first.address}: the port is taken"):
             async with SchedulerServer(Options(address=first.address)):
                 pass
 
 
-async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -> None:
+async def test_a_wrong_store_password_stops_the_start(redis_server: RedisServer) -> None:
     url = redis_server.url.replace("s3cret", "wr0ng")
     with pytest.raises(StoreRefuses, match="refused the password") as caught:
         async with SchedulerServer(Options(store=url)):
@@ -36,7 +36,7 @@ async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -
     assert "wr0ng" not in str(caught.value)
 
 
-async def test_serve_tells_its_address_and_its_figures() -> None:
+async def test_serve_reports_its_address_and_serves_metrics() -> None:
     stop, started = asyncio.Event(), asyncio.Event()
     addresses: list[str] = []
     port = free_port()

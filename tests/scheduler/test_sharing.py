@@ -1,4 +1,4 @@
-"""Several schedulers over one Redis: each knows all, whichever is asked, and goes on without the others."""
+"""Several schedulers over one Redis: each knows everything, and works without the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True
 
 
 class Pair:
-    """Two schedulers of this process over one Redis, with the workers and routers of a test."""
+    """Two schedulers over one Redis, with workers and routers."""
 
     def __init__(self, store: str, topic: str) -> None:
         self.options = [Options(f"127.0.0.1:{free_port()}", store, topic, heartbeat_s=0.1) for _ in range(2)]
@@ -52,7 +52,6 @@ class Pair:
         return server
 
     async def end(self, number: int) -> None:
-        """Stop one: all that it knows is gone."""
         await self.servers.pop(number).__aexit__(None, None, None)
 
     async def close(self) -> None:
@@ -61,7 +60,6 @@ class Pair:
             await self.end(number)
 
     async def work(self, worker_id: str, role: pb.Role = M) -> WorkerSession:
-        """Start a worker that is ready."""
         client = await self._stack.enter_async_context(SchedulerClient(self.address))
         session = WorkerSession(client, identity(worker_id, role), pb.WorkerLoad)
         self._stack.push_async_callback(session.close)
@@ -70,23 +68,23 @@ class Pair:
         return session
 
     async def route(self, number: int) -> SchedulerClient:
-        """Start a router whose home is that scheduler."""
+        """Start a router with this home scheduler."""
         async with SchedulerClient(self.address) as anybody:
             name = self.named(anybody, number)
         return await self._stack.enter_async_context(SchedulerClient(self.address, router_id=name))
 
     def named(self, client: SchedulerClient, number: int) -> str:
-        """Return an id that belongs to one of them."""
+        """Return an id whose home is this scheduler."""
         address = self.options[number].address
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
     def booked(self, number: int) -> dict[str, Reserved]:
-        """Return what one of them has booked, by worker."""
+        """Return a scheduler's bookings by worker."""
         workers = self.servers[number]._roster.view().workers.values()
         return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
 
     async def agree_with(self, *routers: SchedulerClient) -> None:
-        """Wait until each scheduler has booked exactly what these routers hold."""
+        """Wait until each scheduler has exactly these routers' bookings."""
 
         async def so() -> bool:
             holding = held(known for router in routers for known in router.reporter._held.values())
@@ -114,7 +112,6 @@ async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes back gets keys half a second later."""
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.2)
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.5)
 
@@ -123,7 +120,7 @@ async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more
     return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
-async def test_what_one_has_booked_the_other_knows_a_moment_later(two: Pair) -> None:
+async def test_bookings_reach_the_other_scheduler(two: Pair) -> None:
     await two.work("p", P)
     await two.work("d", D)
     router = await two.route(0)
@@ -152,8 +149,8 @@ async def test_a_router_has_all_its_placements_from_its_home(two: Pair) -> None:
     await two.agree_with(*routers)
 
 
-async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
-    """Rounds of more requests than there is room for, by routers of both, of which some end meanwhile."""
+async def test_both_schedulers_reach_the_same_sums(two: Pair) -> None:
+    """Routers of both schedulers place more requests than there is room for, and finish some."""
     draw = random.Random(1)
     for name, role in (("p1", P), ("p2", P), ("d1", D), ("d2", D), ("m", M)):
         await two.work(name, role)
@@ -170,7 +167,7 @@ async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
             else:
                 assert isinstance(outcome, NoCapacity)
                 assert outcome.code == pb.Rejection.CODE_FULL
-        assert len(running) >= 24  # none stands empty
+        assert len(running) >= 24  # all workers are in use
         await two.agree_with(*routers)
         draw.shuffle(running)
         ended, running = running[:10], running[10:]
@@ -180,8 +177,8 @@ async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
         await two.agree_with(*routers)
 
 
-async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) -> None:
-    """It comes back empty, and is told of the worker and of all bookings before it is asked again."""
+async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> None:
+    """The dead one comes back empty, and gets the worker and all bookings before it is asked again."""
     await two.work("m")
     router = await two.route(0)
     running = [await place(router, f"r{number}") for number in range(6)]
@@ -211,7 +208,7 @@ async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) 
         await place(router, "eleventh")
 
 
-async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> None:
+async def test_both_schedulers_work_without_redis(own_redis: RedisServer, topic: str) -> None:
     async with pair(own_redis.url, topic) as two:
         await two.work("m")
         routers = [await two.route(number) for number in range(2)]
@@ -224,7 +221,7 @@ async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> N
             router.reporter.finished(before[number].attempt, "stop")
         await two.agree_with(*routers)
         assert len(two.servers[0]._ledger.live) == 2
-        await two.work("late", D)  # workers come
+        await two.work("late", D)
         assert all("late" in server._roster.view().workers for server in two.servers.values())
         own_redis.start()
         await until(lambda: not any(server._store.problem for server in two.servers.values()), 10)
@@ -243,10 +240,10 @@ async def paused_one(redis_server: RedisServer, topic: str) -> AsyncIterator[tup
     await process.wait()
 
 
-async def test_what_one_that_stood_still_places_late_gives_way(
+async def test_late_placements_of_a_hanging_scheduler_are_superseded(
     paused_one: tuple[Process, str], redis_server: RedisServer, topic: str
 ) -> None:
-    """It goes on while its callers still wait: their requests were placed elsewhere meanwhile."""
+    """The requests were placed by the other scheduler before the callers gave up."""
     process, address = paused_one
     options = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
     both = f"{address},{options.address}"
@@ -264,14 +261,13 @@ async def test_what_one_that_stood_still_places_late_gives_way(
             process.send_signal(signal.SIGSTOP)
             asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
             for number in range(4):
-                for epoch in (2, 3):  # as a router does; the first is asked of the one that stands still
+                for epoch in (2, 3):  # the first one goes to the hanging scheduler
                     with suppress(SchedulerUnavailable):
                         placed = await place(client, f"r{number}", epoch)
                         break
                 assert placed.scheduler == options.address
             process.send_signal(signal.SIGCONT)
             for one in await asyncio.gather(*asked, return_exceptions=True):
-                # Too late for its caller's patience, or for the scheduler, which has heard of the later ones.
                 assert isinstance(one, Placement | SchedulerUnavailable) or (
                     isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
                 )
@@ -289,7 +285,7 @@ async def test_what_one_that_stood_still_places_late_gives_way(
             await session.close()
 
 
-async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair) -> None:
+async def test_the_oldest_request_goes_first_at_any_scheduler(two: Pair) -> None:
     await two.work("m")
     other, mine = await two.route(0), await two.route(1)
     running = [await place(mine, uuid.uuid4().hex) for _ in range(8)]
@@ -297,7 +293,7 @@ async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair)
     epochs = iter(range(1, 1_000))
 
     async def known() -> bool:
-        """The elder goes on asking, and is refused; the other scheduler has heard of it."""
+        """Ask again until the other scheduler knows that the older request waits."""
         with pytest.raises(NoCapacity):
             await place(other, "theirs", next(epochs), waited_s=5.0)
         return bool(two.servers[1]._placer.turns._elsewhere)
@@ -321,13 +317,13 @@ async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair)
     await until(placed)
 
 
-async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer, topic: str) -> None:
-    """Also one that is started again; the others' knowledge does not begin anew for it."""
+async def test_every_scheduler_gets_cache_reports(redis_server: RedisServer, topic: str) -> None:
+    """A restarted scheduler gets everything again, and the others do not."""
     options = [
         Options(f"127.0.0.1:{free_port()}", redis_server.url, topic, heartbeat_s=0.05) for _ in range(2)
     ]
     draw = random.Random(1)
-    keys = [key_of(draw.getrandbits(64), depth) for depth in range(1, 9_001)]  # more than two messages carry
+    keys = [key_of(draw.getrandbits(64), depth) for depth in range(1, 9_001)]  # more than two messages
     both = ",".join(one.address for one in options)
     async with SchedulerServer(options[0]) as home, SchedulerClient(both) as client:
         async with SchedulerServer(options[1]) as other:
@@ -356,7 +352,7 @@ async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer,
             await session.close()
 
 
-async def test_operators_hear_of_all_of_them(two: Pair) -> None:
+async def test_operators_see_all_schedulers(two: Pair) -> None:
     await two.work("m")
     routers = [await two.route(number) for number in range(2)]
     operator = routers[0]
@@ -376,8 +372,7 @@ async def test_operators_hear_of_all_of_them(two: Pair) -> None:
     assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
 
 
-async def test_operators_hear_nothing_of_an_ignorance(two: Pair) -> None:
-    """One that has just begun knows nobody yet."""
+async def test_operators_get_the_description_with_most_workers(two: Pair) -> None:
     async with SchedulerClient(two.options[1].address) as client:
         await client.register(identity("m"), pb.WORKER_STATE_READY)
     async with SchedulerClient(two.address) as operator:
