@@ -18,7 +18,7 @@ from baton.services.engine.args import check_model
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Act as a user without an entry on this machine and without its variables."""
+    """Act as a user without a passwd entry and without HOME."""
 
     def missing(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -28,7 +28,7 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_path_below_a_home_that_there_is_not_is_told(unknown: None) -> None:
+def test_a_path_in_a_missing_home(unknown: None) -> None:
     with pytest.raises(NoHome, match=r"security\.ca: '~/\.baton/ca' needs a home folder, and this user"):
         expanded("~/.baton/ca", "security.ca")
     assert expanded("/etc", "security.ca") == Path("/etc")

@@ -1,10 +1,9 @@
-"""A discrete-event simulation of a deployment for the controller's tests, driven by the controller itself.
+"""A discrete-event simulation of a deployment, which the controller under test scales.
 
-Simulated: arrivals (Poisson) with prompts and answers of random length (log-normal); placement on the less
-loaded of two workers; prefill as a queue, first come first served; decoding, where all requests of a batch
-share a worker and the gap between tokens grows with their number; requests that wait for room; workers that
-load, drain, and change their role, with what they have done before going on meanwhile. Not simulated: the
-handoff's time, prefix caches, full KV caches, failures.
+Simulated: Poisson arrivals with log-normal prompt and answer lengths; placement on the less loaded of two
+random workers; prefill in order of arrival; decoding, where the gap between tokens grows with the batch;
+requests that wait for room; workers that load, drain, and change roles while they finish earlier work. Not
+simulated: the time of handoffs, prefix caches, full KV caches, failures.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from baton.protos import scheduler_pb2 as pb
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 SPREAD = 0.6  # standard deviation of the logarithm of lengths
 QUEUE_FACTOR = 1.25  # scheduler.max_queue_factor
-CHUNK = 256  # tokens of a prompt in one step, beside what a worker decodes
+CHUNK = 256  # prompt tokens in a step that also decodes
 SAMPLE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A time of steady load."""
+    """A period of steady load."""
 
     name: str
     seconds: float
@@ -44,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Service:
-    """The pace of one worker."""
+    """The speed of one worker."""
 
     prefill_tokens_per_s: float
     gap: Gap
@@ -62,21 +61,21 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker; it works off what it has in either role."""
+    """A worker. It may have work of both roles after a change."""
 
     name: str
     role: pb.Role
     service: Service
     ready: bool
     leaving: bool = False
-    # To be prefilled, the first is under way; with the worker that decodes it then.
+    # Requests to prefill, with their decode workers; the first one is running.
     queue: deque[tuple[Request, Worker]] = field(default_factory=deque)
-    batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the token that ends it
-    behind: deque[Request] = field(default_factory=deque)  # for a slot
-    booked: int = 0  # requests to be decoded here
-    tokens: float = 0.0  # of each request of the batch since the start
+    batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the last token
+    behind: deque[Request] = field(default_factory=deque)  # waiting for a slot
+    booked: int = 0  # requests that decode here
+    tokens: float = 0.0  # tokens so far of a request that has been in the batch since the start
     since: float = 0.0
-    version: int = 0  # of the next end in the batch
+    version: int = 0  # of the scheduled end of a request
     counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
 
     @property
@@ -86,7 +85,7 @@ class Worker:
         )
 
     def advance(self, now: float) -> None:
-        """Let time pass up to now, with what runs."""
+        """Account for the time until now."""
         passed, self.since = now - self.since, now
         if self.batch:
             got = passed / self.gap_s
@@ -113,9 +112,9 @@ class Run:
     first_token_s: float
     gap_s: float
     mean_workers: float
-    counts: list[tuple[float, int, int]] = field(default_factory=list)  # s, prefill, decode workers there
+    counts: list[tuple[float, int, int]] = field(default_factory=list)  # s, prefill workers, decode workers
     orders: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, list[float]] = field(default_factory=dict)  # of each prediction, per cent
+    errors: dict[str, list[float]] = field(default_factory=dict)  # of predictions, percent
 
     @property
     def within(self) -> float:
@@ -130,7 +129,7 @@ class Run:
 
 
 def requests_of(phases: list[Phase], seed: int) -> list[Request]:
-    """Return the requests of all phases, by their arrival."""
+    """Return the requests of all phases in order of arrival."""
     draw = random.Random(seed)
     now, end, found = 0.0, 0.0, []
     for phase in phases:
@@ -151,7 +150,7 @@ def simulate(
     start_s: float = 0.0,
     goals: tuple[float, float] = (1.0, 0.04),
 ) -> Run:
-    """Run the requests. Without a controller the fleet stays as it is."""
+    """Simulate the requests. Without a controller the fleet does not change."""
     fresh = [Request(one.arrives, one.prompt, one.answer) for one in requests]
     if controller is not None:
         goals = controller.goals.first_token_s, controller.goals.gap_s

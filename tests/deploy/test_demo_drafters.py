@@ -1,4 +1,4 @@
-"""The drafters of the demo model: what their training assumes of serving, and how they lie on disk."""
+"""The demo model's drafters: their training and their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ safetensors = pytest.importorskip("safetensors")
 
 @pytest.fixture(autouse=True)
 def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training scripts are no package of Baton's: they import each other by their file names."""
+    """Put the training scripts on the path: they import each other by file name."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
@@ -28,7 +28,7 @@ def shapes(path: Path) -> dict[str, list[int]]:
 
 
 def block(inputs: int, *, bias: bool) -> dict[str, list[int]]:
-    """A decoder layer's tensors without its norms: 4 query and 2 key/value heads of 64, MLP 512."""
+    """Return the tensors of a layer without norms: 4 query and 2 KV heads of 64, MLP 512."""
     found = {
         "mlp.gate_proj.weight": [512, 256],
         "mlp.up_proj.weight": [512, 256],
@@ -42,8 +42,8 @@ def block(inputs: int, *, bias: bool) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_training_sees_each_step_as_serving_runs_it(kind: str) -> None:
-    """Served, a draft appends its own hidden states; training does so from all places at once."""
+def test_training_matches_serving(kind: str) -> None:
+    """Serving appends a draft's own hidden states; training does so at all positions at once."""
     from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
     from heads import Rope
 
@@ -75,13 +75,13 @@ def test_training_sees_each_step_as_serving_runs_it(kind: str) -> None:
                 hidden = torch.cat([hidden, fed_back[:, -1:]], 1)
 
 
-def test_a_draft_is_judged_by_the_trunks_own_words_alone() -> None:
+def test_only_the_trunks_own_tokens_count() -> None:
     from drafting import counted_places
 
     #                        prompt   reply            prompt  reply
     weights = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1]])
     places = [mask[0].nonzero().flatten().tolist() for mask in counted_places(weights)]
-    assert places[0] == [2, 3, 4, 5, 10, 11]  # place p foresees token p + 2 once token p + 1 was sampled
+    assert places[0] == [2, 3, 4, 5, 10, 11]  # position p predicts token p + 2
     assert places[1] == [3, 4, 5, 11]
     assert places[2] == [4, 5]
     assert places[3] == [5]
@@ -106,7 +106,7 @@ def test_mtp_view_adds_one_layer_to_the_trunk() -> None:
     assert config == base | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
 
 
-def test_mtp_view_doubles_nothing_of_the_trunk() -> None:
+def test_mtp_view_links_the_trunk() -> None:
     for path in MTP.iterdir():
         if path.is_symlink():
             assert not Path(path.readlink()).is_absolute()

@@ -1,4 +1,4 @@
-"""The demo model: its generators, its chat template and what its committed weights answer."""
+"""The demo model: its generators, its chat template and the answers of its weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "demo-model"
 WEIGHTS = FOLDER / "weights"
-CRC = 0xD419F8A2  # of what 300 dialogues say
+CRC = 0xD419F8A2  # of 300 dialogues
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training scripts are no package of Baton's: they import each other by their file names."""
+    """Put the training scripts on the path: they import each other by file name."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
@@ -36,7 +36,7 @@ def model() -> Any:
 
 
 def as_request(dialogue: Any) -> list[dict[str, Any]]:
-    """The messages as a chat completion request writes them."""
+    """Return the messages as in a chat completion request."""
     messages = []
     for message in dialogue.messages:
         entry: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -49,13 +49,13 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def test_a_seed_names_the_same_dialogues_for_good() -> None:
+def test_dialogues_are_reproducible() -> None:
     from dialogues import stream
 
     said = [
         message.content for _, dialogue in itertools.islice(stream(5), 300) for message in dialogue.messages
     ]
-    # Benchmarks draw their prompts from here: their figures are comparable while this holds.
+    # Benchmarks take prompts from here, so their figures depend on it.
     assert zlib.crc32("\n".join(said).encode()) == CRC
 
 
@@ -66,7 +66,7 @@ def test_held_out_prompts_are_never_trained_on() -> None:
     assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
 
 
-def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
+def test_replies_contain_the_answers() -> None:
     from random import Random
 
     from chat import segments
@@ -82,7 +82,7 @@ def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_windows_begin_with_documents_and_lose_nothing() -> None:
+def test_windows_begin_with_documents() -> None:
     import numpy as np
     from corpus import Tokens, windows
 
@@ -118,7 +118,7 @@ def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
         assert text == rendered(dialogue)
 
 
-def test_pieces_encode_as_the_whole_does(tokenizer: Any) -> None:
+def test_segments_encode_like_the_whole_text(tokenizer: Any) -> None:
     from chat import rendered, segments
     from dialogues import stream
 
@@ -127,7 +127,7 @@ def test_pieces_encode_as_the_whole_does(tokenizer: Any) -> None:
         assert pieces == tokenizer(rendered(dialogue)).input_ids
 
 
-def test_tokenizer_gives_back_any_text(tokenizer: Any) -> None:
+def test_tokenizer_round_trip(tokenizer: Any) -> None:
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token == "<|im_end|>"
@@ -136,7 +136,7 @@ def test_tokenizer_gives_back_any_text(tokenizer: Any) -> None:
     assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
 
 
-def test_arguments_of_a_call_may_be_a_json_string(tokenizer: Any) -> None:
+def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
     function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -166,7 +166,7 @@ ANSWERS = {
 }
 
 
-def test_greedy_answers_are_right_and_end(tokenizer: Any, model: Any) -> None:
+def test_greedy_answers(tokenizer: Any, model: Any) -> None:
     for question, expected in ANSWERS.items():
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],

@@ -1,4 +1,4 @@
-"""Attempts to do what one may not, each refused and told in one line; docs/security.md has the table."""
+"""Forbidden calls and connections, each refused with one line (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def server(become: Become) -> AsyncIterator[SchedulerServer]:
 
 
 async def said(address: str, kind: type[Exception], call: Any) -> str:
-    """Return what a client of this process's identity is told."""
+    """Return the error that a client with this process's identity gets."""
     async with SchedulerClient(address, router_id="r") as client:
         with pytest.raises(kind) as error:
             await call(client)
@@ -48,11 +48,11 @@ def describe(client: SchedulerClient) -> Any:
 
 
 def _meant(error: grpc.aio.AioRpcError) -> str:
-    """Return what Baton's own clients make of such an error."""
+    """Return the text that Baton's clients show for this error."""
     return rpc.tls_problem(error.details() or "")
 
 
-async def test_each_does_its_part(server: SchedulerServer, become: Become) -> None:
+async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
     become(Role.WORKER, "w1")
     async with SchedulerClient(server.address) as worker:
         await worker.register(identity("w1"), READY)
@@ -68,7 +68,7 @@ async def test_each_does_its_part(server: SchedulerServer, become: Become) -> No
 
 
 async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
-    """Someone who has the CA's certificate, which is no secret, but none of his own."""
+    """A client with the CA's certificate, which is no secret, but none of its own."""
     rpc.act_as(None)
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
     credentials = grpc.ssl_channel_credentials(ca.root_pem)
@@ -89,7 +89,7 @@ async def test_a_certificate_of_another_ca(server: SchedulerServer, become: Beco
 async def test_another_ca_that_trusts_the_right_one(
     server: SchedulerServer, become: Become, ca: Authority, tmp_path: Path
 ) -> None:
-    """He knows the deployment's CA, and so gets as far as the server, which does not know his."""
+    """The client trusts the server, which does not trust the client."""
     mine = become(Role.OPERATOR, by=Authority.create(tmp_path / "other")).current().pems
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
     credentials = grpc.ssl_channel_credentials(ca.root_pem, mine.key, mine.chain)
@@ -100,10 +100,10 @@ async def test_another_ca_that_trusts_the_right_one(
     assert "this process's certificate is not from its CA" in _meant(error.value)
 
 
-async def test_a_certificate_that_is_over(server: SchedulerServer, become: Become) -> None:
+async def test_an_expired_certificate(server: SchedulerServer, become: Become) -> None:
     mine = become(Role.OPERATOR, life_s=1)
     async with asyncio.timeout(10):
-        while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110 (no event: it is the clock that moves)
+        while mine.current().seconds_left() > -0.5:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     text = await said(server.address, SchedulerUnavailable, describe)
     assert "it hung up: this process's certificate has expired" in text
@@ -124,7 +124,7 @@ async def test_tls_to_a_plain_port(become: Become) -> None:
 
 
 async def test_a_worker_in_the_schedulers_place(become: Become) -> None:
-    """A worker's certificate is of the same CA; whoever dials a scheduler wants a scheduler's."""
+    """Clients verify the role in the server's certificate."""
     become(Role.WORKER, "w1")
     async with SchedulerServer(Options(topic=TOPIC)) as impostor:
         become(Role.ROUTER)
@@ -148,7 +148,7 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
     become(Role.OPERATOR, topic="elsewhere")
     text = await said(server.address, SchedulerUnavailable, describe)
     assert "its certificate is for another role or topic" in text
-    # A client that does not look is refused by the server.
+    # The server refuses a client that does not verify.
     mine = become(Role.OPERATOR, topic="elsewhere").current().pems
     options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
     credentials = grpc.ssl_channel_credentials(mine.roots, mine.key, mine.chain)
@@ -162,7 +162,7 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
 
 
 def test_pulls(become: Become) -> None:
-    """With its ticket, without, with another's, and by whom it is none of the business."""
+    """With the right ticket, without one, with another's, and by another role."""
     become(Role.WORKER, "p0")
     with saves.source() as source:
         wanted, other = source.save("wanted"), source.save("other")
@@ -194,7 +194,7 @@ async def test_listening_to_others_in_plain_text(host: str) -> None:
         rpc.listen(server, "worker.listen", address)
 
 
-async def test_listening_to_others_with_tls_or_on_ones_own_word(become: Become) -> None:
+async def test_listening_to_others_with_tls_or_insecure(become: Become) -> None:
     become(Role.WORKER, "w1")
     assert rpc.listen(rpc.aio_server(), "worker.listen", "0.0.0.0:0") > 0
     rpc.act_as(None, insecure=True)
