@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
+from baton.scheduler.metrics import role_of
 from baton.scheduler.types import FleetView, WorkerRecord
 
 HIGH_PREFILL = 2.0  # steps' worth of queued prompts per prefill worker
@@ -66,26 +67,23 @@ class Balance:
         self._after_s = after_s
         self._clock = clock
         self._since: dict[pb.Role, float] = {}  # role that is short of workers -> since when
-
-    @property
-    def pause_s(self) -> float:
-        """The least time between two changes, seconds."""
-        return PAUSE * self._after_s
+        self._pause_until = 0.0
 
     def look(self, view: FleetView) -> Flip | None:
-        """Return the change that is due now, if any. Call it about twice a second."""
+        """Return the change that is due now, if any."""
+        now = self._clock()
         prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((prefills, decodes), (decodes, prefills)):
             if not (short.workers and short.high and other.can_spare):
                 self._since.pop(short.role, None)
                 continue
-            if self._clock() - self._since.setdefault(short.role, self._clock()) < self._after_s:
+            if now < max(self._since.setdefault(short.role, now) + self._after_s, self._pause_until):
                 continue
-            del self._since[short.role]
+            self._since.clear()
+            self._pause_until = now + PAUSE * self._after_s
             idlest = min(other.workers, key=lambda one: (one.reserved.requests, one.reserved.prompt_tokens))
-            name = pb.Role.Name(short.role).removeprefix("ROLE_").lower()
             why = (
-                f"the {name} side was at {short.pressure():.1f} for {self._after_s:g} s, "
+                f"the {role_of(short.role)} side was at {short.pressure():.1f} for {self._after_s:g} s, "
                 f"the other one is at {other.pressure():.1f}"
             )
             return Flip(idlest, short.role, why)

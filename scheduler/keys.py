@@ -13,10 +13,9 @@ KEYS: dict[str, tuple[str, str]] = {
         "drains",
         "HASH name -> how often an operator drained or undrained it: odd while it is drained",
     ),
-    "TURNS": ("turns", "HASH job for one scheduler at a time -> when another one may do it"),
     "TOLD": ("told", "HASH KIND:ID -> the last message of a router, fleet, process, or of turns"),
     "TOLD_LEASES": ("told:leases", "ZSET field of TOLD -> when it expires"),
-    "DECIDER": ("decider", "HASH who, fence, until: the scheduler that autoscales"),
+    "DECIDER": ("decider", "HASH who, fence, until: the scheduler that autoscales; tended: the last check"),
     "ORDERS": ("orders", "HASH fleet:ID -> what should run in its places, serialized"),
 }
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,9 +20,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_server, host_id, listen
 from baton.scheduler.autoscaler import Autoscaler
-from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
-from baton.scheduler.flip import set_role
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.losses import Losses
@@ -42,7 +39,6 @@ from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s between looks at the store and sweeps of expired entries
 STOP_GRACE_S = 2.0  # s for calls under way when the server stops
-_WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 log = logging.getLogger(__name__)
@@ -90,19 +86,17 @@ class SchedulerServer:
         self._store_problem = ""
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
-        self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
-        self._autoscaler = (
-            Autoscaler(
-                goals,
+        self._autoscaler: Autoscaler | None = None
+        if autoscales or options.rebalance_after_s:
+            self._autoscaler = Autoscaler(
+                goals if autoscales else None,
+                options.rebalance_after_s,
                 self._store,
                 self._roster,
                 self.members,
                 settling=self._settling,
-                metrics=self.metrics.autoscale,
+                metrics=self.metrics,
             )
-            if goals and autoscales
-            else None
-        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def targets(self, environment: Mapping[str, Any]) -> bytes:
@@ -133,8 +127,6 @@ class SchedulerServer:
             keep(self._watch_store, "scheduler-watch-store"),
             keep(self._watch_memory, "scheduler-watch-memory"),
         ]
-        if self._balance:
-            self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))
         if self._autoscaler:
             self._tasks.append(keep(self._autoscaler.run, "scheduler-autoscale"))
         return self
@@ -167,19 +159,6 @@ class SchedulerServer:
             self._settling.tick()
             self._look()
             await self._knowledge.tend()
-
-    async def _keep_balance(self, balance: Balance) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            unsure = self._settling or not self.members.hears_all
-            flip = None if unsure else balance.look(self._roster.view())
-            if flip is None or not await self._store.take_turn("balance", balance.pause_s):
-                continue
-            if problem := await set_role(flip.worker, flip.role):
-                log.warning("no change of role: %s", problem)
-                continue
-            self.metrics.role_changes.labels("balance").inc()
-            log.warning("worker %s changes to %s: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
 
     def _look(self) -> None:
         """Update metrics, and expire leases even if nothing is placed."""

@@ -17,7 +17,7 @@ TOLD_KINDS = ("router", "fleet", "process", "turns")
 class Store(ABC):
     """The schedulers' shared state. No method except `open` raises.
 
-    While the store is unreachable (`problem`), `lead`, `take_turn` and `order` fail and `told` is empty. A
+    While the store is unreachable (`problem`), `lead` and `order` fail and `told` is empty. A
     drain takes effect at the scheduler that was asked, and is written to the store later.
     """
 
@@ -50,10 +50,6 @@ class Store(ABC):
         if not self.problem:
             await self.tend()
         return True
-
-    @abstractmethod
-    async def take_turn(self, what: str, for_s: float) -> bool:
-        """Return True to one scheduler, and False to all others for `for_s`."""
 
     @abstractmethod
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:

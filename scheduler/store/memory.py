@@ -17,18 +17,10 @@ class MemoryStore(Store):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._turns: dict[str, float] = {}
         # (kind, who) -> end of the lease, message
         self._told: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._leader = ("", 0, 0.0)  # who, fencing number, end of the lease
         self._orders: dict[str, bytes] = {}  # keyed by fleet
-
-    async def take_turn(self, what: str, for_s: float) -> bool:
-        now = self._clock()
-        if self._turns.get(what, now) > now:
-            return False
-        self._turns[what] = now + for_s
-        return True
 
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
         self._told[kind, who] = self._clock() + lease_s, message

@@ -31,7 +31,7 @@ from baton.scheduler.types import Told
 from baton.tasks import patiently
 
 CALL_TIMEOUT_S = 0.9  # limit for connecting and running the script
-SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
+SCRIPTS = ("drains", "tell", "lead", "told", "order")
 AWAY = "the store is away"  # logged once per outage
 
 log = logging.getLogger(__name__)
@@ -74,9 +74,6 @@ class RedisStore(Store):
         if self.problem:
             log.warning("the store at %s is back", self.name)
         self.problem = ""
-
-    async def take_turn(self, what: str, for_s: float) -> bool:
-        return bool(await self._ask("take_turn", what, _milliseconds(for_s)))
 
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
         return await self._ask("tell", f"{kind}:{who}", message, _milliseconds(lease_s)) or b""

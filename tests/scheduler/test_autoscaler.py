@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -16,7 +18,7 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from harness.scheduling import Options, RedisServer, capacity, identity, until
+from harness.scheduling import Options, RedisServer, capacity, identity, place, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
@@ -29,12 +31,12 @@ def goals(mode: str = "on", least: int = 2) -> Goals:
 
 @asynccontextmanager
 async def scheduler(
-    url: str, topic: str, wanted: Goals
+    url: str, topic: str, wanted: Goals | None, **options: Any
 ) -> AsyncIterator[tuple[SchedulerServer, SchedulerClient]]:
     # The scheduler settles after a lease.
-    options = Options(store=url, topic=topic, worker_lease_s=0.5)
+    settings = Options(store=url, topic=topic, worker_lease_s=0.5, **options)
     async with (
-        SchedulerServer(options, goals=wanted) as server,
+        SchedulerServer(settings, goals=wanted) as server,
         SchedulerClient(server.address, router_id="router") as client,
     ):
         yield server, client
@@ -138,33 +140,49 @@ class Flips(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.SetRoleReply()
 
 
-async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
+@asynccontextmanager
+async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
+    """Run a prefill worker and the two decode workers."""
     flips = Flips()
     worker = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)  # type: ignore[no-untyped-call]
     port = worker.add_insecure_port("127.0.0.1:0")
     await worker.start()
-    wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
-    async with (
-        scheduler(url, topic, wanted) as (server, client),
-        working(client, ("p", P)),
-        AsyncExitStack() as stack,
-    ):
+    async with working(client, ("p", P)), AsyncExitStack() as stack:
         for name in ("d1", "d2"):
             one = identity(name, D)
             one.address = f"127.0.0.1:{port}"
-            session = WorkerSession(client, one, pb.WorkerLoad)
+            session = WorkerSession(client, one, partial(pb.WorkerLoad, free_blocks=99))
             await session.start(5.0)
             stack.push_async_callback(session.close)
             await session.ready(capacity())
             flips.sessions.append(session)
+        yield flips
+    await worker.stop(None)
+
+
+async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
+    wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
+    async with scheduler(url, topic, wanted) as (server, client), flipping(client) as flips:
         await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
         await until(lambda: figure(server, "step_seconds_count") > steps + 3)
         ((role, fence),) = flips.asked  # once
         assert role == P
         assert fence > 0
-    await worker.stop(None)
+
+
+async def test_rebalancing_needs_no_goals(url: str, topic: str) -> None:
+    options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
+    async with scheduler(url, topic, None, **options) as (server, client), flipping(client) as flips:
+        for request_id in ("a", "b"):  # together more than two steps of the prefill worker
+            await place(client, request_id, prompt=600)
+        await until(lambda: flips.asked)
+        ((role, fence),) = flips.asked
+        assert role == P
+        assert fence > 0
+        changes = "baton_scheduler_role_changes_total"
+        await until(lambda: server.metrics.registry.get_sample_value(changes, {"by": "balance"}) == 1)
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(

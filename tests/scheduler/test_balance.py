@@ -59,6 +59,8 @@ def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
     assert flip is not None
     assert (flip.worker.worker_id, flip.role) == ("d2", P)
     assert one.now == AFTER_S
+    assert one.first_flip(60) is not None
+    assert one.now == (1 + PAUSE) * AFTER_S
     assert "prefill side was at 3.9 for 10 s" in flip.why
 
 

@@ -137,11 +137,11 @@ async def test_concurrent_calls_get_their_own_replies(
     store = stores[0]
     async with Redis.from_url(own_redis.url) as admin:
         await admin.script_flush()  # the scripts are loaded again, and no call runs twice
-    left = asyncio.create_task(store.take_turn("left", LEASE_S))
-    asking = [asyncio.create_task(store.take_turn(f"{number % 25}", LEASE_S)) for number in range(50)]
-    left.cancel()
-    assert await asyncio.gather(*asking) == [True] * 25 + [False] * 25
-    assert await store.take_turn("left", LEASE_S)  # it was cancelled before it was sent
+    left = asyncio.create_task(store.lead("left", LEASE_S))
+    asking = [asyncio.create_task(store.lead(f"{number % 25}", LEASE_S)) for number in range(50)]
+    left.cancel()  # before it is sent
+    fences = [bool(fence) for fence in await asyncio.gather(*asking)]
+    assert fences == ([True] + [False] * 24) * 2
     assert not store.problem
 
 
@@ -154,15 +154,14 @@ async def use(store: RedisStore) -> list[object]:
     fence = await store.lead("me", LEASE_S)
     return [
         bool(fence),
-        await store.take_turn("balance", 0.001),
         await store.order(fence, {"f": b"orders"}),
         await store.tell("fleet", "f", b"here", LEASE_S),
         dict((await store.told()).fleets),
     ]
 
 
-WELL = [True, True, True, b"orders", {"f": b"here"}]
-NOTHING = [False, False, False, b"", {}]
+WELL = [True, True, b"orders", {"f": b"here"}]
+NOTHING = [False, False, b"", {}]
 
 
 @asynccontextmanager
@@ -217,7 +216,7 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_away(
     assert await use(one) == WELL
     async with failure(own_redis) as text:
         began = time.monotonic()
-        await asyncio.gather(*(one.take_turn(f"{number}", LEASE_S) for number in range(20)))
+        await asyncio.gather(*(one.lead("me", LEASE_S) for _ in range(20)))
         assert time.monotonic() - began < CALL_TIMEOUT_S + 1.0 * PATIENCE  # one timeout for all
         assert text in one.problem
         looks = asyncio.create_task(one.tend())

@@ -9,18 +9,6 @@ from baton.scheduler.store.base import TOLD_KINDS
 from harness.scheduling import LEASE_S, until
 
 
-async def test_one_scheduler_gets_the_turn(store: Store) -> None:
-    turns = [await store.take_turn("balance", 0.2) for _ in range(3)]
-    assert turns == [True, False, False]
-    assert await store.take_turn("something else", LEASE_S)
-
-    async def again() -> bool:
-        return await store.take_turn("balance", LEASE_S)
-
-    await until(again)
-    assert not await store.take_turn("balance", LEASE_S)
-
-
 async def test_messages_are_kept_by_kind_for_their_lease(store: Store) -> None:
     await store.tell("router", "r:é\n", b"old", LEASE_S)
     for kind in TOLD_KINDS:  # several kinds may have the same name

@@ -57,7 +57,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
         description = await client.describe()
         assert not description.store_problem
         assert len(description.handoffs) == 1
-        assert await server._store.take_turn("test", 1)
+        assert await server._store.lead("test", 1)
 
 
 async def used(url: str) -> str:
@@ -69,7 +69,6 @@ async def used(url: str) -> str:
         await store.close()
         return str(error)
     await store.drain("w1")
-    await store.take_turn("test", 1)
     await store.tell("router", "r1", b"busy", 0.001)
     await store.tell("fleet", "f1", b"two places", 5)
     await asyncio.sleep(0.002)

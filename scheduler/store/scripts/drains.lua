@@ -3,7 +3,7 @@
 -- ARGV: name, count, name, count, ...
 -- Reply: all drains, in the same form
 
-redis.call('HSET', TURNS, 'tend', NOW)
+redis.call('HSET', DECIDER, 'tended', NOW)
 for place = 1, #ARGV, 2 do
   local count = number(ARGV[place + 1])
   if count > number(redis.call('HGET', DRAINS, ARGV[place])) then redis.call('HSET', DRAINS, ARGV[place], count) end
