@@ -17,9 +17,9 @@ from baton.autoscale.controller import Controller, Decision
 from baton.autoscale.goals import Goals
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.ask import set_role
 from baton.scheduler.balance import Balance
 from baton.scheduler.booking import usable_blocks
-from baton.scheduler.flip import set_role
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics, role_of
 from baton.scheduler.roster import Roster

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 

@@ -23,7 +23,6 @@ from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.errors import ListenFailed
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
-from baton.scheduler.losses import Losses
 from baton.scheduler.members import Members, members, targets
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placer
@@ -66,7 +65,6 @@ class SchedulerServer:
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
         self.members = Members(self._store)
-        self._losses = Losses(self.metrics)
         self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
         self._servicer = SchedulerServicer(
             options,
@@ -166,7 +164,7 @@ class SchedulerServer:
         view = self._roster.view()
         self.metrics.seen(view, len(self._ledger.live))
         self.metrics.leases_expired.inc(self._ledger.expired - self._expired)
-        self._losses.look(view, self._roster.left(), unsure=bool(self._settling))
+        self.metrics.lost(view, self._roster.left(), unsure=bool(self._settling))
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
         self.members.hears(len(self._workers))

@@ -18,7 +18,6 @@ from baton.scheduler.autoscaler import TOLD_S
 from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
-from baton.scheduler.flip import set_role
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
@@ -282,7 +281,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         del context
         meant = _meant(request.worker_id, self._roster.view())
-        problem = meant if isinstance(meant, str) else await set_role(meant, request.role)
+        problem = meant if isinstance(meant, str) else await ask.set_role(meant, request.role)
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
         self._metrics.role_changes.labels("asked").inc()

@@ -11,7 +11,6 @@ from typing import ClassVar
 from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Scorer, Side
-from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import WorkerRecord
 
 # The weight of a token to compute relative to a token queued before it. It is above 1 because computing what
@@ -19,6 +18,9 @@ from baton.scheduler.types import WorkerRecord
 # left their caches for any shorter queue, and their mean time to first token was 1.5 times as long (decision
 # 41).
 COMPUTED = 3.0
+
+MEASURED_S = 5.0  # s of prefill before the measured speed is used
+GUESSED_SPEED = 5_000.0  # prompt tokens per second
 
 
 class QueuedPromptTokens(Scorer):
@@ -89,3 +91,11 @@ class FreeBlocks(Scorer):
 
 def _share_left(used: int, limit: int) -> float:
     return min(1.0, max(0.0, 1 - used / max(1, limit)))
+
+
+def prompt_speed(worker: WorkerRecord) -> float:
+    """Return prompt tokens per second: measured, or a guess if the worker has hardly prefilled yet."""
+    counts = worker.load.counts if worker.load else None
+    if counts is None or counts.busy_s < MEASURED_S or not counts.computed_tokens:
+        return GUESSED_SPEED
+    return counts.computed_tokens / counts.busy_s

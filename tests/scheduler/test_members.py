@@ -8,7 +8,6 @@ from baton import rpc
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import members as module
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.losses import Losses
 from baton.scheduler.members import Member, Members, members, targets
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.service import SchedulerServer
@@ -118,10 +117,9 @@ class Look:
 
     def __init__(self) -> None:
         self._metrics = Metrics()
-        self._losses = Losses(self._metrics)
 
     def __call__(self, *names: str, left: tuple[str, ...] = (), unsure: bool = False) -> float:
-        self._losses.look(view(*names), left, unsure=unsure)
+        self._metrics.lost(view(*names), left, unsure=unsure)
         name = "baton_scheduler_workers_lost_total"
         return self._metrics.registry.get_sample_value(name, {"role": "decode"}) or 0.0
 

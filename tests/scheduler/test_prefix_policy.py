@@ -17,12 +17,11 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
 from baton.scheduler.booking import Source, booking_of
 from baton.scheduler.knowledge import LATE_S, Knowledge
+from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import COMPUTED, PrefillWork
-from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
-from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
