@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -82,32 +81,6 @@ def test_replies_contain_the_answers() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_windows_begin_with_documents() -> None:
-    import numpy as np
-    from corpus import Tokens, windows
-
-    lengths = np.random.default_rng(0).integers(3, 120, size=200)
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    total = int(lengths.sum())
-    tokens = Tokens(np.zeros(total, np.uint16), np.zeros(total, np.uint8), starts)
-    found = windows(tokens, 64)
-    assert np.all(np.diff(found) > 0)
-    assert np.all(np.diff(found) <= 64)
-    assert found[0] == 0
-    short = [s for s in found if s in set(starts.tolist())]
-    assert len(short) > len(found) // 2
-
-
-def test_the_learning_rate_is_constant_and_then_falls_to_zero() -> None:
-    from trainer import Schedule
-
-    schedule = Schedule(seconds=1000.0, warmup_steps=10, decay_share=0.25)
-    assert schedule.scale(0, 0.0) == pytest.approx(0.1)
-    assert schedule.scale(500, 700.0) == 1.0
-    assert schedule.scale(500, 875.0) == pytest.approx(0.5)
-    assert schedule.scale(500, 1000.0) == 0.0
-
-
 def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
     from chat import rendered
     from dialogues import stream
@@ -144,14 +117,6 @@ def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>' in text
-
-
-def test_weights_are_a_small_qwen2() -> None:
-    config = json.loads((WEIGHTS / "config.json").read_text())
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
-    assert config["hidden_size"] == 64 * config["num_attention_heads"]
-    assert config["tie_word_embeddings"] is True
-    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 12.5 * 2**20
 
 
 ANSWERS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter
@@ -22,14 +21,7 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, free_port, identity, place, until
 from harness.support import PATIENCE
-
-PROGRAM = """
-import asyncio, sys
-from baton.scheduler.service import serve
-from baton.services.config import SchedulerSettings
-settings = SchedulerSettings(address=sys.argv[1])
-asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
-"""
+from tests.scheduler.conftest import scheduler_process
 
 
 class Elsewhere:
@@ -48,15 +40,8 @@ class Elsewhere:
 
 @pytest.fixture
 async def elsewhere() -> AsyncIterator[Elsewhere]:
-    arguments = ("-c", PROGRAM, "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout
-    async with asyncio.timeout(60 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
-    yield Elsewhere(process, address)
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+    async with scheduler_process() as (process, address):
+        yield Elsewhere(process, address)
 
 
 @pytest.fixture

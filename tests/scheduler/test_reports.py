@@ -138,20 +138,6 @@ async def test_a_refused_batch_is_dropped() -> None:
     await reporter.close()
 
 
-async def test_events_are_kept_during_an_outage_and_sent_in_order() -> None:
-    wire = Wire(failures=10)
-    reporter = reports(wire)
-    for number in range(3):
-        reporter.hold(live(f"r{number}"), 30.0)
-        reporter.finished(Attempt(f"r{number}", 1), "stop")
-    await until(lambda: bool(wire.sent))
-    assert reporter.dropped == 0
-    names = ["r0", "r1", "r2"]
-    assert [one.attempt.request_id for one in wire.sent[0].placed] == names
-    assert [one.attempt.request_id for one in wire.sent[0].finished] == names
-    await reporter.close()
-
-
 async def test_renewals_resume_after_an_outage() -> None:
     wire = Wire(failures=5)
     reporter = reports(wire)

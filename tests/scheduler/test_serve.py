@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -18,6 +16,7 @@ from baton.scheduler.errors import ListenFailed, StoreRefuses
 from baton.scheduler.service import SchedulerServer, serve
 from harness.scheduling import Options, RedisServer, free_port
 from harness.support import PATIENCE
+from tests.scheduler.conftest import scheduler_process
 from tests.scheduler.test_service import health
 
 
@@ -74,20 +73,8 @@ async def test_serve_reports_its_address_and_serves_metrics() -> None:
         await running
 
 
-async def test_serve_ends_on_sigterm(tmp_path: Path) -> None:
-    program = (
-        "import asyncio\n"
-        "from baton.scheduler.service import serve\n"
-        "from baton.services.config import SchedulerSettings\n"
-        "settings = SchedulerSettings(address='127.0.0.1:0')\n"
-        "asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))\n"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
-    )
-    assert process.stdout
-    async with asyncio.timeout(20 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
+async def test_serve_ends_on_sigterm() -> None:
+    async with scheduler_process() as (process, address), asyncio.timeout(20 * PATIENCE):
         assert await health(address) == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import sys
 import uuid
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -23,17 +21,9 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Reserved
 from harness.scheduling import Options, RedisServer, capacity, free_port, held, identity, need, until
-from harness.support import PATIENCE
+from tests.scheduler.conftest import scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
-PROGRAM = """
-import asyncio, sys
-from baton.scheduler.service import serve
-from baton.services.config import SchedulerSettings
-address, store, topic = sys.argv[1:]
-settings = SchedulerSettings(address=address, store=store, topic=topic, worker_lease_s=60)
-asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
-"""
 
 
 class Pair:
@@ -120,35 +110,6 @@ async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more
     return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
-async def test_bookings_reach_the_other_scheduler(two: Pair) -> None:
-    await two.work("p", P)
-    await two.work("d", D)
-    router = await two.route(0)
-    placed = await place(router, "r")
-    assert (placed.scheduler, placed.moved) == (two.options[0].address, False)
-    assert two.booked(0).keys() == {"p", "d"}  # at once
-    await two.agree_with(router)
-    router.reporter.prefilled(placed.attempt)
-    assert router.reporter.held
-    await two.agree_with(router)
-    assert two.booked(1).keys() == {"d"}
-    router.reporter.shared(placed.attempt, 1)
-    await two.agree_with(router)
-    router.reporter.finished(placed.attempt, "stop")
-    await two.agree_with(router)
-    assert two.booked(1) == {}
-
-
-async def test_a_router_has_all_its_placements_from_its_home(two: Pair) -> None:
-    await two.work("m")
-    routers = [await two.route(number) for number in range(2)]
-    for number, router in enumerate(routers):
-        placed = [await place(router, uuid.uuid4().hex) for _ in range(3)]
-        assert {one.scheduler for one in placed} == {two.options[number].address}
-        assert {one.moved for one in placed} == {False}
-    await two.agree_with(*routers)
-
-
 async def test_both_schedulers_reach_the_same_sums(two: Pair) -> None:
     """Routers of both schedulers place more requests than there is room for, and finish some."""
     draw = random.Random(1)
@@ -228,35 +189,23 @@ async def test_both_schedulers_work_without_redis(own_redis: RedisServer, topic:
         await two.agree_with(*routers)
 
 
-@pytest.fixture
-async def paused_one(redis_server: RedisServer, topic: str) -> AsyncIterator[tuple[Process, str]]:
-    arguments = ("-c", PROGRAM, f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout
-    async with asyncio.timeout(60 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
-    yield process, address
-    process.kill()
-    await process.wait()
-
-
 async def test_late_placements_of_a_hanging_scheduler_are_superseded(
-    paused_one: tuple[Process, str], redis_server: RedisServer, topic: str
+    redis_server: RedisServer, topic: str
 ) -> None:
     """The requests were placed by the other scheduler before the callers gave up."""
-    process, address = paused_one
     options = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    both = f"{address},{options.address}"
+    shared = {"store": redis_server.url, "topic": topic, "worker_lease_s": 60}
     async with (
+        scheduler_process(**shared) as (process, address),
         SchedulerServer(options) as server,
-        SchedulerClient(both) as anybody,
+        SchedulerClient(f"{address},{options.address}") as anybody,
         SchedulerClient(address, router_id="router") as late,
     ):
         session = WorkerSession(anybody, identity("m"), pb.WorkerLoad)
         await session.start(5)
         await session.ready(capacity())
         name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
-        async with SchedulerClient(both, router_id=name) as client:
+        async with SchedulerClient(anybody.address, router_id=name) as client:
             await late.describe()
             process.send_signal(signal.SIGSTOP)
             asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]

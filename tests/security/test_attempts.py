@@ -47,8 +47,19 @@ def describe(client: SchedulerClient) -> Any:
     return client.describe()
 
 
+async def refusal(address: str, *pems: bytes | None) -> grpc.aio.AioRpcError:
+    """Return the error of a client with these roots, key and chain that does not check the server's name."""
+    options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
+    credentials = grpc.ssl_channel_credentials(*pems)
+    async with grpc.aio.secure_channel(address, credentials, options) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
+    return error.value
+
+
 def _meant(error: grpc.aio.AioRpcError) -> str:
-    """Return the text that Baton's clients show for this error."""
+    """Return the text that Baton's clients show when the server hangs up."""
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
     return rpc.tls_problem(error.details() or "")
 
 
@@ -70,14 +81,8 @@ async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
 async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
     """A client with the CA's certificate, which is no secret, but none of its own."""
     rpc.act_as(None)
-    options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
-    credentials = grpc.ssl_channel_credentials(ca.root_pem)
-    async with grpc.aio.secure_channel(server.address, credentials, options) as channel:
-        stub = scheduler_pb2_grpc.SchedulerStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await stub.Describe(pb.DescribeRequest(), timeout=5)
-    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "it hung up; if it speaks TLS, this process needs security.tls, too" in _meant(error.value)
+    text = _meant(await refusal(server.address, ca.root_pem))
+    assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text
 
 
 async def test_a_certificate_of_another_ca(server: SchedulerServer, become: Become, tmp_path: Path) -> None:
@@ -91,13 +96,8 @@ async def test_another_ca_that_trusts_the_right_one(
 ) -> None:
     """The client trusts the server, which does not trust the client."""
     mine = become(Role.OPERATOR, by=Authority.create(tmp_path / "other")).current().pems
-    options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
-    credentials = grpc.ssl_channel_credentials(ca.root_pem, mine.key, mine.chain)
-    async with grpc.aio.secure_channel(server.address, credentials, options) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
-    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "this process's certificate is not from its CA" in _meant(error.value)
+    error = await refusal(server.address, ca.root_pem, mine.key, mine.chain)
+    assert "this process's certificate is not from its CA" in _meant(error)
 
 
 async def test_an_expired_certificate(server: SchedulerServer, become: Become) -> None:
@@ -150,15 +150,9 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
     assert "its certificate is for another role or topic" in text
     # The server refuses a client that does not verify.
     mine = become(Role.OPERATOR, topic="elsewhere").current().pems
-    options = [("grpc.ssl_target_name_override", f"scheduler.{TOPIC}.baton")]
-    credentials = grpc.ssl_channel_credentials(mine.roots, mine.key, mine.chain)
-    async with grpc.aio.secure_channel(server.address, credentials, options) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await scheduler_pb2_grpc.SchedulerStub(channel).Describe(pb.DescribeRequest(), timeout=5)
-    assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert error.value.details() == (
-        "this is topic 'test'; the caller's certificate is for topic 'elsewhere'"
-    )
+    error = await refusal(server.address, mine.roots, mine.key, mine.chain)
+    assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert error.details() == "this is topic 'test'; the caller's certificate is for topic 'elsewhere'"
 
 
 def test_pulls(become: Become) -> None:
