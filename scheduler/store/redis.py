@@ -21,9 +21,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
-from baton.redis_elsewhere import elsewhere, leads_elsewhere
+from baton.redis_errors import elsewhere, explained, leads_elsewhere, refuses_the_user
 from baton.redis_url import FORM, without_password
-from baton.redis_user import explained, refuses_the_user
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store.base import TOLD_KINDS, Store

@@ -1,14 +1,35 @@
-"""Explain Redis errors that mean a wrong server, or one that takes no writes now."""
+"""Explain Redis errors: a wrong server or password, a missing permission, or no writes for now."""
 
 from __future__ import annotations
 
-from redis.exceptions import AskError, ClusterDownError, ReadOnlyError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+)
 
 from baton.redis_link import NotACluster
 from baton.redis_url import CLUSTER
 
+NOT_ENOUGH = "does not allow this user enough ({}); docs/security.md has the ACL that it needs"
+WRONG_PASSWORD = "refused the password ({}); put the right one into {}"  # noqa: S105
 _LATER = ("NOREPLICAS", "MISCONF", "TRYAGAIN", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
 _NO_SENTINEL_KNOWS = ("unknown command 'evalsha'", "unknown command 'hget'", "unknown command 'time'")
+
+
+def refuses_the_user(error: BaseException) -> bool:
+    """Return whether the user is unknown, or lacks a permission."""
+    known = isinstance(error, AuthenticationError | AuthorizationError)
+    return known or _lacks_a_permission(error) or str(error).startswith(("WRONGPASS", "NOAUTH"))
+
+
+def explained(error: BaseException, where: str) -> str:
+    """Explain a refusal of the user, and its cure, in one line. `where`: settings with the password."""
+    text = " ".join(str(error).split())
+    return NOT_ENOUGH.format(text) if _lacks_a_permission(error) else WRONG_PASSWORD.format(text, where)
 
 
 def leads_elsewhere(error: BaseException, url: str) -> bool:
@@ -18,7 +39,10 @@ def leads_elsewhere(error: BaseException, url: str) -> bool:
 
 
 def elsewhere(error: BaseException, url: str, key: str) -> str:
-    """Explain such an error in one line, with what to write into `key`; "" for any other error."""
+    """Explain in one line that this server is wrong or takes no writes now; "" for other errors.
+
+    `key`: the setting with the URL.
+    """
     text, words = " ".join(str(error).split()), ""
     if isinstance(error, NotACluster):
         words = f"has no cluster mode: write redis://HOST:PORT/DB into {key}"
@@ -35,6 +59,11 @@ def elsewhere(error: BaseException, url: str, key: str) -> str:
     elif isinstance(error, ClusterDownError) or text.startswith(_LATER):  # includes MasterDownError
         words = f"takes no writes for now ({text})"
     return words
+
+
+def _lacks_a_permission(error: BaseException) -> bool:
+    in_script = "ACL failure", "The user executing the script can't"
+    return isinstance(error, NoPermissionError) or any(words in str(error) for words in in_script)
 
 
 def _of_a_cluster(url: str) -> bool:
