@@ -166,9 +166,9 @@ class Endpoints:
     def addresses(self) -> list[str]:
         return [one.address for one in self._all]
 
-    async def call(self, method: str, request: Any, timeout_s: float, key: str = "") -> Any:
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call one scheduler once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""
-        return await self.ask(self.pick(key), method, request, timeout_s)
+        return await self.ask(self.pick(), method, request, timeout_s)
 
     async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
         """Call this scheduler once. Raises as `call` does."""

@@ -89,21 +89,6 @@ async def test_the_latest_drain_or_undrain_wins(own_redis: RedisServer, stores: 
     assert one.drained == other.drained == drained
 
 
-async def test_drains_made_while_redis_hangs_are_written_later(
-    own_redis: RedisServer, stores: list[RedisStore]
-) -> None:
-    one, other = stores
-    for name in ("stays", "undone"):
-        assert await one.drain(name)
-    await other.tend()
-    own_redis.hang()
-    assert await other.drain("undone", undo=True)
-    assert other.drained == {"stays"}
-    own_redis.wake()
-    await back(other, one)
-    assert one.drained == other.drained == {"stays"}
-
-
 async def test_topics_are_separate(own_redis: RedisServer) -> None:
     one, two = RedisStore(own_redis.url, "one"), RedisStore(own_redis.url, "two")
     await one.drain("w")
@@ -242,18 +227,6 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_away(
 
 async def leads(store: RedisStore) -> int:
     return await store.lead("me", LEASE_S)
-
-
-async def test_fences_rise_after_redis_has_lost_its_data(
-    own_redis: RedisServer, stores: list[RedisStore]
-) -> None:
-    before = await stores[0].lead("one", LEASE_S)
-    own_redis.stop()
-    own_redis.start()
-    await stores[1].tend()
-    await back(*stores)
-    assert await stores[1].lead("other", LEASE_S) > before
-    assert not await stores[0].order(before, {})
 
 
 @pytest.mark.parametrize("failure", [dead, hung])

@@ -7,7 +7,7 @@ import random
 import signal
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -83,21 +83,15 @@ class Pair:
         await until(so)
 
 
-@asynccontextmanager
-async def pair(store: str, topic: str) -> AsyncIterator[Pair]:
-    made = Pair(store, topic)
+@pytest.fixture
+async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
+    made = Pair(redis_server.url, topic)
     try:
         await made.begin(0)
         await made.begin(1)
         yield made
     finally:
         await made.close()
-
-
-@pytest.fixture
-async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
-    async with pair(redis_server.url, topic) as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -167,26 +161,6 @@ async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> No
     assert not (await place(router, "tenth")).moved
     with pytest.raises(NoCapacity):
         await place(router, "eleventh")
-
-
-async def test_both_schedulers_work_without_redis(own_redis: RedisServer, topic: str) -> None:
-    async with pair(own_redis.url, topic) as two:
-        await two.work("m")
-        routers = [await two.route(number) for number in range(2)]
-        before = [await place(router, uuid.uuid4().hex) for router in routers]
-        own_redis.stop()
-        await until(lambda: all(server._store.problem for server in two.servers.values()))
-        for number, router in enumerate(routers):
-            placed = await place(router, uuid.uuid4().hex)
-            assert (placed.scheduler, placed.moved) == (two.options[number].address, False)
-            router.reporter.finished(before[number].attempt, "stop")
-        await two.agree_with(*routers)
-        assert len(two.servers[0]._ledger.live) == 2
-        await two.work("late", D)
-        assert all("late" in server._roster.view().workers for server in two.servers.values())
-        own_redis.start()
-        await until(lambda: not any(server._store.problem for server in two.servers.values()), 10)
-        await two.agree_with(*routers)
 
 
 async def test_late_placements_of_a_hanging_scheduler_are_superseded(
