@@ -79,26 +79,16 @@ def test_the_configuration_implements_the_options() -> None:
     SchedulerServer(settings)
 
 
-async def test_heartbeats_return_the_peers_reference(client: SchedulerClient) -> None:
-    async def beat(name: str, method: str, learned: float) -> float:
-        made = identity(name, D, speculative_method=method)
-        await client.register(made, pb.WORKER_STATE_READY)
-        load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=learned))
-        reply = await client.heartbeat(name, pb.WORKER_STATE_READY, load)
-        return reply.peer_reference
-
-    for name, method, learned in (("a", "mtp", 0.5), ("b", "mtp", 0.75), ("c", "ngram", 0.9)):
-        await beat(name, method, learned)
-
-    async def heard() -> tuple[float, ...]:
-        return await beat("new", "mtp", 0.0), await beat("b", "mtp", 0.75), await beat("c", "ngram", 0.9)
-
-    async def told() -> bool:
-        return await heard() == (0.75, 0.5, 0.0)
-
-    await until(told, 10)  # refreshed every few seconds
-    plain = await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())
-    assert plain.peer_reference == 0.0
+async def test_heartbeats_return_the_peers_reference(
+    client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.scheduler.peers.PEERS_AGE_S", 0.0)
+    load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.75))
+    for name in ("a", "b"):
+        await client.register(identity(name, D, speculative_method="mtp"), pb.WORKER_STATE_READY)
+        await client.heartbeat(name, pb.WORKER_STATE_READY, load)
+    assert (await client.heartbeat("a", pb.WORKER_STATE_READY, load)).peer_reference == 0.75
+    assert (await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())).peer_reference == 0.0
 
 
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
