@@ -43,7 +43,7 @@ class _Side:
     workers: list[WorkerRecord]
 
     def pressure(self, fewer: int = 0) -> float:
-        """Return the pressure on this side if it had `fewer` workers less."""
+        """Return the pressure if this side lost `fewer` workers."""
         share = len(self.workers) / (len(self.workers) - fewer)
         return share * (_queued(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
 

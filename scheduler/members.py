@@ -15,7 +15,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.metrics import role_of
 from baton.scheduler.store import Store
 
-LEASE_S = 60.0  # meanwhile a dead process stays a scrape target, so Prometheus reports it as down
+LEASE_S = 60.0  # s for which a dead process stays a scrape target, so Prometheus reports it as down
 TELL_S = 10.0  # between writes of an unchanged entry to the store
 LOOK_S = 2.0  # between reads of other schedulers' entries
 GONE_S = 0.001  # lease of a process that is leaving
@@ -67,14 +67,14 @@ class Members:
 
     @property
     def hears_all(self) -> bool:
-        """Whether no other scheduler hears from more workers."""
+        """Whether no other scheduler has more workers."""
         mine = self._mine
         return mine is None or all(
             one.workers <= mine.workers for key, one in self._known.items() if key != mine.id
         )
 
     def hears(self, workers: int) -> None:
-        """Set how many workers this scheduler hears from. `tend` publishes it."""
+        """Set the number of this scheduler's workers. `tend` publishes it."""
         if self._mine and self._mine.workers != workers:
             mine = pb.Process()
             mine.CopyFrom(self._mine)

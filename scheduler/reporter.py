@@ -19,7 +19,7 @@ from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, kno
 
 FLUSH_S = 0.01  # s between reports sent on their own
 # s for which events other than bookings wait for a message with placements. While requests wait for room,
-# they are sent at once to this router's home, so that it sees freed room before the other schedulers do.
+# they are sent at once to this router's home, because it should see freed room first.
 RIDE_S = 0.05
 RETRY_S = 0.2  # s between retries while nobody answers
 KEEP_S = 60.0  # s; older events are useless, because their attempts' leases have expired
@@ -179,7 +179,7 @@ class Reporter:
         self._sent = 0, 0
 
     def _begin_anew(self) -> None:
-        """Replace the queue by what is held now; only the ends of other attempts stay."""
+        """Replace the queue by the current bookings, keeping only the ends of other attempts."""
         self._anew = False
         log.warning("a scheduler may have lost bookings: reporting all %d again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))

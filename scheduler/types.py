@@ -102,7 +102,7 @@ class WorkerRecord:
 
     @property
     def held(self) -> bool:
-        """Whether it only takes no requests because an operator drained its name."""
+        """Whether it takes no requests only because an operator drained its name."""
         return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
 
     @property

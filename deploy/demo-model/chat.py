@@ -13,7 +13,7 @@ from dialogues.tools import call_text
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-# One token each, but not special, so that a server's tool parser sees them.
+# One token each. They are not special tokens, which servers would strip before the tool parser.
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 _TOOLS_HOW = (

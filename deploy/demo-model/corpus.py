@@ -78,7 +78,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def packed(documents: Iterable[Pieces], separator: int, separator_weight: int | None = None) -> Tokens:
-    """Join documents, with `separator` after each. Its default weight is that of the last piece."""
+    """Join documents, each followed by `separator`, which has by default the weight of the last piece."""
     ids, weights, starts, total = [], [], [], 0
     for document in documents:
         starts.append(total)

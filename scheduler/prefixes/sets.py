@@ -1,4 +1,4 @@
-"""Number sets of workers, so that an entry of the index can refer to one in a few bits.
+"""Number sets of workers: an entry of the index refers to a set by a few bits.
 
 A set is an integer with the bits of its workers' slots. The number of a set of one worker follows from its
 slot. Larger sets are numbered as needed, and a number is reused when nothing refers to it. There are far

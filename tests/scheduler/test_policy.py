@@ -313,9 +313,8 @@ def test_the_best_of_a_few_random_workers_is_picked(full: int, picker: str, draw
     assert sum(counts) == 800
     if full * draws <= 60:  # otherwise LOOKS workers may have fewer with room
         assert not any(counts[: draws - 1])  # the worst ones are never picked
-        assert counts[9] == pytest.approx(
-            800 * draws / 10, rel=0.2
-        )  # the best is picked whenever it is drawn
+        # The best one is picked whenever it is drawn.
+        assert counts[9] == pytest.approx(800 * draws / 10, rel=0.2)
         assert counts[draws - 1] == pytest.approx(800 / comb(10, draws), rel=0.6, abs=10)
     assert drawn([*mixed, *others], need(), 50, picker=picker) == picks[:50]
     assert drawn(mixed[:1], need(), 1, picker=picker) == ["w0"]

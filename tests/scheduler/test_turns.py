@@ -94,9 +94,8 @@ def test_requests_at_other_schedulers_count(turns: RouterTurns, clock: Clock) ->
     assert turns.elder(mine, {"x"}) == ""
     assert turns.elder(replace(mine, adapter=None), WORKERS) == ""
     assert turns.elder(replace(mine, priority=0), WORKERS) == ""
-    assert (
-        turns.elder(replace(mine, waited_s=5.0), WORKERS) == ""
-    )  # the other one is 5.5 s old: within the tolerance
+    # The other request is 5.5 s old, which is within the tolerance.
+    assert turns.elder(replace(mine, waited_s=5.0), WORKERS) == ""
     assert turns.elder(replace(mine, router_id="a"), WORKERS) == ""
     assert not turns.told().heads  # not forwarded
     elsewhere.placed(asks("a"))

@@ -87,7 +87,7 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _wrapped(handler: Any, one: Callable[..., Any], many: Callable[..., Any]) -> Any:
-    """Return the handler behind a guard: `one` for calls with one message, `many` for streams."""
+    """Return the guarded handler: `one` for calls with one message, `many` for streams."""
     if handler is None:
         return None  # no such method, which gRPC reports
     ends = (handler.request_streaming, handler.response_streaming)

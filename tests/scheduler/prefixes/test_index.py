@@ -18,7 +18,7 @@ PLENTY = 1 << 20
 
 
 def chain(name: str, blocks: int) -> list[int]:
-    """Return the hashes of a chain of blocks; names with a common prefix give chains with one."""
+    """Return the hashes of a chain of blocks; names with a common prefix give chains with a common prefix."""
     found, last = [], b""
     for number in range(blocks):
         last = hashlib.sha256(last + name[number : number + 1].encode()).digest()
