@@ -1,4 +1,4 @@
-"""What a request books on its workers, and whether there is room for it.
+"""Bookings of requests on workers, and whether there is room for them.
 
 Three quantities are booked, each until it is free again:
 

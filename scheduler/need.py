@@ -1,4 +1,4 @@
-"""What one attempt at a request needs of its workers.
+"""The requirements of one attempt at a request.
 
 To add a field, add it to the class, to message `Need` in protos/scheduler.proto, to `need_to_wire` and
 `need_from_wire`, and to `need_of` in services/router/placement.py. If a filter uses it, add it to
@@ -25,7 +25,7 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one attempt needs. Raises ValueError for invalid values."""
+    """The requirements of one attempt. Raises ValueError for invalid values."""
 
     attempt: Attempt
     router_id: str

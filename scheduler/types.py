@@ -130,7 +130,7 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What one attempt books on its workers.
+    """The bookings of one attempt on its workers.
 
     The worker that runs the prompt (the prefill worker, or the decode worker if there is none) is charged the
     prompt's tokens, the decode worker the blocks, and each of them one request.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a registered thing is defined, and the package that registered it."""
+    """The place where a registered thing is defined, and the package that registered it."""
 
     module: str
     attribute: str
