@@ -11,7 +11,7 @@ TIERS = 2  # `best` lists the holders of this many match lengths, longest first
 
 
 class Match:
-    """The length of one prompt's prefix that each worker holds. Computed on demand: a policy asks about few workers."""
+    """The part of one prompt that each worker holds. Computed on demand: a policy asks about few workers."""
 
     def __init__(self, ledger: PrefixLedger, prompt: PromptKeys, prompt_tokens: int) -> None:
         self._ledger = ledger
