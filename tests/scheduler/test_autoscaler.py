@@ -172,7 +172,8 @@ async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> N
         assert fence > 0
 
 
-async def test_rebalancing_needs_no_goals(url: str, topic: str) -> None:
+async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
     options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
     async with scheduler(url, topic, None, **options) as (server, client), flipping(client) as flips:
         for request_id in ("a", "b"):  # together more than two steps of the prefill worker
