@@ -6,8 +6,9 @@ import asyncio
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,10 @@ def report(
     )
 
 
-async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.0) -> None:
-    """Poll until `condition` holds. Fails after `within_s`, which is that of a free machine."""
+async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
+    """Poll until `condition`, or what it returns when awaited, is true. `within_s` is for an idle machine."""
     deadline = time.monotonic() + within_s * PATIENCE
-    while not await condition():
+    while not (await found if isawaitable(found := condition()) else found):
         assert time.monotonic() < deadline, "it did not become true in time"
         await asyncio.sleep(0.005)
 

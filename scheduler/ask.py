@@ -1,4 +1,4 @@
-"""Ask workers on behalf of operators, who can reach only the scheduler."""
+"""Calls to workers, most of them for operators, who can reach only the scheduler."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from baton.scheduler.types import WorkerRecord
 from baton.security.names import Role
 
 INSPECT_TIMEOUT_S = 4.0  # shorter than the operator's own timeout
+ROLE_TIMEOUT_S = 4.0  # for the worker to register; the operator's call waits a little longer
 TRY_TIMEOUT_S = 20.0
 MAX_TRY_BYTES = 64 << 20
 
@@ -25,7 +26,7 @@ async def inspect(worker: WorkerRecord) -> pb.InspectReply:
     async with _stub(worker) as stub:
         try:
             found = await stub.Inspect(worker_pb2.InspectRequest(), timeout=INSPECT_TIMEOUT_S)
-            # started after connecting, so the round trip is short
+            # This call finds a connection, so its round trip is short.
             began, began_unix = time.monotonic(), time.time()
             clock = worker_pb2.InspectRequest(clock_alone=True)
             there = (await stub.Inspect(clock, timeout=INSPECT_TIMEOUT_S)).unix_s
@@ -35,6 +36,24 @@ async def inspect(worker: WorkerRecord) -> pb.InspectReply:
     return pb.InspectReply(
         inspection=found, asked_s=asked_s, clock_ahead_s=there - (began_unix + asked_s / 2)
     )
+
+
+async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
+    """Ask the worker to take `role`. Return in one line why it did not; empty if it did.
+
+    Only its next registration counts, so no state here can be wrong after either side dies. A restarted
+    worker has the role of its command line. `fence`: the deciding scheduler's fencing number. The worker
+    refuses one below the highest it has seen.
+    """
+    if worker.role == role:
+        return ""
+    async with _stub(worker) as stub:
+        try:
+            order = worker_pb2.SetRoleRequest(role=role, fence=fence)
+            reply = await stub.SetRole(order, timeout=ROLE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            return _silent(worker, error)
+    return f"worker {worker.worker_id} keeps its role: {reply.refusal}" if reply.refusal else ""
 
 
 async def try_handoff(

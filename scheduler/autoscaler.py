@@ -1,11 +1,8 @@
-"""Run autoscaling as a task of the scheduler: observe, decide if it is its turn, and give the orders.
+"""Autoscaling and rebalancing as a task of the scheduler: observe, decide, and give orders.
 
-Of several schedulers over one store, the one that holds the store's lease decides. Its fencing number goes
-with every order: the store, workers and fleets refuse an order with a lower one than they have seen. While
-the store is unreachable, or a scheduler may not know all workers, nobody decides and nothing changes.
-
-A step costs one fleet view, which placements need anyway, one read of the reports (some 130 numbers per
-router), and the arithmetic.
+When several schedulers share a store, the one that holds the lease in it decides. Every order carries its
+fencing number, and the store, workers and fleets refuse a lower number than the highest they have seen. While
+the store is unreachable, or the scheduler may not know all workers, nothing changes.
 """
 
 from __future__ import annotations
@@ -20,15 +17,17 @@ from baton.autoscale.controller import Controller, Decision
 from baton.autoscale.goals import Goals
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.autoscale_metrics import AutoscaleMetrics
+from baton.scheduler.ask import set_role
+from baton.scheduler.balance import Balance
 from baton.scheduler.booking import usable_blocks
-from baton.scheduler.flip import set_role
 from baton.scheduler.members import Members
+from baton.scheduler.metrics import Metrics, role_of
 from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
 
+BALANCE_S = 1.5  # s between decisions without goals; the lease outlasts a call of a worker
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
 TOLD_S = 10.0  # s; a router or fleet silent for this long is gone
 
@@ -36,65 +35,82 @@ log = logging.getLogger(__name__)
 
 
 class Autoscaler:
-    """Autoscale for one scheduler. `run` is its task."""
-
     def __init__(
         self,
-        goals: Goals,
+        goals: Goals | None,
+        rebalance_after_s: float | None,
         store: Store,
         roster: Roster,
         members: Members,
         *,
         settling: Settling,
-        metrics: AutoscaleMetrics,
+        metrics: Metrics,
     ) -> None:
         self._goals = goals
+        self._rebalance_after_s = rebalance_after_s
         self._store = store
         self._roster = roster
         self._members = members
         self._settling = settling
-        self._metrics = metrics
+        self._role_changes, self._metrics = metrics.role_changes, metrics.autoscale
+        self._interval_s = goals.interval_s if goals else BALANCE_S
         self._name = uuid.uuid4().hex
         self._fence = 0  # fencing number; 0 while this scheduler does not decide
-        self._controller = Controller(goals)
+        self._controller: Controller | None = None
+        self._balance: Balance | None = None
         self._said = ""
 
     async def run(self) -> None:
-        """Decide repeatedly, while it is this scheduler's turn."""
+        """Decide at intervals while this scheduler holds the lease."""
         while True:
-            await asyncio.sleep(self._goals.interval_s)
-            # Workers this scheduler alone does not hear from may be healthy, and must not be ordered away.
+            await asyncio.sleep(self._interval_s)
+            # A worker that only this scheduler has lost may be healthy, and must not be replaced.
             if self._settling or not self._members.hears_all or not await self._lead():
                 continue
             view = self._roster.view()
-            told = await self._store.told()
-            began = time.perf_counter()
-            # Run in a thread: at 1,000 workers it takes longer than a placement should wait.
-            decision = await asyncio.to_thread(self._decide, view, told)
-            self._metrics.decided(decision, time.perf_counter() - began)
-            self._say(decision)
-            if self._goals.mode == "on":
-                await self._give(decision, view)
-
-    def _decide(self, view: FleetView, told: Told) -> Decision:
-        return self._controller.step(seen(view, told, time.monotonic()))
+            if self._balance:
+                await self._rebalance(self._balance, view)
+            if self._controller:
+                await self._scale(self._controller, view)
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler decides. When it takes over, it starts with no history."""
-        fence = await self._store.lead(self._name, LEASE_STEPS * self._goals.interval_s)
+        """Return whether this scheduler holds the lease. On taking over, it starts without history."""
+        fence = await self._store.lead(self._name, LEASE_STEPS * self._interval_s)
         if fence and fence != self._fence:
-            log.info("this scheduler decides on the numbers of workers, with fence %d", fence)
-            self._controller = Controller(self._goals)
+            log.info("this scheduler decides on workers' numbers and roles, with fence %d", fence)
+            self._controller = Controller(self._goals) if self._goals else None
+            self._balance = Balance(self._rebalance_after_s) if self._rebalance_after_s else None
         self._fence = fence
         self._metrics.leads.set(bool(fence))
         return bool(fence)
 
+    async def _rebalance(self, balance: Balance, view: FleetView) -> None:
+        flip = balance.look(view)
+        if not flip:
+            return
+        if problem := await set_role(flip.worker, flip.role, self._fence):
+            log.warning("no change of role: %s", problem)
+            return
+        self._role_changes.labels("balance").inc()
+        log.warning("worker %s changes to %s: %s", flip.worker.worker_id, role_of(flip.role), flip.why)
+
+    async def _scale(self, controller: Controller, view: FleetView) -> None:
+        told = await self._store.told()
+        began = time.perf_counter()
+        # In a thread, because with 1,000 workers it takes longer than a placement should wait.
+        decision = await asyncio.to_thread(lambda: controller.step(seen(view, told, time.monotonic())))
+        self._metrics.decided(decision, time.perf_counter() - began)
+        on = controller.goals.mode == "on"
+        self._say(decision, on)
+        if on:
+            await self._give(decision, view)
+
     async def _give(self, decision: Decision, view: FleetView) -> None:
-        """Carry out the orders: call workers to change roles, tell fleets everything else."""
+        """Call workers to change their roles, and store the orders for fleets."""
         if decision.changed:
             orders = {fleet: self._orders(ordered) for fleet, ordered in decision.plan.items()}
             if not await self._store.order(self._fence, orders):
-                log.warning("another scheduler decides by now: these orders are dropped")
+                log.warning("another scheduler decides now: these orders are dropped")
                 return
             self._metrics.ordered("start", len(decision.starts))
             self._metrics.ordered("stop", len(decision.stops))
@@ -111,20 +127,20 @@ class Autoscaler:
         orders = [pb.Order(name=name, role=role) for name, role in ordered.items()]
         return pb.OrdersReply(fence=self._fence, orders=orders).SerializeToString()
 
-    def _say(self, decision: Decision) -> None:
-        """Log what changed: the orders, or the advice in advise mode."""
-        if self._goals.mode == "on":
+    def _say(self, decision: Decision, on: bool) -> None:
+        """Log new orders or, in advise mode, new advice."""
+        if on:
             if decision.orders:
                 log.warning("%s -> %s: %s", decision.present, decision.wanted, decision.orders)
             return
-        advice = f"{decision.wanted} would do, {decision.present} are there"
+        advice = f"{decision.wanted} would be enough, {decision.present} are running"
         if advice != self._said:
             log.warning("advice: %s%s", advice, f": {decision.orders}" if decision.orders else "")
             self._said = advice
 
 
 def seen(view: FleetView, told: Told, at: float) -> Seen:
-    """Return everything a decision is based on; `at` is time.monotonic, seconds."""
+    """Return the input of a decision; `at` is `time.monotonic`."""
     sides = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
     members = [_member(one) for one in view.workers.values() if one.role in sides]
     return Seen(

@@ -1,14 +1,13 @@
-"""Change a worker's role when one side has been short of workers for long and the other has one to spare.
+"""Decide when a worker should change its role: one side is overloaded and the other has a worker to spare.
 
-A side's pressure is its waiting work relative to what it does at once: for prefill workers, queued prompt
-tokens over a step's token budget; for decode workers, requests over the batch size, or the share of blocks in
-use if that is higher. Requests only booked on a decode worker do not count: their prompts may be waiting for
-a prefill worker, which is the other side's pressure.
+A side's pressure is its work relative to its capacity. For prefill workers it is queued prompt tokens over
+the token budget of a step; for decode workers requests over the batch size, or the share of KV blocks in use
+if that is higher. Requests that are only booked on a decode worker do not count: their prompts may still be
+queued for prefill.
 
-A worker changes sides when one side's pressure was high for `after_s` without a break and the other side,
-with one worker fewer, would still be at ease and hold its bookings. The gap between high and ease is the
-hysteresis: a change cannot immediately cause the opposite one. After a change nobody changes for `PAUSE` *
-`after_s`, in the whole deployment.
+A worker changes sides when one side's pressure has stayed high for `after_s` and the other side, with one
+worker fewer, would still be at ease and have room for its bookings. The gap between high and ease keeps a
+change from causing the opposite one. After a change the whole deployment pauses for `PAUSE` * `after_s`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
+from baton.scheduler.metrics import role_of
 from baton.scheduler.types import FleetView, WorkerRecord
 
 HIGH_PREFILL = 2.0  # steps' worth of queued prompts per prefill worker
@@ -30,7 +30,7 @@ PAUSE = 3.0  # multiple of `after_s`
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Describe a change that is due: `worker` should take `role`, because of `why`."""
+    """A change that is due: `worker` should take `role`."""
 
     worker: WorkerRecord
     role: pb.Role
@@ -43,7 +43,7 @@ class _Side:
     workers: list[WorkerRecord]
 
     def pressure(self, fewer: int = 0) -> float:
-        """Return the pressure on this side's workers, or on those that remain with `fewer` of them gone."""
+        """Return the pressure if this side lost `fewer` workers."""
         share = len(self.workers) / (len(self.workers) - fewer)
         return share * (_queued(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
 
@@ -61,32 +61,29 @@ class _Side:
 
 
 class Balance:
-    """Watch each side's pressure from one view to the next."""
+    """Watch how long each side has been under pressure."""
 
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s = after_s
         self._clock = clock
         self._since: dict[pb.Role, float] = {}  # role that is short of workers -> since when
-
-    @property
-    def pause_s(self) -> float:
-        """The least number of seconds between changes."""
-        return PAUSE * self._after_s
+        self._pause_until = 0.0
 
     def look(self, view: FleetView) -> Flip | None:
-        """Return the worker that should change now, if any. Called about twice a second."""
+        """Return the change that is due now, if any."""
+        now = self._clock()
         prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((prefills, decodes), (decodes, prefills)):
             if not (short.workers and short.high and other.can_spare):
                 self._since.pop(short.role, None)
                 continue
-            if self._clock() - self._since.setdefault(short.role, self._clock()) < self._after_s:
+            if now < max(self._since.setdefault(short.role, now) + self._after_s, self._pause_until):
                 continue
-            del self._since[short.role]
+            self._since.clear()
+            self._pause_until = now + PAUSE * self._after_s
             idlest = min(other.workers, key=lambda one: (one.reserved.requests, one.reserved.prompt_tokens))
-            name = pb.Role.Name(short.role).removeprefix("ROLE_").lower()
             why = (
-                f"the {name} side was at {short.pressure():.1f} for {self._after_s:g} s, "
+                f"the {role_of(short.role)} side was at {short.pressure():.1f} for {self._after_s:g} s, "
                 f"the other one is at {other.pressure():.1f}"
             )
             return Flip(idlest, short.role, why)

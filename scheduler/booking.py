@@ -1,16 +1,16 @@
-"""The share of a worker that a request books, and whether there is room for it.
+"""Bookings of requests on workers, and whether there is room for them.
 
-Three quantities are booked, each released as soon as it is free again:
+Three quantities are booked, each until it is free again:
 
-- prompt tokens, on the worker that runs the prompt, until it is prefilled: the tokens not known to be in its
-  prefix cache. The limit keeps the time to first token short. A worker with nothing queued takes a prompt
-  above the limit too, or that prompt would never run.
-- requests, on both workers. The decode worker's limit is a multiple of its batch.
-- KV blocks, on the decode worker, until the request is over: the prompt, the look-ahead slots of speculation
-  and the first `OUTPUT_TOKENS_BOOKED` output tokens (fewer if max_tokens is lower). The whole output is not
-  booked: clients seldom set a limit, so most of the cache would lie idle. Requests that outgrow the cache are
-  preempted by the engine and recomputed. Blocks shared with another running request, such as a common system
-  prompt, are given back when decoding begins.
+- Prompt tokens that the prefix cache is not known to hold, on the worker that runs the prompt, until they are
+  prefilled. The limit keeps the time to first token short. A worker with an empty queue also takes a prompt
+  above the limit, which would otherwise never run.
+- Requests, on both workers. The decode worker's limit is a multiple of its batch size.
+- KV blocks, on the decode worker, until the request ends: the prompt, the look-ahead slots of speculation and
+  the first `OUTPUT_TOKENS_BOOKED` output tokens (fewer if max_tokens is lower). Booking the whole output
+  would leave most of the cache unused, because clients seldom set a limit. The engine preempts requests that
+  outgrow the cache, and recomputes them. Blocks shared with another running request, such as a common system
+  prompt, are released when decoding begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUTPUT_TOKENS_BOOKED = 256  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Name a worker that holds the first `tokens` of a prompt that its prefill worker lacks."""
+    """A worker from which the prefill worker should pull the first `tokens` of a prompt."""
 
     worker: WorkerRecord
     tokens: int
@@ -34,29 +34,27 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Hold the workers chosen for an attempt, and its booking; `prefill` is None if `decode` does it all."""
+    """The workers chosen for an attempt, and its booking."""
 
-    prefill: WorkerRecord | None
+    prefill: WorkerRecord | None  # None: the decode worker also prefills
     decode: WorkerRecord
     booking: Booking
-    held: int | None = None  # prompt tokens held by the worker that runs the prompt; None: unknown
-    # Hold back the first token: the decode worker may not go on at once (`waits_for_slot`).
-    waits: bool = False
+    held: int | None = None  # prompt tokens that the worker running the prompt has cached; None: unknown
+    waits: bool = False  # hold back the first token: the decode worker may not start at once
     source: Source | None = None
 
 
 def max_requests(capacity: pb.Capacity, limits: PlacementLimits, room: float = 1.0) -> int:
     """Return how many requests a decode worker may hold, running and waiting; at least 1.
 
-    room: the share of the limits that a request may fill (`Need.room`). Below 1 it applies to the slots
-    alone, as such requests do not queue here.
+    room: see `Need.room`. Requests with less than 1 do not queue here, so it is a share of the batch alone.
     """
     most = capacity.max_num_seqs * (limits.max_queue_factor if room >= 1 else room)
     return max(1, int(most))
 
 
 def usable_blocks(capacity: pb.Capacity) -> int:
-    """Return the KV blocks available to requests: vLLM keeps block 0 for padding."""
+    """Return the number of KV blocks for requests: vLLM keeps block 0 for padding."""
     return max(0, capacity.num_blocks - 1)
 
 
@@ -71,21 +69,21 @@ def max_prompt_tokens(need: Need, limits: PlacementLimits) -> int:
 
 
 def blocks_for(need: Need, capacity: pb.Capacity) -> int:
-    """Return the KV blocks to book for `need` on a decode worker, capped at its total."""
+    """Return the number of KV blocks to book on a decode worker; at most all it has."""
     growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, OUTPUT_TOKENS_BOOKED)
     tokens = need.prompt_tokens + capacity.lookahead_tokens + max(0, growth)
     return min(_blocks(tokens, capacity), usable_blocks(capacity))
 
 
 def could_prefill(need: Need, worker: WorkerRecord) -> bool:
-    """Return whether the prompt fits into the idle worker. The engine needs room for one output token."""
+    """Return whether an idle worker has room for the prompt and one output token."""
     capacity = worker.capacity
     short_enough = need.prompt_tokens < capacity.max_model_len
     return short_enough and _blocks(need.prompt_tokens, capacity) <= usable_blocks(capacity)
 
 
 def could_decode(need: Need, worker: WorkerRecord) -> bool:
-    """Return whether the prompt and the look-ahead slots fit into the idle worker."""
+    """Return whether an idle worker has room for the prompt and the look-ahead slots."""
     capacity = worker.capacity
     slots = need.prompt_tokens + capacity.lookahead_tokens
     return need.prompt_tokens < capacity.max_model_len and _blocks(slots, capacity) <= usable_blocks(capacity)
@@ -109,14 +107,12 @@ def may_decode(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> boo
 def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLimits) -> bool:
     """Return whether a decode worker may run this prompt in place of a prefill worker with `queued` tokens.
 
-    The decode worker must be decoding nothing by its bookings, or have run nothing at its last heartbeat
-    (anything booked since then is a prompt of the same burst). Bookings alone would end the help with the
-    burst's first handoff; heartbeats alone would miss a burst that comes within half a second of another
-    request.
+    The worker must be idle: it decodes nothing by its bookings, or ran nothing at its last heartbeat. By
+    bookings alone, help would end with the burst's first handoff; by heartbeats alone, it would miss a burst
+    that follows another request within half a second.
 
-    Requests handed to the worker meanwhile share its steps until its own prompts are prefilled: hence the
-    limit. For the same reason it does not help requests of a lower class: a higher one that arrives a moment
-    later would have to share those steps.
+    Until these prompts are prefilled, decoding requests share their steps, hence the limit. Requests of a
+    lower class get no help, because one of a higher class may arrive and share those steps.
     """
     if need.room < 1:
         return False
@@ -126,13 +122,13 @@ def may_help(need: Need, worker: WorkerRecord, queued: int, limits: PlacementLim
 
 
 def prefill_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
-    """Describe, for people, what keeps a prompt out: how full the worker is, and the key that bounds it."""
+    """Describe why a prompt was refused: how full the worker is, and the key that sets the limit."""
     queued = worker.reserved.prompt_tokens
     return f"{queued} of {max_prompt_tokens(need, limits)} prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
 def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
-    """Describe, for people, what keeps a request from being decoded here."""
+    """Describe why a decode worker refused a request."""
     reserved, capacity = worker.reserved, worker.capacity
     most = max_requests(capacity, limits, need.room)
     if reserved.requests >= most:
@@ -142,7 +138,7 @@ def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> s
 
 
 def waits_for_slot(worker: WorkerRecord) -> bool:
-    """Return whether another request may have to wait: all slots are booked, or it runs prompts itself."""
+    """Return whether a request may have to wait: all slots are booked, or the worker runs prompts itself."""
     reserved = worker.reserved
     return reserved.requests >= worker.capacity.max_num_seqs or reserved.prompt_tokens > 0
 
@@ -150,7 +146,7 @@ def waits_for_slot(worker: WorkerRecord) -> bool:
 def booking_of(
     need: Need, prefill: WorkerRecord | None, decode: WorkerRecord, source: Source | None = None
 ) -> Booking:
-    """Return what to book for `need` on these workers, less what the prefill worker pulls from `source`."""
+    """Return the booking for `need`, without the prompt tokens that are pulled from `source`."""
     computed = (
         need.prompt_tokens - source.tokens if source else need.tokens_for((prefill or decode).worker_id)
     )

@@ -1,15 +1,10 @@
 """The scheduler's client, for routers, workers and the command line.
 
-  router         SchedulerClient.place, .place_alone, .refresh, .reporter (baton.scheduler.reports)
-  worker         WorkerSession (baton.scheduler.session), over .register, .heartbeat, .deregister
-  command line   SchedulerClient.describe, .drain, .undrain, .set_role, .set_log_level, .inspect,
-                 .clock, .try_handoff
+Every call has a deadline, and ends with a reply or one of Baton's exceptions. Calls are not retried here,
+because only the caller knows whether that is safe.
 
-Every call has a deadline and ends in a reply or in one of our own exceptions. Calls are not retried here: the
-caller knows whether it may (a placement is retried with the next epoch).
-
-With several schedulers, each knows all workers and bookings, because workers and routers report to every one.
-A router asks one of them, its home, for all its placements and snapshots, since that one knows its latest
+If there are several schedulers, workers and routers report to all of them, so each knows all workers and
+bookings. A router gets all its placements and snapshots from one of them, its home, which knows its latest
 bookings.
 """
 
@@ -43,39 +38,33 @@ ALONE_RETRY_S = 1.0  # suggested retry interval while no scheduler answers
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Hold the workers chosen for one attempt; `prefill` is None if `decode` does it all.
-
-    The client's reporter renews the placement.
-    """
+    """The workers chosen for one attempt. The client's reporter renews the placement."""
 
     attempt: Attempt
-    prefill: pb.Worker | None
+    prefill: pb.Worker | None  # None: the decode worker also prefills
     decode: pb.Worker
     lease_s: float
-    # A worker that holds enough more leading prompt tokens than `prefill` to be worth pulling from.
-    source: pb.Worker | None = None
+    source: pb.Worker | None = None  # `prefill` should pull the first `source_tokens` of the prompt from it
     source_tokens: int = 0
-    waits: bool = False  # hold back the first token: the decode worker cannot go on at once
+    waits: bool = False  # hold back the first token: the decode worker may not start at once
     prompt_tokens: int = 0  # booked on the worker that runs the prompt
     blocks: int = 0  # KV-cache blocks booked on the decode worker
     moved: bool = False  # placed by a scheduler other than the router's home
     alone: bool = False  # chosen here, from a snapshot
     scheduler: str = ""  # address of the scheduler that chose
-    scheduler_s: float = 0.0  # the scheduler's share of the placement time
+    scheduler_s: float = 0.0  # time that the scheduler took
 
 
 class SchedulerClient:
-    """Keep one connection to each scheduler, opened on first use and reopened as needed.
+    """A connection to each scheduler, opened on first use. Create it inside the event loop.
 
-    Make it inside the event loop. All calls raise SchedulerUnavailable when no scheduler answers in time, and
-    Refused for a malformed call.
+    All calls raise SchedulerUnavailable when no scheduler answers in time, and Refused for a malformed call.
     """
 
     def __init__(self, address: str, *, router_id: str = "", policy: PolicyOptions | None = None) -> None:
-        """Prepare a connection to each scheduler of `address`: host:port, or several separated by commas.
+        """Use the schedulers at `address`: host:port, or several separated by commas.
 
-        `policy` is used by `place_alone`; without it, nothing is placed alone. The first snapshot raises
-        BadPolicy if the policy is invalid.
+        `place_alone` needs `policy`. The first snapshot raises BadPolicy if it is invalid.
         """
         self.address = address
         self.router_id = router_id
@@ -105,18 +94,17 @@ class SchedulerClient:
 
     @property
     def answering(self) -> bool:
-        """Whether a scheduler answered the last call to it."""
+        """Whether at least one scheduler answered its last call."""
         return self._schedulers.answering
 
     def home(self, key: str) -> str:
-        """Return the address of the scheduler that currently serves a worker's or router's id."""
+        """Return the address of the scheduler that serves this worker or router now."""
         return self._schedulers.pick(key).address
 
     async def place(self, need: Need) -> Placement:
-        """Reserve workers for one attempt of this router, and hold them until `reporter.finished`.
+        """Reserve workers for one attempt until `reporter.finished`. Raises NoCapacity.
 
-        Epochs of one request count up from 1. With several schedulers, asks the router's home. Raises
-        NoCapacity with code and retry_after_s.
+        Epochs of one request count up from 1.
         """
         self._check(need)
         scheduler = self._schedulers.pick(self.router_id)
@@ -153,9 +141,9 @@ class SchedulerClient:
         return placement
 
     def place_alone(self, need: Need) -> Placement:
-        """Place without a scheduler, from the last snapshot; schedulers are told as soon as they answer.
+        """Place from the last snapshot, without a scheduler; schedulers are told as soon as they answer.
 
-        Raises NoCapacity, or SchedulerUnavailable if there is no recent enough snapshot.
+        Raises NoCapacity, and SchedulerUnavailable without a recent snapshot.
         """
         self._check(need)
         assigned = self.standby.place(need, self.reporter.reserved)
@@ -178,8 +166,8 @@ class SchedulerClient:
     async def refresh(self, load: pb.RouterLoad | None = None, reached: Container[str] = ()) -> str:
         """Get a new snapshot for `place_alone`, and report this router's `load`. Call it every second.
 
-        `reached`: ids of the workers that this router reaches itself. Returns the log level that an operator
-        set for this router, or an empty string.
+        `reached`: ids of the workers that this router can reach. Returns the log level that an operator set
+        for this router, or an empty string.
         """
         feed, revision = self.standby.has
         request = pb.SnapshotRequest(
@@ -194,7 +182,7 @@ class SchedulerClient:
     async def register(
         self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
     ) -> pb.RegisterReply:
-        """Register a worker with one scheduler: its `home`, unless another address is given.
+        """Register a worker with the scheduler at an address, by default its `home`.
 
         Raises Refused when the worker does not fit into the deployment, StaleWorker for an older epoch.
         """
@@ -217,7 +205,6 @@ class SchedulerClient:
         *,
         scheduler: str = "",
     ) -> pb.HeartbeatReply:
-        """Send one heartbeat to one scheduler: the worker's `home`, unless an address is given."""
         request = pb.HeartbeatRequest(worker_id=worker_id, state=state, load=load, epoch=epoch, blocks=blocks)
         asked = self._of_worker(worker_id, scheduler)
         reply: pb.HeartbeatReply = await self._schedulers.ask(
@@ -226,16 +213,15 @@ class SchedulerClient:
         return reply
 
     async def deregister(self, worker_id: str, epoch: int = 0, *, scheduler: str = "") -> None:
-        """Tell one scheduler, chosen as in `register`, that a worker leaves."""
         request = pb.DeregisterRequest(worker_id=worker_id, epoch=epoch)
         asked = self._of_worker(worker_id, scheduler)
         await self._schedulers.ask(asked, "Deregister", request, CALL_TIMEOUT_S)
 
     async def describe(self) -> pb.Description:
-        """Return everything the schedulers know, for operators.
+        """Return all that the schedulers know, for operators.
 
-        All schedulers know the same workers and attempts, so the answer of the one that knows most workers is
-        used. A router is known only to its home.
+        Workers and attempts come from the scheduler that knows the most workers. Routers come from all of
+        them, because only its home knows a router.
         """
         replies: dict[str, pb.Description] = await self._schedulers.each(
             "Describe", pb.DescribeRequest(), CALL_TIMEOUT_S
@@ -254,30 +240,27 @@ class SchedulerClient:
         return found
 
     async def drain(self, worker_id: str) -> pb.DrainReply:
-        """Ask a worker to drain; a unique prefix of its id is enough. The reply may name a problem."""
+        """Drain a worker; a unique prefix of its id is enough. The reply may name a problem."""
         request = pb.DrainRequest(worker_id=worker_id)
         replies = await self._schedulers.each("Drain", request, CALL_TIMEOUT_S)
         reply: pb.DrainReply = min(replies.values(), key=lambda one: bool(one.problem))
         return reply
 
     async def undrain(self, worker: str) -> pb.UndrainReply:
-        """Let workers of a drained name take requests again; a unique prefix is enough.
-
-        The reply may name a problem.
-        """
+        """Let the workers of a drained name take requests again; a unique prefix is enough."""
         request = pb.UndrainRequest(worker_id=worker)
         replies = await self._schedulers.each("Undrain", request, CALL_TIMEOUT_S)
         reply: pb.UndrainReply = min(replies.values(), key=lambda one: bool(one.problem))
         return reply
 
     async def set_role(self, worker_id: str, role: pb.Role) -> pb.SetRoleReply:
-        """Give a worker another role; a unique prefix of its id is enough. The reply may name a problem."""
+        """Give a worker another role; a unique prefix of its id is enough."""
         request = pb.SetRoleRequest(worker_id=worker_id, role=role)
         reply: pb.SetRoleReply = await self._schedulers.call("SetRole", request, CALL_TIMEOUT_S)
         return reply
 
     async def set_log_level(self, process: str, level: str) -> pb.SetLogLevelReply:
-        """Set the lowest level that processes log. The reply names them, or a problem."""
+        """Set the log level of processes. The reply names them, or a problem."""
         request = pb.SetLogLevelRequest(process=process, level=level)
         asked = await self._schedulers.each("SetLogLevel", request, CALL_TIMEOUT_S)
         replies: list[pb.SetLogLevelReply] = list(asked.values())
@@ -285,10 +268,7 @@ class SchedulerClient:
         return pb.SetLogLevelReply(processes=named) if named else replies[0]
 
     async def inspect(self, worker_id: str = "") -> pb.InspectReply:
-        """Ask a worker, or the scheduler if no id is given, for its machine and versions.
-
-        The reply may name a problem.
-        """
+        """Ask a worker, or without an id the scheduler, for its machine and versions."""
         request = pb.InspectRequest(worker_id=worker_id)
         reply: pb.InspectReply = await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
         return reply
@@ -302,10 +282,7 @@ class SchedulerClient:
     async def try_handoff(
         self, source: str, puller: str, transport: str, size: int, timeout_s: float = TRY_TIMEOUT_S
     ) -> pb.TryHandoffReply:
-        """Have worker `puller` pull a test payload of `size` bytes from `source`.
-
-        The reply may name a problem.
-        """
+        """Have worker `puller` pull a test payload of `size` bytes from `source`."""
         request = pb.TryHandoffRequest(
             from_worker_id=source, to_worker_id=puller, transport=transport, bytes=size
         )
@@ -319,12 +296,12 @@ class SchedulerClient:
         return reply
 
     def _check(self, need: Need) -> None:
-        """Raise ValueError for another router's need: this client would not renew its lease."""
+        """Raise ValueError for another router's request, whose lease this client would not renew."""
         if need.router_id != self.router_id:
             raise ValueError(f"a need of router {need.router_id!r} is placed as router {self.router_id!r}")
 
     async def close(self) -> None:
-        """Send the remaining reports, within a second, deregister the router, and disconnect."""
+        """Send the remaining reports within a second, deregister the router, and disconnect."""
         await self.reporter.close()
         if self.process and self.answering:
             self.process = pb.Process(id=self.process.id, kind=self.process.kind)

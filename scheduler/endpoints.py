@@ -1,4 +1,4 @@
-"""Choose among several schedulers, and turn the outcome of a call into our own exceptions."""
+"""Choose among several schedulers, and turn failed calls into Baton's exceptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from baton.tasks import spawn, stop
 
 CHECK_S = 1.0  # s; interval and deadline of checks when there are several schedulers
 MISSED = 2  # missed answers in a row before a scheduler counts as dead
-BACK_S = 3.0  # s before a returned scheduler gets keys again: it must hear of workers and bookings first
+BACK_S = 3.0  # s before a returned scheduler gets keys again: it must first learn of workers and bookings
 
 # gRPC's prefix before the reason: "failed to connect to all addresses; last error: UNKNOWN: ipv4:ADDRESS: ".
 _BEFORE_REASON = re.compile(r"^failed to connect to all addresses; last error: ([A-Z_]+: )?(ipv[46]:\S+: )?")
@@ -39,17 +39,17 @@ def _in_short(details: str) -> str:
 
 
 class Endpoint:
-    """Track one scheduler's state as this process sees it."""
+    """One scheduler, and whether it answers this process."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._line = Line(address, Role.SCHEDULER)
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
-        self.answering = True  # as far as known; true before the first call
-        self.suspected = False  # missed an answer and has not answered since
+        self.answering = True  # not known to be dead
+        self.suspected = False  # did not answer the last call
         self.asked_at = 0.0  # time.monotonic() of the last call or check
-        self._missed = 0  # answers in a row
+        self._missed = 0  # missed answers in a row
         self._missed_at = 0.0  # time.monotonic() of the last miss
         self._heard_at = 0.0  # time.monotonic() of the last answer
         self._settled_at = 0.0  # time.monotonic() from which it is given keys again
@@ -66,17 +66,16 @@ class Endpoint:
 
     @property
     def settled(self) -> bool:
-        """Whether the scheduler has been up for a while."""
+        """Whether it has been up for `BACK_S`."""
         return time.monotonic() >= self._settled_at
 
     def answered(self) -> None:
-        """Note that a call was answered."""
         self._missed = 0
         self._is_there()
 
     def failed(self, error: grpc.aio.AioRpcError, began: float) -> None:
-        """Note that a call or a check, which began at `began`, was not answered."""
-        if error.code() == grpc.StatusCode.UNAVAILABLE:  # refused or disconnected: nothing is listening
+        """Record that a call or a check that began at `began` got no answer."""
+        if error.code() == grpc.StatusCode.UNAVAILABLE:  # nothing is listening
             self._missed = MISSED
         elif began >= self._missed_at:  # concurrent calls count as one miss
             self._missed += 1
@@ -85,13 +84,13 @@ class Endpoint:
         self.answering = self._missed < MISSED
 
     def check(self) -> None:
-        """Check its health in the background, unless a check is under way."""
+        """Start a health check in the background, unless one is running."""
         if self._check is None or self._check.done():
             self.asked_at = self._checked_at = time.monotonic()
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
-        """Check it, unless it was checked or answered a moment ago."""
+        """Start a health check, unless it was checked or answered within `CHECK_S`."""
         if time.monotonic() - max(self._checked_at, self._heard_at) >= CHECK_S:
             self.check()
 
@@ -108,7 +107,7 @@ class Endpoint:
         except grpc.aio.AioRpcError as error:
             self.failed(error, began)
             return
-        # Its calls may be missed all the same: only an answered call resets `_missed`.
+        # A scheduler may answer checks and miss calls: only an answered call resets `_missed`.
         self._is_there()
 
     def _is_there(self) -> None:
@@ -119,20 +118,20 @@ class Endpoint:
 
 
 class Endpoints:
-    """Call one or all of several schedulers that know the same, each in its own memory.
+    """Call one or all of several equivalent schedulers.
 
-    A key, such as a router's id, belongs to the live scheduler whose hash with it is highest (rendezvous
-    hashing; Thaler and Ravishankar, 1998). When a scheduler goes, its keys spread over the others, and no
+    A key, such as a router's id, belongs to the live scheduler with the highest hash of both (rendezvous
+    hashing; Thaler and Ravishankar, 1998). When a scheduler dies, its keys spread over the others, and no
     other key moves. Without a key, the first live scheduler is called.
 
-    One missed answer does not make a scheduler dead, as a machine may stall for a second, but its keys move
-    at once until it answers a check. A refused connection counts as a death at once. A dead scheduler gets
-    its keys back `BACK_S` after it has answered. With several schedulers, each that has not answered for a
-    second is checked.
+    A refused connection means that a scheduler is dead. One missed answer does not, because a machine may
+    stall for a second, but the keys move until a check is answered. A scheduler gets its keys back `BACK_S`
+    after it has answered again. A scheduler that has not answered for a second is checked, unless it is the
+    only one.
     """
 
     def __init__(self, addresses: str) -> None:
-        """Take `addresses`: host:port, or several separated by commas. Connects on first use."""
+        """Use the schedulers at `addresses`, separated by commas. Connects on first use."""
         self._all = [Endpoint(address.strip()) for address in addresses.split(",")]
 
     def __len__(self) -> int:
@@ -143,11 +142,10 @@ class Endpoints:
 
     @property
     def answering(self) -> bool:
-        """Whether at least one scheduler is not known to be dead."""
         return any(endpoint.answering for endpoint in self._all)
 
     def pick(self, key: str = "") -> Endpoint:
-        """Return the scheduler to call for a key. With several, it costs one hash each, some 2 us."""
+        """Return the scheduler to call for a key. Each of several schedulers costs a hash, some 2 us."""
         if len(self._all) == 1:
             return self._all[0]
         self._check()
@@ -158,24 +156,22 @@ class Endpoints:
         return min(self._all, key=lambda endpoint: endpoint.asked_at)
 
     def owner(self, key: str) -> Endpoint:
-        """Return the scheduler that a key belongs to while all are up."""
+        """Return the scheduler to which a key belongs while all are up."""
         return owner(self._all, key)
 
     def at(self, address: str) -> Endpoint:
-        """Return the scheduler at an address of the list."""
         return next(one for one in self._all if one.address == address)
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses, in the order of the list."""
         return [one.address for one in self._all]
 
-    async def call(self, method: str, request: Any, timeout_s: float, key: str = "") -> Any:
-        """Call one scheduler, once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""
-        return await self.ask(self.pick(key), method, request, timeout_s)
+    async def call(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Call one scheduler once. Raises SchedulerUnavailable; Refused for a wrong or forbidden call."""
+        return await self.ask(self.pick(), method, request, timeout_s)
 
     async def ask(self, endpoint: Endpoint, method: str, request: Any, timeout_s: float) -> Any:
-        """Call this scheduler, once. Raises as `call` does."""
+        """Call this scheduler once. Raises as `call` does."""
         began = endpoint.asked_at = time.monotonic()
         try:
             reply = await getattr(endpoint.stub, method)(request, timeout=timeout_s)
@@ -195,7 +191,7 @@ class Endpoints:
         return reply
 
     async def each(self, method: str, request: Any, timeout_s: float) -> dict[str, Any]:
-        """Call all schedulers not known to be dead concurrently; return the answers by address.
+        """Call all live schedulers concurrently; return the answers by address.
 
         Raises as `call` does if none answers.
         """
@@ -218,14 +214,12 @@ class Endpoints:
             await endpoint.close()
 
     def _check(self) -> None:
-        """Check, in the background, each scheduler whose check is due, if there are several."""
         if len(self._all) > 1:
             for endpoint in self._all:
                 endpoint.check_if_due()
 
 
 def owner(among: Sequence[Endpoint], key: str) -> Endpoint:
-    """Return the scheduler that a key belongs to."""
     return max(
         among, key=lambda one: hashlib.blake2b(f"{one.address} {key}".encode(), digest_size=8).digest()
     )

@@ -1,15 +1,15 @@
-"""The errors around placements.
+"""The scheduler's exceptions.
 
 BatonError
 └── SchedulerError
-    ├── NoCapacity            a router: no placement now; carries the code and when to come back
-    ├── SchedulerUnavailable  a router, a worker, the command line: no scheduler answers
-    ├── Refused               a worker: it does not fit into this deployment, or asked something impossible
-    ├── StaleWorker           the scheduler: a worker's message has an older epoch than its last one
-    ├── StoreUnavailable      the scheduler: its store does not answer, or not as it should
-    │   └── StoreRefuses      waiting will not help: a wrong URL, name or password
-    ├── ListenFailed          the scheduler: its port is taken
-    └── BadPolicy             the scheduler: a policy names a part that is not there, or that two offer
+    ├── NoCapacity
+    ├── SchedulerUnavailable
+    ├── Refused
+    ├── StaleWorker
+    ├── StoreUnavailable
+    │   └── StoreRefuses
+    ├── ListenFailed
+    └── BadPolicy
 """
 
 from baton.errors import BatonError
@@ -17,14 +17,14 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class SchedulerError(BatonError):
-    """Placing, reporting or registering failed."""
+    """A placement, report or registration failed."""
 
 
 class NoCapacity(SchedulerError):
-    """The scheduler rejected a request.
+    """A request cannot be placed now.
 
-    `code` says why (NO_WORKERS, FULL, TOO_LARGE, STALE_EPOCH); `retry_after_s` is when a retry may help, 0 if
-    it never will. `settling`: the scheduler has just started and may not know all workers yet.
+    `code`: NO_WORKERS, FULL, TOO_LARGE or STALE_EPOCH. `retry_after_s`: when a retry may help; 0: never.
+    `settling`: the scheduler has just started and may not know all workers yet.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class SchedulerUnavailable(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """The scheduler refused a call: a model other than the topic's, or a malformed call."""
+    """The scheduler refused a call: it is malformed, or the worker serves another model than the topic."""
 
 
 class StaleWorker(SchedulerError):
-    """Report a registration with an epoch below `last`, the worker's last one."""
+    """A registration has an epoch below `last`, the worker's last one."""
 
     def __init__(self, worker_id: str, epoch: int, last: int) -> None:
         super().__init__(f"epoch {epoch} of worker {worker_id} is late: {last} was seen")
@@ -59,11 +59,11 @@ class StaleWorker(SchedulerError):
 
 
 class StoreUnavailable(SchedulerError):
-    """The store does not answer or refuses us. The text omits the password and names a cure."""
+    """The store does not answer, or returns an error. The text omits the password and names a cure."""
 
 
 class StoreRefuses(StoreUnavailable):
-    """The store's URL, name or password is wrong, as far as can be told."""
+    """Waiting will not help: the store's URL, user or password seems to be wrong."""
 
 
 class ListenFailed(SchedulerError):
@@ -71,4 +71,4 @@ class ListenFailed(SchedulerError):
 
 
 class BadPolicy(SchedulerError):
-    """Report a policy's filter, scorer or picker that does not exist, or that two packages offer."""
+    """A placement policy names a part that does not exist, or that two packages register."""

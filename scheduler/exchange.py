@@ -1,8 +1,8 @@
-"""Exchange messages between a router and one scheduler: placements, and reports of what became of them.
+"""A router's messages to one scheduler: requests for placements, and reports on earlier ones.
 
-One message is under way at a time. The next one carries everything queued meanwhile: the requested placements
-and the events to report (reporter.py). A message costs both sides more than a placement does. At low rates
-each placement goes at once, in its own message; the higher the rate, the more share one.
+Only one message is in flight. The next one carries all placements and events (reporter.py) that were queued
+in the meantime, because a message costs both sides more than a placement. At low rates each placement is sent
+at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.scheduler.reporter import Reporter
 from baton.tasks import stop
 
 PLACE_TIMEOUT_S = 3.0  # deadline of a message with placements
-REPORT_TIMEOUT_S = 2.0  # deadline without placements; finished attempts keep their room until reported
+REPORT_TIMEOUT_S = 2.0  # deadline of a message without placements
 MOST = 64  # placements per message
 CLOSE_S = 1.0  # s to send the last reports
 _GIVEN_UP = "the call of the scheduler was given up"
@@ -38,9 +38,9 @@ class Exchange:
     """Send a router's messages to one scheduler. Belongs to one event loop."""
 
     def __init__(self, send: Send, reporter: Reporter, on_unwanted: Callable[[pb.Placement], None]) -> None:
-        """Use `send` to send the placements requested here and the events of `reporter`.
+        """Send placements requested here, and `reporter`'s events, with `send`.
 
-        `on_unwanted` gets placements whose callers have left by the time they arrive.
+        `on_unwanted` gets placements that arrive after their callers have left.
         """
         self._send = send
         self._reporter = reporter
@@ -48,11 +48,11 @@ class Exchange:
         self._waiting: deque[_Asked] = deque()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._closed = False  # stops new tasks from starting beside the last message
+        self._closed = False  # no new task may start
         reporter.on_news = self._rouse
 
     async def ask(self, need: pb.Need) -> pb.PlaceReply:
-        """Return the reply. Raises SchedulerUnavailable, and Refused if this call is not allowed."""
+        """Request a placement. Raises SchedulerUnavailable, and Refused if the call is not allowed."""
         if self._closed:
             raise SchedulerUnavailable(_GIVEN_UP)
         asked = _Asked(need, asyncio.get_running_loop().create_future())
@@ -61,13 +61,13 @@ class Exchange:
         try:
             return await asked.answer
         except asyncio.CancelledError:
-            # the answer and the cancellation coincided
+            # The answer may have arrived together with the cancellation.
             if not (asked.answer.cancelled() or asked.answer.exception()):
                 self._unwanted(asked.answer.result())
             raise
 
     async def close(self) -> None:
-        """Give up pending placements and send the remaining reports, within `CLOSE_S`."""
+        """Fail pending placements, and send the remaining reports within `CLOSE_S`."""
         self._closed = True
         if self._task is None:
             return
@@ -94,12 +94,12 @@ class Exchange:
             asked: list[_Asked] = []
             while self._waiting and len(asked) < MOST:
                 one = self._waiting.popleft()
-                if not one.answer.done():  # the caller still waits
+                if not one.answer.done():  # else its caller has left
                     asked.append(one)
             await self._exchange(asked)
 
     async def _exchange(self, asked: list[_Asked]) -> bool:
-        """Send a message, if there is anything to say, and deliver the answer; return whether one arrived."""
+        """Send a message unless it would be empty; return whether it was answered."""
         report = self._reporter.next()
         if not asked and not report:
             return False
@@ -109,7 +109,7 @@ class Exchange:
             reply = await self._send(message, PLACE_TIMEOUT_S if asked else REPORT_TIMEOUT_S)
         except SchedulerUnavailable as error:
             self._reporter.failed(first=answered)
-            _give_up([*asked, *self._waiting], error)  # their message would fail, too
+            _give_up([*asked, *self._waiting], error)
             return False
         except Refused as error:
             self._reporter.refused(str(error))
@@ -123,7 +123,7 @@ class Exchange:
                     one.answer.set_result(found)
             self._reporter.told(reply.report)
             return True
-        finally:  # only after a cancellation or a bug are any left
+        finally:  # a cancellation or a bug leaves some without an answer
             _give_up(asked, SchedulerUnavailable(_GIVEN_UP))
 
     def _unwanted(self, reply: pb.PlaceReply) -> None:

@@ -1,4 +1,4 @@
-"""A router's copy of the fleet, updated incrementally (fleet_feed.py)."""
+"""A router's copy of the fleet, kept up to date with the changes that a scheduler sends (fleet_feed.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class FleetCopy:
-    """Hold the fleet of the last snapshot. Dictionaries are replaced, never changed: any thread may read."""
+    """The fleet as of the last snapshot. Dictionaries are replaced, never changed, so any thread may read."""
 
     def __init__(self) -> None:
         self.feed = ""
@@ -17,7 +17,7 @@ class FleetCopy:
         self._mine: set[str] = set()  # workers on which this router has bookings
 
     def learn(self, snapshot: pb.SnapshotReply) -> list[pb.WorkerStatus]:
-        """Apply a snapshot; return the previous status of the workers that it drops."""
+        """Apply a snapshot; return the last status of the workers that it no longer has."""
         update = pb.FleetUpdate.FromString(snapshot.fleet)
         before, changed = self.workers, set(self._mine)
         everything = {} if update.whole else dict(self._all)
@@ -25,7 +25,7 @@ class FleetCopy:
             everything.pop(worker_id, None)
         for told in update.workers:
             worker_id = told.identity.worker_id
-            status = pb.WorkerStatus()  # a submessage would keep the whole message in memory
+            status = pb.WorkerStatus()  # a copy: a submessage would keep the whole message in memory
             status.CopyFrom(told)
             if not status.identity.address and worker_id in everything:
                 status.identity.CopyFrom(everything[worker_id].identity)
@@ -40,7 +40,7 @@ class FleetCopy:
     def _take_off(
         self, snapshot: pb.SnapshotReply, everything: dict[str, pb.WorkerStatus], changed: set[str]
     ) -> None:
-        """Recompute `workers` (all bookings less this router's own) where either changed."""
+        """Recompute `workers` where all bookings or this router's own have changed."""
         mine = {one.worker_id: one for one in snapshot.yours}
         workers = {key: self.workers[key] for key in everything if key in self.workers}
         for worker_id in (changed | mine.keys() | everything.keys() - workers.keys()) & everything.keys():

@@ -1,13 +1,12 @@
-"""Send routers the changes to the fleet since they last asked.
+"""Send routers the changes to the fleet since their last request.
 
-A router names the feed and the revision that it has. It gets the changes since then, serialized once for all
-routers at that revision; or everything, if it had another feed (the scheduler has just started, or is not the
-one it asked before) or its revision is too old. Bookings are those of all routers; a router's own are sent
-beside them, for it to subtract.
+A router sends the feed and revision that it has. The reply has the changes since then, serialized once for
+all routers at that revision. It has everything if the revision is too old or the feed is another one, because
+the scheduler was restarted or is not the one the router asked before. Bookings are the totals of all routers.
+The router subtracts its own, which it gets separately.
 
 A worker's identity is most of its bytes and hardly ever changes, so it is sent once. A heartbeat is not a
-change: a worker that is not mentioned was heard within half a lease, which is longer than the heartbeat
-interval.
+change: the last message of a worker that is not mentioned is less than half a lease old.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import FleetView, WorkerRecord
 
-GONE_KEPT = 4_096  # departed workers remembered; a router that is further behind gets everything
+GONE_KEPT = 4_096  # departed workers remembered; a router that lacks more gets everything
 
 
 @dataclass(slots=True)
@@ -29,9 +28,9 @@ class _Row:
     identity: pb.WorkerIdentity
     load: pb.WorkerLoad | None
     rest: tuple[object, ...]
-    status: pb.WorkerStatus  # its identity holds only the id
-    identified: int  # revision of its identity
-    changed: int  # revision of anything
+    status: pb.WorkerStatus  # with only the id of its identity
+    identified: int  # revision in which the identity changed
+    changed: int  # revision in which anything changed
 
 
 class FleetFeed:
@@ -45,16 +44,16 @@ class FleetFeed:
         self._revision = 0
         self._rows: dict[str, _Row] = {}
         self._gone: deque[tuple[int, str]] = deque()  # revision, worker; oldest first
-        self._oldest = 0  # the oldest revision since which all departures are known
-        self._processes: tuple[int, list[pb.Process]] = (0, [])  # their revision, and they
-        self._made: dict[int, bytes] = {}  # revision that a router has -> serialized changes since then
+        self._oldest = 0  # all departures since this revision are known
+        self._processes: tuple[int, list[pb.Process]] = (0, [])  # revision in which they changed, processes
+        self._made: dict[int, bytes] = {}  # revision -> serialized changes since then
 
     def age_s(self) -> float:
-        """Return the seconds since the last refresh."""
+        """Return the time since the last refresh."""
         return self._clock() - self._refreshed if self._revision else float("inf")
 
     def refresh(self, view: FleetView, processes: Sequence[pb.Process]) -> None:
-        """Apply changes. Called at most about twice a second, however many routers there are."""
+        """Start a new revision. Called about twice a second, however many routers there are."""
         self._refreshed = self._clock()
         self._revision += 1
         self._made = {}
@@ -117,10 +116,7 @@ class FleetFeed:
 def status_of(
     record: WorkerRecord, age_s: float, identity: pb.WorkerIdentity | None = None
 ) -> pb.WorkerStatus:
-    """Return a worker's status for others, with all bookings on it.
-
-    age_s: seconds since it was last heard. identity: replaces the worker's own.
-    """
+    """Return a worker's status message. `age_s`: seconds since its last message."""
     state = pb.WORKER_STATE_DRAINING if record.drain_asked else record.state
     return pb.WorkerStatus(
         identity=identity or record.identity,

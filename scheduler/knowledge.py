@@ -1,7 +1,6 @@
-"""Keep the prefix index up to date, and log workers that report nothing about their caches.
+"""Keep the prefix index up to date, and log each worker that does not report its cache.
 
-Without that knowledge, requests are placed without regard to prefixes: each such placement is counted
-(`PrefixMetrics`), and each worker that stays silent is logged once.
+Requests are placed on such workers without regard to prefixes, and counted in `PrefixMetrics`.
 """
 
 from __future__ import annotations
@@ -11,31 +10,29 @@ import logging
 import time
 from collections.abc import Callable
 
-from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
 LATE_S = 10.0  # s; a worker reports its blocks with its first heartbeats
-SWEPT = 10_000  # index entries swept without a pause: some 2 ms
-PIECES = 32  # pieces per sweep
+SWEPT = 10_000  # index entries swept at a time, which takes some 2 ms
+PIECES = 32  # in one call of `tend`
 
 log = logging.getLogger(__name__)
 
 
 class Knowledge:
-    """Tend the prefix index, in one scheduler's event loop."""
-
     def __init__(
         self, ledger: PrefixLedger, metrics: PrefixMetrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
-        self._since: dict[str, float] = {}  # silent worker -> since when
+        self._since: dict[str, float] = {}  # worker that does not report -> since when
         self._told: set[str] = set()
 
     def look(self, view: FleetView) -> None:
-        """Forget departed workers, and notice those that report nothing. Called about twice a second."""
+        """Forget departed workers, and log those that do not report. Called about twice a second."""
         self._ledger.keep({key: worker.role for key, worker in view.workers.items()})
         now = self._clock()
         unknown = [key for key, one in view.workers.items() if one.placeable and key not in self._ledger]
@@ -45,14 +42,14 @@ class Knowledge:
         if late:
             self._told.update(late)
             log.warning(
-                "requests are placed without regard to what these workers have cached, as they do not tell "
-                "it (engine.enable_prefix_caching, or a reason in their logs): %s",
+                "these workers do not report their prefix caches, so requests are placed without regard to "
+                "them (engine.enable_prefix_caching is off, or their logs say why): %s",
                 ", ".join(sorted(late)),
             )
         self._metrics.seen(self._ledger, len(unknown))
 
     async def tend(self) -> None:
-        """Sweep the blocks of departed workers in pieces, pausing for waiting calls."""
+        """Sweep departed workers' blocks in pieces, letting other calls run in between."""
         for _ in range(PIECES):
             if not self._ledger.index.tend(SWEPT):
                 return

@@ -1,8 +1,7 @@
 """Attempts and their bookings, in this scheduler's memory.
 
-Routers report every booking and its end to every scheduler, including the one that placed it. All of them
-reach the same sums, the others one message later. Nothing is stored: routers report all their bookings again
-to a scheduler that has restarted.
+Routers report every booking and its end to all schedulers, so all reach the same sums. Nothing is stored:
+routers report all their bookings again to a scheduler that was restarted.
 """
 
 from __future__ import annotations
@@ -33,64 +32,63 @@ Sums = dict[str, Reserved]  # worker id -> bookings
 
 @dataclass(slots=True)
 class Live:
-    """Track an attempt under way. Times are seconds on the ledger's clock."""
+    """A live attempt. Times are seconds on the ledger's clock."""
 
     booking: Booking
     lease_until: float
     prefilled: bool = False
-    look_at: float = 0.0  # when to look at the lease next; no later than it ends
+    look_at: float = 0.0  # when to check the lease next
 
 
 @dataclass(slots=True)
 class Past:
-    """Remember, for a while, the epoch of a request or worker that is gone."""
+    """The epoch of a request or worker that is gone, remembered for `EPOCH_KEEP_S`."""
 
     epoch: int
     forget_at: float
-    over: bool = False  # its router reported the end, or the worker deregistered
+    over: bool = False  # the router reported the end, or the worker deregistered
 
 
 class Ledger:
-    """Keep the bookings. Every method is one step; none gives up the event loop.
+    """All bookings. Every method is one atomic step of the event loop.
 
-    Invariants: a worker's sum equals what live attempts hold of it, and is never below zero; a router's sum
-    covers its own attempts; a request is live or past, never both; its epoch never falls while it is known.
+    Invariants: a worker's sum equals what the live attempts book on it, and is never negative; a router's sum
+    is that of its own attempts; a request is live or past, never both; its epoch never falls while it is
+    known.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without bookings; one not renewed for `lease_s` seconds, on `clock`, is released."""
-        self.generation = (
-            uuid.uuid4().hex
-        )  # one per life of a scheduler: when it changes, routers report everything again
+        """Start without bookings. A booking is released when it is not renewed for `lease_s` seconds."""
+        self.generation = uuid.uuid4().hex  # when it changes, routers report everything again
         self.expired = 0  # attempts not renewed in time
         self.live: dict[str, Live] = {}  # keyed by request id
         self._lease_s = lease_s
         self._clock = clock
-        # Heap of (`Live.look_at`, request id). Entries stay when the attempt's time has changed since.
+        # Heap of (`Live.look_at`, request id), with outdated entries.
         self._looks: list[tuple[float, str]] = []
         self._past: OrderedDict[str, Past] = OrderedDict()  # keyed by request id; see `forget`
-        self._reserved: Sums = {}  # workers with bookings, and all in `_members`
+        self._reserved: Sums = {}  # of workers with bookings, and of all in `_members`
         self._members: set[str] = set()
         self._routers: dict[str, Sums] = {}  # keyed by router id; no empty entries
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)
 
     def join(self, worker_id: str) -> Reserved:
-        """Return the ledger's own sum of bookings on a worker, kept up to date until `leave`."""
+        """Return the sum of the bookings on a worker; the object is updated until `leave`."""
         self._members.add(worker_id)
         return self._reserved.setdefault(worker_id, Reserved())
 
     def leave(self, worker_id: str) -> None:
-        """Drop a worker's sum once its bookings have ended."""
+        """Drop a worker's sum as soon as it has no bookings."""
         self._members.discard(worker_id)
         if worker_id in self._reserved and self._reserved[worker_id].empty:
             del self._reserved[worker_id]
 
     def booked_by(self, router_id: str) -> Sums:
-        """Return a copy of a router's bookings. Every router asks once a second."""
+        """Return a copy of a router's bookings."""
         return {worker_id: replace(one) for worker_id, one in self._routers.get(router_id, {}).items()}
 
     def last(self, request_id: str) -> tuple[int, bool]:
-        """Return the last epoch of a request, 0 if it is unknown, and whether that attempt is over."""
+        """Return the last epoch of a request (0: unknown) and whether that attempt is over."""
         live = self.live.get(request_id)
         if live:
             return live.booking.attempt.epoch, False
@@ -98,16 +96,16 @@ class Ledger:
         return (past.epoch, past.over) if past else (0, False)
 
     def place(self, booking: Booking) -> None:
-        """Book a new attempt, replacing an older one at the same request. Its epoch must be new."""
+        """Book a new attempt in place of an older one at the same request. Its epoch must be new."""
         self._replace(booking.attempt)
         self._book(booking)
 
     def report(self, report: RouterReport) -> ReportResult:
-        """Apply a router's report. Events with an older epoch, or of an attempt that is gone, change nothing.
+        """Apply a router's report. Events of superseded or unknown attempts change nothing.
 
         "Placed" books an attempt that already runs, regardless of limits. "Prefilled" releases the prompt's
-        tokens (and the prefill worker), "finished" releases everything and is added to the history, "renewed"
-        holds the attempt for another lease. Called some 100 times a second for each router.
+        tokens and the prefill worker, "finished" releases everything, "renewed" extends the lease. Called up
+        to 100 times a second for each router.
         """
         self.sweep()
         result = ReportResult()
@@ -122,7 +120,7 @@ class Ledger:
             if live := self._find(attempt, result):
                 self._release(attempt.request_id, over=True)
                 self._handoffs.appendleft((_past(live.booking, event), self._clock()))
-            elif not self._fenced(attempt):  # its booking may still arrive, and must find it over
+            elif not self._fenced(attempt):  # its booking may still arrive, and must be refused
                 self._replace(attempt)
                 self._note(attempt.request_id, attempt.epoch, over=True)
         for attempt in report.renewed:
@@ -143,7 +141,7 @@ class Ledger:
             live = self.live.get(request_id)
             if live is None or live.look_at != look_at:
                 continue
-            if live.lease_until > now:  # renewed meanwhile
+            if live.lease_until > now:  # it was renewed
                 self._look(live)
                 continue
             self._release(request_id, over=False)
@@ -151,7 +149,7 @@ class Ledger:
         forget(self._past, now)
 
     def history(self, limit: int) -> History:
-        """Return at most `limit` attempts under way and as many finished ones, newest first."""
+        """Return the newest live and finished attempts, at most `limit` of each."""
         now = self._clock()
         newest = nlargest(limit, self.live.values(), key=lambda live: live.lease_until)
         handoffs: list[pb.PastHandoff] = []
@@ -163,7 +161,7 @@ class Ledger:
         return History([_live_message(live, now) for live in newest], handoffs)
 
     def _find(self, attempt: Attempt, result: ReportResult) -> Live | None:
-        """Return the attempt, if it is the live one."""
+        """Return the attempt if it is live."""
         self._count_stale(attempt, result)
         live = self.live.get(attempt.request_id)
         return live if live and live.booking.attempt == attempt else None
@@ -172,12 +170,12 @@ class Ledger:
         result.stale += attempt.epoch < self.last(attempt.request_id)[0]
 
     def _fenced(self, attempt: Attempt) -> bool:
-        """Return whether a later epoch was placed, or this one is over: it must not come back."""
+        """Return whether a later epoch was placed or this one is over, so it must not be booked."""
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
     def _adopt(self, known: Known) -> bool:
-        """Book an attempt that already runs, if it is not booked; return False if it is fenced."""
+        """Book a running attempt unless it is booked already; return False if it is fenced."""
         if self._fenced(known.attempt):
             return False
         live = self.live.get(known.attempt.request_id)
@@ -191,7 +189,6 @@ class Ledger:
         return True
 
     def _replace(self, attempt: Attempt) -> None:
-        """Release an older attempt at the same request."""
         if attempt.request_id in self.live:
             self._release(attempt.request_id, over=True)
 
@@ -205,7 +202,7 @@ class Ledger:
         return live
 
     def _end_prefill(self, live: Live) -> None:
-        """Free what was held for the prompt, once."""
+        """Release what was booked for the prompt, once."""
         if live.prefilled:
             return
         live.prefilled = True
@@ -215,14 +212,13 @@ class Ledger:
         self._give_back(booking, booking.prompt_worker_id, Reserved(booking.prompt_tokens, requests))
 
     def _share(self, live: Live, blocks: int) -> None:
-        """Book at most `blocks` KV blocks: other requests hold the rest as well."""
+        """Book no more than `blocks` KV blocks: other requests hold the rest, too."""
         more = live.booking.blocks - blocks
         if more > 0:
             self._give_back(live.booking, live.booking.decode_id, Reserved(blocks=more))
             live.booking = replace(live.booking, blocks=blocks)
 
     def _release(self, request_id: str, *, over: bool) -> None:
-        """Free everything a live request holds."""
         live = self.live.pop(request_id)
         self._end_prefill(live)
         booking = live.booking
@@ -231,7 +227,7 @@ class Ledger:
         self._note(request_id, booking.attempt.epoch, over=over)
 
     def _note(self, request_id: str, epoch: int, *, over: bool) -> None:
-        self._past.pop(request_id, None)  # move it to the end, as the newest
+        self._past.pop(request_id, None)  # the newest goes to the end
         self._past[request_id] = Past(epoch, self._clock() + EPOCH_KEEP_S, over)
 
     def _look(self, live: Live) -> None:
@@ -257,8 +253,8 @@ class Ledger:
 def forget(past: OrderedDict[str, Past], now: float) -> None:
     """Drop expired entries. All are kept equally long, so insertion order is expiry order.
 
-    An OrderedDict, because to find a plain dict's first key Python walks over all those deleted before it: 6
-    us of each call with 50,000 requests coming and going.
+    It is an OrderedDict because finding the first key of a plain dict walks over all deleted ones before it:
+    6 us of each call with 50,000 requests coming and going.
     """
     while past:
         oldest = next(iter(past))

@@ -1,7 +1,7 @@
 """The processes of a deployment, and where each serves its metrics.
 
-Workers say so when they register. Schedulers and routers are kept in the store, under a lease: each scheduler
-writes its own entry and those of the routers that ask it for snapshots.
+Workers say where when they register. Schedulers and routers have entries in the store, under a lease: each
+scheduler writes its own entry and those of the routers that ask it for snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.metrics import role_of
 from baton.scheduler.store import Store
 
-LEASE_S = 60.0  # long enough to be noticed: a dead process stays a scrape target that does not answer
+LEASE_S = 60.0  # s for which a dead process stays a scrape target, so Prometheus reports it as down
 TELL_S = 10.0  # between writes of an unchanged entry to the store
 LOOK_S = 2.0  # between reads of other schedulers' entries
 GONE_S = 0.001  # lease of a process that is leaving
@@ -23,7 +23,7 @@ GONE_S = 0.001  # lease of a process that is leaving
 
 @dataclass(frozen=True)
 class Member:
-    """Describe a process that serves metrics."""
+    """A process that serves metrics."""
 
     id: str  # changes with each life of a worker or router
     role: str  # router, scheduler, or a worker's role
@@ -32,12 +32,11 @@ class Member:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of its series."""
         return {"instance": self.id, "role": self.role}
 
     @property
     def reachable(self) -> bool:
-        """Whether its address can be dialled from here: a loopback address only from its own machine."""
+        """Whether its address can be dialled from here. Loopback addresses need the same machine."""
         try:
             host = addresses.split(self.address)[0]
         except ValueError:  # no address, or a malformed one
@@ -46,37 +45,36 @@ class Member:
 
 
 class Members:
-    """Keep the last known schedulers and routers. While the store is unreachable, the known ones stay."""
+    """The schedulers and routers last seen in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._mine: pb.Process | None = None
-        self._untold: dict[str, pb.Process] = {}  # keyed by id; entries not written to the store yet
-        self._told: dict[str, tuple[float, bytes]] = {}  # id -> time of the last write, and what was written
+        self._untold: dict[str, pb.Process] = {}  # entries not written to the store yet, by id
+        self._told: dict[str, tuple[float, bytes]] = {}  # id -> time and content of the last write
         self._known: dict[str, pb.Process] = {}
         self._looked_at = -LOOK_S
 
     @property
     def known(self) -> list[pb.Process]:
-        """All of them, this one first."""
+        """All schedulers and routers, this process first."""
         others = [one for key, one in sorted(self._known.items()) if not self._mine or key != self._mine.id]
         return [self._mine, *others] if self._mine else others
 
     @property
     def schedulers(self) -> int:
-        """The number of known schedulers."""
         return sum(one.kind == "scheduler" for one in self.known)
 
     @property
     def hears_all(self) -> bool:
-        """Whether no other known scheduler hears from more workers."""
+        """Whether no other scheduler has more workers."""
         mine = self._mine
         return mine is None or all(
             one.workers <= mine.workers for key, one in self._known.items() if key != mine.id
         )
 
     def hears(self, workers: int) -> None:
-        """Report, from the next `tend` on, how many workers this scheduler hears from."""
+        """Set the number of this scheduler's workers. `tend` publishes it."""
         if self._mine and self._mine.workers != workers:
             mine = pb.Process()
             mine.CopyFrom(self._mine)
@@ -84,11 +82,11 @@ class Members:
             self._mine = mine
 
     def introduce(self, mine: pb.Process) -> None:
-        """Publish this process's entry, from the next `tend` on."""
+        """Set this process's entry. `tend` publishes it."""
         self._mine = mine
 
     def hear(self, process: pb.Process) -> None:
-        """Take a process's own entry. Called about once a second for each router."""
+        """Accept a process's own entry. Called about once a second for each router."""
         at, before = self._told.get(process.id, (-TELL_S, b""))
         if process.SerializeToString() != before or time.monotonic() - at >= TELL_S:
             self._untold[process.id] = process
@@ -124,7 +122,7 @@ class Members:
 
 
 def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process]) -> list[Member]:
-    """Return every process that serves metrics, including those whose address is unknown."""
+    """Return all processes that serve metrics, and workers whose address is unknown."""
     found = [Member(one.id, one.kind, one.host, one.metrics_address) for one in processes]
     for worker in workers:
         found.append(Member(worker.worker_id, role_of(worker.role), worker.host, worker.metrics_address))
@@ -132,5 +130,5 @@ def members(workers: Iterable[pb.WorkerIdentity], processes: Iterable[pb.Process
 
 
 def targets(known: Iterable[Member]) -> list[dict[str, object]]:
-    """Return the members that can be scraped from here, in the form of Prometheus' file_sd and http_sd."""
+    """Return the members that can be scraped from here, in the format of Prometheus' file_sd and http_sd."""
     return [{"targets": [one.address], "labels": one.labels} for one in known if one.reachable]

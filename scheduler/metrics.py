@@ -2,20 +2,91 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from dataclasses import asdict
+
+from prometheus_client import CollectorRegistry
 
 from baton import metrics as baton_metrics
+from baton.autoscale.controller import Decision
 from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.autoscale_metrics import AutoscaleMetrics
-from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.booking import Assignment
+from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
 _ROLES = ("prefill", "decode", "mixed")
 
+log = logging.getLogger(__name__)
+
+
+class AutoscaleMetrics(baton_metrics.Metrics):
+    prefix = "baton_scheduler_autoscale_"
+
+    leads = gauge("1 while this scheduler decides")
+    _wanted_workers = gauge("Workers that the goals need now", "role")
+    _orders = counter("Orders given: start, stop (drain) or flip (role)", "order")
+    _prefill_backlog_seconds = gauge("Mean work waiting on a prefill worker")
+    _decode_occupancy = gauge("Used share of the decode workers' slots")
+    _predicted = gauge("Prediction for the last 30 s: rates per second, shares within goals", "what")
+    _came = gauge("Actual values for the predicted 30 s", "what")
+    _error_percent = gauge("Error of the prediction: percent of a rate, points of a share", "what")
+    _step_seconds = histogram("Time to decide")
+
+    def decided(self, decision: Decision, took_s: float) -> None:
+        self._step_seconds.observe(took_s)
+        self._wanted_workers.labels("prefill").set(decision.wanted.prefill)
+        self._wanted_workers.labels("decode").set(decision.wanted.decode)
+        self._prefill_backlog_seconds.set(decision.backlog_s)
+        self._decode_occupancy.set(decision.occupancy)
+        if decision.settled is None:
+            return
+        predicted, came = decision.settled.predicted, decision.settled.came
+        for shown, outlook in ((self._predicted, predicted), (self._came, came)):
+            for what, value in asdict(outlook).items():
+                if value is not None:
+                    shown.labels(what).set(value)
+        for what, value in predicted.errors(came).items():
+            self._error_percent.labels(what).set(value)
+
+    def ordered(self, order: str, count: int) -> None:
+        self._orders.labels(order).inc(count)
+
+
+class PrefixMetrics(baton_metrics.Metrics):
+    prefix = "baton_scheduler_prefix_"
+
+    placements = counter("Placements, by what the prompt's worker holds of it", "holds")
+    tokens = counter("Prompt tokens that their worker already holds")
+    blocks = gauge("KV blocks with known holders")
+    workers = gauge("Workers with known caches")
+    workers_unknown = gauge("Serving workers with unknown caches")
+    coarseness_blocks = gauge("Distance between kept blocks where the index is fullest; 1: all are kept")
+    gaps = counter("Gaps in workers' cache logs, sent again")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        for holds in ("some", "nothing", "unknown"):
+            self.placements.labels(holds)
+        self._gaps_seen = 0
+
+    def placed(self, assigned: Assignment) -> None:
+        held = assigned.held
+        self.placements.labels("unknown" if held is None else "some" if held else "nothing").inc()
+        self.tokens.inc(held or 0)
+
+    def seen(self, ledger: PrefixLedger, unknown: int) -> None:
+        self.blocks.set(len(ledger.index))
+        self.workers.set(len(ledger))
+        self.workers_unknown.set(unknown)
+        self.coarseness_blocks.set(ledger.index.coarseness)
+        self.gaps.inc(ledger.gaps - self._gaps_seen)
+        self._gaps_seen = ledger.gaps
+
 
 class Metrics(baton_metrics.Metrics):
-    """One scheduler's figures, in a registry of their own."""
+    """One scheduler's metrics, in their own registry."""
 
     prefix = "baton_scheduler_"
 
@@ -36,9 +107,10 @@ class Metrics(baton_metrics.Metrics):
         self.registry = baton_metrics.registry()
         super().__init__(self.registry)
         for role in _ROLES:
-            self.workers_lost.labels(role)  # from 0 on: Prometheus sees no increase from nothing to 1
+            self.workers_lost.labels(role)  # start at 0: Prometheus sees no increase from nothing to 1
         self.autoscale = AutoscaleMetrics(self.registry)
         self.prefixes = PrefixMetrics(self.registry)
+        self._there: dict[str, pb.Role] = {}  # live workers as of the last `lost`
 
     def stale(self, what: str, count: int = 1) -> None:
         """Count late messages of a kind: placement, report or worker."""
@@ -48,7 +120,6 @@ class Metrics(baton_metrics.Metrics):
         self.rejections.labels(short_name(pb.Rejection.Code.Name(code), "CODE_")).inc()
 
     def seen(self, view: FleetView, live_attempts: int) -> None:
-        """Set the gauges from a fresh view."""
         self.live_attempts.set(live_attempts)
         self.workers.clear()
         for role in _ROLES:
@@ -60,10 +131,21 @@ class Metrics(baton_metrics.Metrics):
             )
             self.workers.labels(role, state).inc()
 
-    def lost(self, roles: Iterable[pb.Role]) -> None:
-        """Count lost workers of these roles."""
-        for role in roles:
+    def lost(self, view: FleetView, left: Iterable[str], *, unsure: bool) -> None:
+        """Count the workers that were in the last view and are not in this one.
+
+        left: workers that deregistered. unsure: live workers may not have registered again yet, so losses are
+        counted later.
+        """
+        there = {key: one.role for key, one in view.workers.items()}
+        gone = {key: role for key, role in self._there.items() if key not in there and key not in set(left)}
+        if unsure:
+            self._there = {**gone, **there}
+            return
+        for key, role in gone.items():
+            log.warning("lost the %s worker %s: it sent nothing for a lease", role_of(role), key)
             self.workers_lost.labels(role_of(role)).inc()
+        self._there = there
 
 
 def role_of(role: pb.Role) -> str:
@@ -72,5 +154,5 @@ def role_of(role: pb.Role) -> str:
 
 
 def short_name(name: str, prefix: str) -> str:
-    """Return an enum's name without its prefix, in lower case: ROLE_PREFILL -> prefill."""
+    """Return the name of an enum value without its prefix: ROLE_PREFILL -> prefill."""
     return name.removeprefix(prefix).lower()

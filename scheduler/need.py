@@ -1,9 +1,8 @@
-"""The needs of one attempt at one request, from the router that asks to the policy that chooses.
+"""The requirements of one attempt at a request.
 
-A router makes a `Need` for each attempt, and it is passed on whole: the client, the wire, the placer, its
-turns and the policy. Add a new field to the class, to message `Need` of protos/scheduler.proto, to
-`need_to_wire` and `need_from_wire`, and to `need_of` in services/router/placement.py. A filter by it also
-belongs in `could_take` in scheduler/turns.py, or a request keeps places that it cannot use.
+To add a field, add it to the class, to message `Need` in protos/scheduler.proto, to `need_to_wire` and
+`need_from_wire`, and to `need_of` in services/router/placement.py. If a filter uses it, add it to
+`could_take` in scheduler/turns.py as well; otherwise a waiting request blocks places that it cannot use.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from baton.scheduler.prefixes.match import Match
 
 
 class Adapter(NamedTuple):
-    """Identify a LoRA adapter: its name, and a fingerprint that distinguishes files under the same name."""
+    """A LoRA adapter. The fingerprint distinguishes files under the same name."""
 
     name: str
     fingerprint: str
@@ -26,24 +25,21 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Describe what one attempt needs. Raises ValueError for invalid values.
-
-    The scheduler fills in `match`; the router leaves it alone.
-    """
+    """The requirements of one attempt. Raises ValueError for invalid values."""
 
     attempt: Attempt
     router_id: str
     prompt_tokens: int  # tokens to prefill: the prompt, and on a later attempt the output so far
     max_new_tokens: int  # upper bound on the tokens still to be generated
-    prefix: PromptKeys = NO_KEYS  # names of the prompt's KV blocks
+    prefix: PromptKeys = NO_KEYS  # keys of the prompt's KV blocks
     exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
-    vllm_version: str = ""  # the version whose messages the router speaks; empty: any
-    model_fingerprint: str = ""  # fingerprint of the weights that generated the first tokens; empty: any
-    waited_s: float = 0.0  # time since the request arrived; when all workers are full, the oldest goes first
-    adapter: Adapter | None = None  # the worker must have it; None: the base model
-    priority: int = 0  # its class: when all workers are full, a lower value goes first, whatever its age
-    room: float = 1.0  # the share of each limit that it may fill
-    match: Match | None = None  # how much of the prompt each worker holds; None: unknown
+    vllm_version: str = ""  # the version that the router runs; empty: any
+    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
+    waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
+    adapter: Adapter | None = None  # None: the base model
+    priority: int = 0  # of its class; when all workers are full, lower values go before older requests
+    room: float = 1.0  # share of each limit that may be in use with this request
+    match: Match | None = None  # set by the scheduler: what each worker holds of the prompt; None: unknown
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -54,12 +50,11 @@ class Need:
             raise ValueError(f"request {self.attempt.request_id!r}: room is {self.room}, not above 0 up to 1")
 
     def tokens_for(self, worker_id: str) -> int:
-        """Return how many of the prompt's tokens a worker has to compute, as far as known; at least 1."""
+        """Return how many of the prompt's tokens a worker probably has to compute; at least 1."""
         return self.prompt_tokens - (self.match.tokens(worker_id) if self.match else 0)
 
 
 def need_to_wire(need: Need) -> pb.Need:
-    """Return the message of a need, without `match`."""
     return pb.Need(
         request_id=need.attempt.request_id,
         epoch=need.attempt.epoch,
@@ -79,7 +74,7 @@ def need_to_wire(need: Need) -> pb.Need:
 
 
 def need_from_wire(message: pb.Need) -> Need:
-    """Take a need from the wire. Raises ValueError for an invalid one."""
+    """Convert a message. Raises ValueError for an invalid one."""
     return Need(
         attempt=Attempt(message.request_id, message.epoch),
         router_id=message.router_id,

@@ -1,4 +1,4 @@
-"""Share draft acceptance references between workers: each is told the best one of the others."""
+"""Tell each worker the best draft acceptance that another worker with its speculative method reports."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from baton.scheduler.types import FleetView
 
-PEERS_AGE_S = 5.0  # s; references change slowly
+PEERS_AGE_S = 5.0  # references change slowly
 
 
 class Peers:
-    """Keep the two best references of each speculative method, refreshed periodically."""
+    """The two best references of each speculative method, refreshed every `PEERS_AGE_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,7 +20,7 @@ class Peers:
         self._best: dict[str, list[tuple[float, str]]] = {}  # method -> (reference, worker id), best first
 
     def reference(self, worker_id: str, view: FleetView) -> float:
-        """Return the best reference of other workers with this one's method, perhaps seconds old; 0: none."""
+        """Return the best reference of the other workers with this worker's method; 0: none."""
         now = self._clock()
         if now - self._looked >= PEERS_AGE_S or worker_id not in self._methods:
             self._looked = now

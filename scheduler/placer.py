@@ -1,9 +1,8 @@
-"""Choose workers and book them at once.
+"""Choose workers and book them.
 
-Choice and booking are one step of the event loop, based on what this scheduler knows: the workers it hears
-from, and the attempts that all routers have reported. Two schedulers may choose the same room at the same
-moment; the worker, which enforces the bounds, then refuses one of the two. When all workers are full, the
-routers' requests take turns by age (turns.py).
+Choice and booking are one step of the event loop, so this scheduler never gives the same room away twice. Two
+schedulers may; the worker enforces the limits and then refuses one of the requests. When all workers are
+full, the oldest request goes first, whichever router it waits at (turns.py).
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Placer:
         prefixes: PrefixLedger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Place on workers of `roster` by `policy`, taking into account which prefixes they hold."""
         self._roster = roster
         self._ledger = ledger
         self._policy = policy
@@ -43,7 +41,6 @@ class Placer:
         self.turns = RouterTurns(clock)
 
     def place(self, need: Need) -> Assignment | NoChoice:
-        """Choose workers and book them, or say why not."""
         self._ledger.sweep()
         one = need.attempt
         last, _ = self._ledger.last(one.request_id)

@@ -1,7 +1,7 @@
-"""State that ends with this scheduler: the routers it hears from, and the requested log levels.
+"""The routers that this scheduler hears from, and the log levels that operators set.
 
-Nothing here is in the store. A restarted scheduler hears from its routers within a second; a process keeps
-its log level until it ends.
+Neither is in the store. A restarted scheduler hears from its routers within a second, and a process keeps its
+log level until it ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
 
 SCHEDULER = "scheduler"
-HEARD_S = 10.0  # a router asks once a second, so one silent for this long is gone
+HEARD_S = 10.0  # a router is gone after this long; it should ask once a second
 _MOST_ROUTERS = 1024
 _MOST_LEVELS = 4096
 
@@ -26,15 +26,12 @@ class _Heard:
 
 
 class Processes:
-    """Hold routers and log levels by id. Belongs to the event loop."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._routers: dict[str, _Heard] = {}
         self._levels: dict[str, str] = {}
 
     def hear(self, router_id: str, load: pb.RouterLoad) -> None:
-        """Note that a router asked for a snapshot."""
         now = self._clock()
         self._routers = {name: heard for name, heard in self._routers.items() if now - heard.at < HEARD_S} | {
             router_id: _Heard(now, load)
@@ -52,11 +49,11 @@ class Processes:
         ]
 
     def level(self, process: str) -> str:
-        """Return the log level requested for a process, or an empty string."""
+        """Return the log level set for a process, or an empty string."""
         return self._levels.get(process, "")
 
     def ask_level(self, process: str, level: str, workers: Iterable[str]) -> pb.SetLogLevelReply:
-        """Request a level for the processes that match; the reply names them, or the problem."""
+        """Set the level of the processes that match. The reply names them, or the problem."""
         if level not in LEVELS:
             return pb.SetLogLevelReply(problem=f"{level!r} is no log level: use {', '.join(LEVELS)}")
         workers, routers = sorted(workers), [one.router_id for one in self.routers()]

@@ -1,9 +1,8 @@
-"""Report a router's events to one scheduler in batches, and renew all that it holds.
+"""Report a router's events to one scheduler in batches, and renew its bookings.
 
-An event only joins a queue, from which each message to the scheduler takes a batch (exchange.py). If no
-message is due soon, one is sent for the events alone. While the scheduler does not answer, the queue is kept,
-bounded in length and age. A scheduler that lost bookings is told them again; one that has restarted is told
-everything that is held.
+Events are queued, and each message to the scheduler takes a batch of them (exchange.py). If no message is due
+soon, one is sent for the events alone. While the scheduler does not answer, the queue is kept, bounded in
+length and age. A scheduler that lost a booking gets it again, and a restarted one gets all of them.
 """
 
 from __future__ import annotations
@@ -19,65 +18,63 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, known_to_wire
 
 FLUSH_S = 0.01  # s between reports sent on their own
-# s for which ended attempts wait for a placement's message. Bookings are sent at once. While requests wait
-# for room, so are ends, but only to the scheduler that this router asks for placements: then one scheduler
-# sees the freed room first, and two do not give it away.
+# s for which events other than bookings wait for a message with placements. While requests wait for room,
+# they are sent at once to this router's home, because it should see freed room first.
 RIDE_S = 0.05
 RETRY_S = 0.2  # s between retries while nobody answers
-KEEP_S = 60.0  # s; older events are useless: their attempts' leases have expired
+KEEP_S = 60.0  # s; older events are useless, because their attempts' leases have expired
 BATCH = 512  # events and renewals per message
 QUEUED_EVENTS = 16_384  # further events are dropped
 RENEWALS_PER_LEASE = 3
 
-Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed; prefilled; shares KV; over
+Event = pb.Booking | pb.Attempt | pb.Shared | pb.Finished  # placed | prefilled | shares KV | finished
 
 log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Report to one scheduler. Not shared between event loops.
+    """Report to one scheduler. Belongs to one event loop.
 
-    After each message comes `told`, `failed` or `refused`, unless the same message is to be sent again.
+    Call `told`, `failed` or `refused` after each message from `next`.
     """
 
     def __init__(
         self, held: Mapping[str, Known], is_home: Callable[[], bool], on_released: Callable[[], None]
     ) -> None:
-        """Renew the attempts in `held`, keyed by request id: others fill and empty it.
+        """Renew the attempts in `held`, keyed by request id, which the caller updates.
 
         `is_home` tells whether the router would ask this scheduler for a placement now. `on_released` is
-        called when the scheduler knows that reservations ended, and when it has stopped answering.
+        called when the scheduler has learned that reservations ended, and when it has stopped answering.
         """
         self._held = held
         self._is_home = is_home
         self._on_released = on_released
-        self.on_news: Callable[[], None] = lambda: None  # called when `due_in_s` may have shrunk
+        self.on_news: Callable[[], None] = lambda: None  # called when a report may be due earlier
         self._events: deque[tuple[float, Event]] = deque()  # (time.monotonic() of arrival, event)
-        self._renewing: deque[Attempt] = deque()  # still to be renewed this time
-        self._sent: tuple[int, int] = (0, 0)  # how many of each are under way
-        self._releases = False  # whether ended attempts are among them
+        self._renewing: deque[Attempt] = deque()  # still to be renewed in this round
+        self._sent: tuple[int, int] = (0, 0)  # events and renewals in flight
+        self._releases = False  # the events in flight release room
         self._renew_every_s = 0.0
         self._renew_at = 0.0  # time.monotonic()
-        self.answered = True  # whether the last message was answered, and none is under way
+        self.answered = True  # the last message was answered, and none is in flight
         self._flushed_at = 0.0  # time.monotonic()
-        self._hurries = False  # a booking, or everything, is to be reported
+        self._hurries = False  # the next report must be sent at once
         self._wanted = False  # requests wait for room
-        self._generation = ""  # identifies one life of the scheduler
-        self._anew = False  # everything is to be reported: the scheduler restarted, or events were dropped
+        self._generation = ""  # changes when the scheduler restarts
+        self._anew = False  # report everything again: the scheduler restarted, or events were dropped
         self.dropped = 0  # events never reported
 
     def renew(self, lease_s: float, *, first: bool) -> None:
-        """Renew what is held three times per lease from now on. `first`: nothing was held before."""
+        """Renew what is held three times per lease. `first`: nothing was held before."""
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
         if first:
             self._renew_at = time.monotonic() + self._renew_every_s
             self.on_news()
 
     def add(self, event: Event) -> None:
-        """Report this event with the next batch."""
         if len(self._events) >= QUEUED_EVENTS:
             self.dropped += 1
-            self._anew = True  # everything held is reported again, even if its events were dropped
+            self._anew = True
             return
         self._events.append((time.monotonic(), event))
         self._hurries |= isinstance(event, pb.Booking)
@@ -85,14 +82,14 @@ class Reporter:
             self.on_news()
 
     def saw_generation(self, generation: str) -> None:
-        """Note the generation that answers; report everything again if it is new."""
+        """Report everything again if the generation is new."""
         if generation and self._generation and generation != self._generation:
             self._anew = self._hurries = self.answered = True
             self.on_news()
         self._generation = generation or self._generation
 
     def due_in_s(self) -> float | None:
-        """Return the time until a report must be sent on its own; None if there is nothing to report."""
+        """Return the seconds until a report must be sent; None if there is nothing to report."""
         due = []
         if self._renewing or self._hurries:
             due.append(0.0)
@@ -132,7 +129,7 @@ class Reporter:
         return report
 
     def told(self, reply: pb.ReportReply) -> None:
-        """Process the answer, which also comes when nothing was reported."""
+        """Process an answer. There is also one to a message without a report."""
         if reply.refusal:
             self.refused(reply.refusal)
             return
@@ -148,15 +145,15 @@ class Reporter:
                     extra={"request_id": message.request_id},
                 )
                 self.add(known_to_wire(known))
-        for message in reply.fenced:  # its reply was lost: it goes on under a later epoch
+        for message in reply.fenced:
             log.debug("%s, epoch %d, is over for a scheduler", message.request_id, message.epoch)
         if self._releases:
             self._on_released()
 
     def failed(self, *, first: bool) -> None:
-        """Keep unheard reports for the next message. `first`: the one before was answered."""
+        """Keep the events for the next message. `first`: the message before was answered."""
         if first:
-            self._on_released()  # stop callers waiting for news of room
+            self._on_released()  # callers should not wait for news of room
         oldest = time.monotonic() - KEEP_S
         while self._events and self._events[0][0] < oldest:
             self._events.popleft()
@@ -164,7 +161,6 @@ class Reporter:
             self._anew = True
 
     def refused(self, why: str) -> None:
-        """Drop what the scheduler refused."""
         log.warning("a report was refused: %s", why)
         self.dropped += self._sent[0]
         self._drop_sent()
@@ -183,9 +179,9 @@ class Reporter:
         self._sent = 0, 0
 
     def _begin_anew(self) -> None:
-        """Queue everything that is held, replacing the events about it; the ends of others stay."""
+        """Replace the queue by the current bookings, keeping only the ends of other attempts."""
         self._anew = False
-        log.warning("a scheduler has lost count: reporting %d bookings again", len(self._held))
+        log.warning("a scheduler may have lost bookings: reporting all %d again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))
         now = time.monotonic()
         self._events.extend((now, known_to_wire(known)) for known in self._held.values())

@@ -1,8 +1,7 @@
 """Report a router's bookings, and the events of its attempts, to every scheduler.
 
-Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it; the others
-hear of it here, and all of them hear what becomes of it. Each has its own `Reporter`, so an unreachable one
-does not delay the others. With S schedulers, S reports are sent instead of one.
+Each scheduler keeps all bookings in its own memory. The one that placed an attempt has booked it already.
+Each scheduler has its own `Reporter`, so an unreachable one does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wir
 
 
 class Reports:
-    """Hold the reports of one router's client. Not shared between event loops."""
+    """The bookings of one router, and their reports. Belongs to one event loop."""
 
     def __init__(self, sends: Mapping[str, Send], home: Callable[[], str]) -> None:
-        """Send through `sends`, keyed by the scheduler's address.
-
-        `home` returns the address that this router would ask for a placement now.
-        """
-        self._held: dict[str, Known] = {}  # keyed by request id; renewed while they are here
-        self.reserved: dict[str, Reserved] = {}  # worker id -> what they hold; no empty entries
+        """Send with `sends`, keyed by address. `home` returns the address for placements now."""
+        self._held: dict[str, Known] = {}  # keyed by request id
+        self.reserved: dict[str, Reserved] = {}  # worker id -> bookings of `_held`; no empty entries
         self._lease_s = 0.0
         self._home = home
         self._reporters = {
@@ -39,22 +35,22 @@ class Reports:
             address: Exchange(send, self._reporters[address], self._give_back)
             for address, send in sends.items()
         }
-        self.on_released: Callable[[], None] = lambda: None  # the scheduler knows that reservations ended
+        self.on_released: Callable[[], None] = lambda: None  # called when a scheduler knows of freed room
 
     @property
     def held(self) -> int:
-        """The number of attempts being renewed."""
+        """The number of bookings."""
         return len(self._held)
 
     @property
     def dropped(self) -> int:
-        """The number of events that no scheduler was told."""
+        """The number of events that reached no scheduler."""
         return min(one.dropped for one in self._reporters.values())
 
     def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
-        """Renew a live attempt from now on, instead of an earlier one at the same request.
+        """Keep an attempt's booking alive, in place of an earlier one at the same request.
 
-        Reports what it holds to all schedulers but the one at the address `booked_by`, which placed it.
+        Reports it to all schedulers but the one at the address `booked_by`, which placed it.
         """
         first = not self._held
         self._put(known.attempt.request_id, known)
@@ -65,9 +61,9 @@ class Reports:
             self._add(known_to_wire(known), but=booked_by)
 
     def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
-        """Move what an attempt holds to `epoch` and report it. Return the attempt of that epoch.
+        """Move an attempt's booking to `epoch`, report it, and return the attempt of that epoch.
 
-        A later epoch that was refused, or got no reply, may have ended the attempt for a scheduler.
+        Needed after a placement with a later epoch failed: a scheduler may regard the attempt as superseded.
         """
         held = Attempt(attempt.request_id, epoch)
         known = self._held.get(attempt.request_id)
@@ -76,14 +72,13 @@ class Reports:
         return held
 
     def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt is prefilled."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
             self._put(attempt.request_id, replace(known, prefilled=True))
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report that other requests also hold `blocks` of its KV blocks on the decode worker."""
+        """Report that `blocks` of its KV blocks on the decode worker are shared with other requests."""
         known = self._held.get(attempt.request_id)
         if known and known.attempt == attempt:
             booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
@@ -91,18 +86,18 @@ class Reports:
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
-        """Report that the attempt is over: stop, length, abort, error, or retried. Idempotent."""
+        """Report the end of an attempt. Outcomes: stop, length, abort, error or retried. Idempotent."""
         self._drop(attempt)
         if not self._reporters[self._home()].answered:
-            self.on_released()  # placements made without a scheduler see the room at once
+            self.on_released()  # a placement without a scheduler can use the room at once
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
 
     def saw_generation(self, generation: str, scheduler: str) -> None:
-        """Note the generation that answers at an address; a new one is told everything held again."""
+        """Report everything to this scheduler again if its generation is new."""
         self._reporters[scheduler].saw_generation(generation)
 
     async def close(self) -> None:
-        """Send queued events, within `CLOSE_S`, and stop renewing."""
+        """Stop renewing, and send queued events within `CLOSE_S`."""
         for request_id in [*self._held]:
             self._put(request_id, None)
         await asyncio.gather(*(one.close() for one in self.exchanges.values()))
@@ -113,7 +108,6 @@ class Reports:
                 reporter.add(event)
 
     def _give_back(self, placed: pb.Placement) -> None:
-        """Report the end of a placement whose caller has left."""
         self.finished(Attempt(placed.request_id, placed.epoch), "abort")
 
     def _released(self, address: str) -> None:
@@ -125,7 +119,7 @@ class Reports:
         return len(self._reporters) == 1 or address == self._home()
 
     def _drop(self, attempt: Attempt) -> bool:
-        """Stop renewing it; return False if it, or this attempt at the request, is not held."""
+        """Stop renewing an attempt; return False if it is not held."""
         known = self._held.get(attempt.request_id)
         if known is None or known.attempt != attempt:
             return False
@@ -133,7 +127,6 @@ class Reports:
         return True
 
     def _put(self, request_id: str, known: Known | None) -> None:
-        """Set or clear what is held for a request, and update the sums."""
         if before := self._held.get(request_id):
             for worker_id, share in shares(before):
                 self.reserved[worker_id].take(share)

@@ -1,7 +1,7 @@
 """The live workers, in this scheduler's memory.
 
-Each worker registers with every scheduler, sends it heartbeats, and deregisters. A restarted scheduler knows
-nobody, and hears from all workers within a heartbeat.
+Each worker registers with all schedulers and sends heartbeats to all. A restarted scheduler knows no worker,
+and hears from all of them within a heartbeat.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from baton.scheduler.types import Deployment, FleetView, Heard, WorkerRecord, na
 
 
 class Roster:
-    """Keep the workers of a topic. Belongs to one event loop and never gives it up.
+    """The workers of a topic. Every method is one atomic step of the event loop.
 
     Invariants: a worker is alive or gone, never both; its epoch never falls while it is known; a record's
-    `reserved` is the ledger's own sum.
+    `reserved` is the ledger's own object.
     """
 
     def __init__(
         self, topic: str, lease_s: float, ledger: Ledger, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start without workers; one silent for `lease_s` seconds, on `clock`, is dead."""
+        """Start without workers. A worker is dead if it sends nothing for `lease_s` seconds."""
         self._topic = topic
         self._lease_s = lease_s
         self._ledger = ledger
@@ -41,17 +41,17 @@ class Roster:
         self._none_ends_before = math.inf  # no lease expires before this
 
     def view(self) -> FleetView:
-        """Return the live workers. Its records are updated in place; the next view may be another object."""
+        """Return the live workers."""
         self._sweep()
         if self._view is None:
             self._view = FleetView(dict(self._workers))
         return self._view
 
     def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> str:
-        """Add or replace a worker; return a one-line reason for a refusal, or an empty string.
+        """Add or replace a worker; return in one line why it was refused, or an empty string.
 
-        The first live worker decides which model the topic serves; others must serve it, too. Raises
-        StaleWorker when `identity.epoch` is below the worker's last one.
+        The first live worker decides which model the topic serves. Raises StaleWorker when `identity.epoch`
+        is below the worker's last one.
         """
         self._sweep()
         worker_id = identity.worker_id
@@ -80,10 +80,9 @@ class Roster:
         return ""
 
     def heartbeat(self, worker_id: str, state: pb.WorkerState, load: pb.WorkerLoad, epoch: int = 0) -> Heard:
-        """Hold a worker for another lease, and remember its load.
+        """Extend a worker's lease, and update its load.
 
-        A heartbeat of an unknown worker, or one whose `epoch` is below the worker's last one, changes
-        nothing. Called about once a second for each worker.
+        Changes nothing if the worker is unknown, or if `epoch` is below its last one.
         """
         self._sweep()
         if epoch < self._epoch_of(worker_id):
@@ -95,10 +94,10 @@ class Roster:
         return Heard(known=True, drain=worker.drain_asked)
 
     def deregister(self, worker_id: str, epoch: int = 0) -> bool:
-        """Forget a worker, and remember that it left, known or not: routers may think it is alive.
+        """Remove a worker; return False, and change nothing, if `epoch` is below the worker's last one.
 
-        Its bookings stay until the requests are over. Return False, and change nothing, when `epoch` is below
-        the worker's last one.
+        That it left is remembered even if it was unknown, because routers may know it. Bookings stay until
+        the requests end.
         """
         if epoch < self._epoch_of(worker_id):
             return False
@@ -106,14 +105,11 @@ class Roster:
         return True
 
     def left(self) -> tuple[str, ...]:
-        """Return the workers that deregistered recently. Called once a second for each router."""
+        """Return the workers that deregistered recently."""
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     def drain(self, names: Iterable[str]) -> None:
-        """Place nothing more on workers of exactly these names, present or future.
-
-        They learn of it from their heartbeats.
-        """
+        """Place nothing more on workers with exactly these names, present or future."""
         drained = frozenset(names)
         if drained == self._drained:
             return

@@ -1,7 +1,4 @@
-"""The scheduler's process: a gRPC server.
-
-`SchedulerServer` is the server as an object (tests, several in one process); `serve` runs one until a signal.
-"""
+"""The scheduler's process: a gRPC server and its background tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,12 +20,9 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import aio_server, host_id, listen
 from baton.scheduler.autoscaler import Autoscaler
-from baton.scheduler.balance import Balance
 from baton.scheduler.errors import ListenFailed
-from baton.scheduler.flip import set_role
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
-from baton.scheduler.losses import Losses
 from baton.scheduler.members import Members, members, targets
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placer
@@ -45,24 +38,21 @@ from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s between looks at the store and sweeps of expired entries
 STOP_GRACE_S = 2.0  # s for calls under way when the server stops
-_WORK = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode"}
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 log = logging.getLogger(__name__)
 
 
 class SchedulerServer:
-    """Serve while entered.
+    """Serve while entered. Placement does not depend on the store, which may come and go.
 
-    Entering raises ListenFailed (the port is taken) and StoreRefuses (a wrong name or password); the
-    constructor raises BadPolicy if the policy names something unknown. Later the store may come and go:
-    placement does not depend on it.
+    The constructor raises BadPolicy, entering raises ListenFailed and StoreRefuses.
     """
 
     def __init__(
         self, options: SchedulerOptions, *, store_password: str = "", goals: Goals | None = None
     ) -> None:
-        """Prepare a server; with `goals`, unless their mode is off, it decides on the numbers of workers."""
+        """Prepare a server. It autoscales if there are `goals` and their mode is not off."""
         self.metrics = Metrics()
         self.address = options.address  # has the actual port once entered
         self._store = open_store(options.store, options.topic, store_password)
@@ -75,7 +65,6 @@ class SchedulerServer:
         self._settling = Settling(options.worker_lease_s)
         autoscales = goals is not None and goals.mode != "off"
         self.members = Members(self._store)
-        self._losses = Losses(self.metrics)
         self._knowledge = Knowledge(self._prefixes, self.metrics.prefixes)
         self._servicer = SchedulerServicer(
             options,
@@ -89,28 +78,27 @@ class SchedulerServer:
             prefixes=self._prefixes,
             autoscales=autoscales,
         )
-        self._workers: list[pb.WorkerIdentity] = []  # seen in the last look
-        self._expired = 0  # the ledger's count, as of the last look
-        self._store_problem = ""  # seen in the last look
+        # as of the last `_look`
+        self._workers: list[pb.WorkerIdentity] = []
+        self._expired = 0
+        self._store_problem = ""
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: grpc.aio.Server | None = None
-        self._balance = Balance(options.rebalance_after_s) if options.rebalance_after_s else None
-        self._autoscaler = (
-            Autoscaler(
-                goals,
+        self._autoscaler: Autoscaler | None = None
+        if autoscales or options.rebalance_after_s:
+            self._autoscaler = Autoscaler(
+                goals if autoscales else None,
+                options.rebalance_after_s,
                 self._store,
                 self._roster,
                 self.members,
                 settling=self._settling,
-                metrics=self.metrics.autoscale,
+                metrics=self.metrics,
             )
-            if goals and autoscales
-            else None
-        )
         self._tasks: list[asyncio.Task[None]] = []
 
     def targets(self, environment: Mapping[str, Any]) -> bytes:
-        """Return all scrape targets, for Prometheus' http_sd. Any thread."""
+        """Return all scrape targets, for Prometheus' http_sd. Thread-safe."""
         del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
@@ -137,8 +125,6 @@ class SchedulerServer:
             keep(self._watch_store, "scheduler-watch-store"),
             keep(self._watch_memory, "scheduler-watch-memory"),
         ]
-        if self._balance:
-            self._tasks.append(keep(partial(self._keep_balance, self._balance), "scheduler-balance"))
         if self._autoscaler:
             self._tasks.append(keep(self._autoscaler.run, "scheduler-autoscale"))
         return self
@@ -172,26 +158,13 @@ class SchedulerServer:
             self._look()
             await self._knowledge.tend()
 
-    async def _keep_balance(self, balance: Balance) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            unsure = self._settling or not self.members.hears_all
-            flip = None if unsure else balance.look(self._roster.view())
-            if flip is None or not await self._store.take_turn("balance", balance.pause_s):
-                continue
-            if problem := await set_role(flip.worker, flip.role):
-                log.warning("no change of role: %s", problem)
-                continue
-            self.metrics.role_changes.labels("balance").inc()
-            log.warning("worker %s is to %s now: %s", flip.worker.worker_id, _WORK[flip.role], flip.why)
-
     def _look(self) -> None:
-        """Update metrics, and sweep expired entries even without placements."""
+        """Update metrics, and expire leases even if nothing is placed."""
         self._ledger.sweep()
         view = self._roster.view()
         self.metrics.seen(view, len(self._ledger.live))
         self.metrics.leases_expired.inc(self._ledger.expired - self._expired)
-        self._losses.look(view, self._roster.left(), unsure=bool(self._settling))
+        self.metrics.lost(view, self._roster.left(), unsure=bool(self._settling))
         self._knowledge.look(view)
         self._workers = [one.identity for one in view.workers.values()]
         self.members.hears(len(self._workers))
@@ -210,11 +183,10 @@ async def serve(
     on_started: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Run a scheduler until `stop` is set; without one, until SIGTERM or SIGINT.
+    """Run a scheduler until `stop` is set or, without it, until a signal.
 
-    `store_password` replaces one in the store's URL. `on_started` gets the address (host:port) once it
-    listens. `goals` are those of autoscaling. `metrics_port` serves Prometheus metrics over HTTP, and scrape
-    targets at /targets. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
+    `metrics_port` serves metrics, and scrape targets at /targets. `on_started` gets the address (host:port)
+    when the server listens. Raises what `SchedulerServer` and `MetricsServer` raise on entry.
     """
     if stop is None:
         stop = signals.until_ending()
@@ -238,7 +210,7 @@ async def serve(
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Bind, and return host:port with the actual port. Raises ListenFailed, NotSecured."""
+    """Return host:port with the actual port. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
         port = listen(server, "scheduler.address", addresses.join(host, port))

@@ -18,7 +18,6 @@ from baton.scheduler.autoscaler import TOLD_S
 from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
-from baton.scheduler.flip import set_role
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
@@ -42,8 +41,8 @@ from baton.scheduler.types import (
 )
 
 SNAPSHOT_AGE_S = 0.5  # routers place from a snapshot only when no scheduler answers
-PLACED_AT_ONCE = 16  # needs of one message; with 500 full pairs of workers each takes 2 ms
-SHOWN_ATTEMPTS = 256  # maximum in a description, plus all finished ones that the ledger keeps
+PLACED_AT_ONCE = 16  # placements between pauses; with 500 full pairs of workers each takes 2 ms
+SHOWN_ATTEMPTS = 256  # live attempts in a description
 RETRY_AFTER_S = {  # s until a retry may help; 0: never
     pb.Rejection.CODE_NO_WORKERS: 2.0,
     pb.Rejection.CODE_FULL: 1.0,
@@ -55,7 +54,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerServicer(rpc.SchedulerServicer):
-    """Answer the service's calls. Malformed ones end with INVALID_ARGUMENT."""
+    """Answer the service's calls. Malformed ones get INVALID_ARGUMENT."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         prefixes: PrefixLedger,
         autoscales: bool = False,
     ) -> None:
-        """Prepare the service; reports of routers and fleets are kept only if `autoscales`."""
+        """`autoscales`: keep the reports of routers and fleets."""
         self._options = options
         self._store = store
         self._roster = roster
@@ -87,15 +86,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
         self._loads: dict[str, bytes] = {}  # router id -> load not yet written to the store
-        self._streams: set[asyncio.Task[Any]] = set()  # open streams of routers
+        self._streams: set[asyncio.Task[Any]] = set()  # of routers
 
     async def tend(self) -> None:
-        """Write routers' loads to the store, for the scheduler that decides on numbers of workers."""
+        """Write routers' loads to the store, for the scheduler that autoscales."""
         loads, self._loads = self._loads, {}
         await asyncio.gather(*(self._store.tell("router", who, load, TOLD_S) for who, load in loads.items()))
 
     async def Exchange(self, requests: object, context: Context) -> None:
-        """Answer a router's messages, one after the other, until it disconnects or this scheduler ends."""
+        """Answer a router's messages, one at a time, until it disconnects or this scheduler stops."""
         del requests
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._streams.add(task)
@@ -109,7 +108,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             self._streams.discard(task)
 
     def hang_up(self) -> None:
-        """End the streams of routers, which stay open while nothing is under way."""
+        """Close routers' streams, which otherwise stay open."""
         while self._streams:
             self._streams.pop().cancel()
 
@@ -117,13 +116,13 @@ class SchedulerServicer(rpc.SchedulerServicer):
         try:
             await asyncio.sleep(0)  # lets a router's cancellation arrive
         except asyncio.CancelledError:
-            # It queued too long behind others: a placement would only be held until its lease ends.
+            # The message waited too long: nobody would use its placements.
             self._metrics.rejections.labels("deadline").inc(len(message.needs))
             raise
         reply = pb.ExchangeReply(report=self._report(message.report))  # first, as it frees room
         for number, need in enumerate(message.needs):
             if number % PLACED_AT_ONCE == PLACED_AT_ONCE - 1:
-                await asyncio.sleep(0)  # let other messages in
+                await asyncio.sleep(0)  # let other calls run
             reply.replies.append(self._place(need))
         reply.report.wanted = self._placer.turns.any
         return reply
@@ -134,7 +133,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         except ValueError as error:
             return pb.PlaceReply(refusal=str(error))
         began = time.perf_counter()
-        settling = bool(self._settling)  # read it first: leases may expire in what follows
+        settling = bool(self._settling)  # before `place`, which may let leases expire
         outcome = self._placer.place(need)
         took_s = time.perf_counter() - began
         self._metrics.place_seconds.observe(took_s)
@@ -282,7 +281,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
         del context
         meant = _meant(request.worker_id, self._roster.view())
-        problem = meant if isinstance(meant, str) else await set_role(meant, request.role)
+        problem = meant if isinstance(meant, str) else await ask.set_role(meant, request.role)
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
         self._metrics.role_changes.labels("asked").inc()
@@ -348,7 +347,7 @@ async def _refuse(context: Context, why: str) -> NoReturn:
 
 
 def _problem_of(request: pb.RegisterRequest) -> str:
-    """Return a one-line reason why a registration is invalid; empty if it is valid."""
+    """Return in one line why a registration is invalid; empty if it is valid."""
     identity = request.identity
     if not identity.worker_id or not identity.address:
         return "a worker needs an id and an address"
@@ -365,7 +364,7 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 
 
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
-    """Return the one worker with this id or prefix, or a one-line reason why there is none."""
+    """Return the worker with this id or unique prefix, or the problem in one line."""
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]
     if len(matches) == 1:

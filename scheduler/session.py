@@ -1,4 +1,4 @@
-"""A worker's membership in a deployment: it registers with all schedulers, sends heartbeats, and leaves."""
+"""A worker's membership in a deployment: registration with all schedulers, heartbeats, and leaving."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.tasks import stop
 
-HURRY_S = 0.1  # s to the next heartbeat while the scheduler lacks much of the worker's block log
+HURRY_S = 0.1  # s between heartbeats while the scheduler lacks much of the block log
 RETRY_S = 0.5  # s between attempts to register at start
 CLOSE_S = 1.0  # s for deregistering
-EPOCH_TRIES = 3  # registrations in a row that may meet a later epoch
-# s for which a scheduler's last word about a drain counts while it is silent: another one that started
-# without Redis knows of no drain.
+EPOCH_TRIES = 3  # registrations in a row that may be refused for a later epoch
+# s for which a silent scheduler's last answer about a drain counts. Another scheduler, started while Redis
+# was down, may not know of the drain.
 WORD_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class WorkerSession:
-    """Keep a worker registered between `start` and `close`, again with any scheduler that forgot it.
+    """Keep a worker registered with all schedulers between `start` and `close`.
 
-    Each registration and change of state takes the next epoch: a late message with an older one is refused.
-    `draining` is set by `drain`, or when an operator asks any scheduler for it; from then on nothing new is
-    placed here. A worker whose name was drained before it started does not drain: it stays, and nothing is
-    placed on it until an operator undoes that (`held`).
+    Each registration and change of state takes the next epoch, so schedulers can refuse late messages.
+    `draining` is set by `drain`, or when an operator drains the worker at any scheduler. A worker whose name
+    was drained before it started does not drain: it keeps running without requests until an operator undrains
+    it (`held`).
 
-    Every scheduler keeps the workers in its own memory, so the worker has a line to each: with S schedulers
-    it sends S heartbeats per interval, each with the part of the block log that scheduler lacks. An
-    unreachable scheduler does not delay the others.
+    Each scheduler keeps the workers in its own memory, and gets its own heartbeats with the part of the block
+    log that it lacks. An unreachable scheduler does not delay the others.
     """
 
     def __init__(
@@ -49,9 +48,8 @@ class WorkerSession:
     ) -> None:
         """Prepare the session; nothing is sent before `start`.
 
-        `load` is called before each heartbeat. `on_heartbeat` gets the answer of the worker's home scheduler,
-        if that knows the worker, and the round trip in seconds. Both run in the event loop: they must be
-        quick and must not raise.
+        `load` is called before each heartbeat. `on_heartbeat` gets the home scheduler's answers and their
+        round trips in seconds. Both run in the event loop, must be quick and must not raise.
         """
         self.client = client
         self.identity = pb.WorkerIdentity()
@@ -59,34 +57,33 @@ class WorkerSession:
         self.load = load
         self._on_heartbeat = on_heartbeat
         self.state: pb.WorkerState = pb.WORKER_STATE_STARTING
-        self.revision = 1  # number of the registration; each scheduler gets every one
-        self.heartbeat_s = 0.0  # set by a scheduler when the worker registers
+        self.revision = 1  # of the registration that all schedulers should have
+        self.heartbeat_s = 0.0  # from a scheduler's answer to a registration
         self.held: bool | None = None  # None: not known yet
-        self.blocks: BlockLogs | None = None  # set if the engine reports what its cache holds
+        self.blocks: BlockLogs | None = None  # if the engine reports its cache
         self._lines = [_Line(self, address) for address in client.addresses]
         self._tasks: list[asyncio.Task[None]] = []
         self.draining = asyncio.Event()
 
     @property
     def worker_id(self) -> str:
-        """Its id, new at each start."""
+        """The id, which is new at each start."""
         return self.identity.worker_id
 
     @property
     def name(self) -> str:
-        """Its name, the same at each start."""
+        """The name, which stays the same."""
         return name_of(self.identity)
 
     @property
     def registered(self) -> bool:
-        """Whether, by its last answer, a scheduler knows this worker as it is now."""
+        """Whether a scheduler has accepted the latest registration."""
         return any(line.registered for line in self._lines)
 
     async def start(self, wait_s: float) -> None:
-        """Register as starting and begin the heartbeats. One scheduler that accepts is enough.
+        """Register as starting, and begin the heartbeats. One scheduler that accepts is enough.
 
-        Tries for `wait_s` seconds, then raises SchedulerUnavailable; raises Refused at once if any scheduler
-        refuses.
+        Raises SchedulerUnavailable after `wait_s` seconds, and Refused at once if any scheduler refuses.
         """
         deadline = time.monotonic() + wait_s
         while not self.registered:
@@ -96,7 +93,7 @@ class WorkerSession:
                 if time.monotonic() + RETRY_S > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
-        # The worker must know whether it is held before anybody asks it to drain.
+        # Learn whether the worker is held before anybody can ask it to drain.
         first = [line.heartbeat() for line in self._lines if line.registered]
         for problem in await asyncio.gather(*first, return_exceptions=True):
             if isinstance(problem, BaseException) and not isinstance(problem, SchedulerUnavailable):
@@ -106,7 +103,7 @@ class WorkerSession:
         self._tasks = [keep(line.run, f"heartbeats to scheduler {line.address}") for line in self._lines]
 
     async def ready(self, capacity: pb.Capacity) -> None:
-        """Take requests, as the engine is loaded. Raises Refused.
+        """Take requests: the engine is loaded. Raises Refused.
 
         An unreachable scheduler gets the registration when it is back.
         """
@@ -116,10 +113,7 @@ class WorkerSession:
         await self._register_anew()
 
     async def become(self, role: pb.Role) -> None:
-        """Take another role: new placements are for it. Raises Refused, and keeps the old one.
-
-        An unreachable scheduler gets the registration when it is back.
-        """
+        """Take another role for new placements. If that raises Refused, the old one stays."""
         was, self.identity.role = self.identity.role, role
         try:
             await self._register_anew()
@@ -130,14 +124,14 @@ class WorkerSession:
             raise
 
     def drain(self) -> None:
-        """Tell the schedulers, with an immediate heartbeat, to place nothing more here."""
+        """Tell the schedulers at once to place nothing more here."""
         self.state = pb.WORKER_STATE_DRAINING
         self.identity.epoch += 1
         self.draining.set()
         self.wake()
 
     async def close(self) -> None:
-        """Deregister. Does not raise when a scheduler is unreachable: the registration expires."""
+        """Deregister. Does not raise: with an unreachable scheduler the registration expires."""
         for task in self._tasks:
             await stop(task)
         self._tasks = []
@@ -145,19 +139,18 @@ class WorkerSession:
         await asyncio.gather(*(line.leave() for line in self._lines))
 
     def wake(self) -> None:
-        """Have all lines send at once."""
         for line in self._lines:
             line.wake.set()
 
     def raise_epoch(self, last: int) -> None:
-        """Continue above an epoch that an earlier process with this id used; heartbeats tell the others."""
+        """Continue above an epoch that an earlier process with this id used."""
         self.identity.epoch = max(self.identity.epoch, last)
 
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
-        """Process a scheduler's answer to a heartbeat of a worker it knows."""
+        """Process a scheduler's answer to a heartbeat."""
         if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
             self._on_heartbeat(reply, took_s)
-        if self._tasks:  # before that, all schedulers are asked first
+        if self._tasks:  # `start` decides about the first answers
             self._hear_drain(asked=self._drain_asked)
 
     @property
@@ -169,11 +162,11 @@ class WorkerSession:
         try:
             await self._register()
         except SchedulerUnavailable as error:
-            log.warning("not registered yet as it is now: %s", error)
+            log.warning("the new registration was not sent yet: %s", error)
         self.wake()
 
     async def _register(self) -> None:
-        """Register with all concurrently. Raises Refused, and SchedulerUnavailable if none answers."""
+        """Register with all schedulers. Raises Refused, and SchedulerUnavailable if none answers."""
         outcomes = await asyncio.gather(*(line.register() for line in self._lines), return_exceptions=True)
         problems = [one for one in outcomes if isinstance(one, BaseException)]
         for problem in problems:
@@ -194,26 +187,26 @@ class WorkerSession:
 
 
 class _Line:
-    """Maintain a worker's registration with one scheduler, and its heartbeats."""
+    """A worker's registration with one scheduler, and its heartbeats."""
 
     def __init__(self, session: WorkerSession, address: str) -> None:
         self._session = session
         self.address = address
         self.wake = asyncio.Event()
-        self._accepted = 0  # the session's revision that the scheduler has; 0: it does not know the worker
-        self._registrations = 0  # registrations begun
+        self._accepted = 0  # the revision that the scheduler has; 0: it does not know the worker
+        self._registrations = 0  # begun
         self._drain_asked = False
         self._heard_at: float | None = None  # time.monotonic()
-        self._answers = True  # as far as known
+        self._answers = True
 
     @property
     def registered(self) -> bool:
-        """Whether the scheduler has the worker as it is now."""
+        """Whether the scheduler has the latest registration."""
         return self._accepted == self._session.revision
 
     @property
     def drain_asked(self) -> bool | None:
-        """Whether the scheduler asks for a drain; None: unknown, or said too long ago."""
+        """Whether the scheduler asks for a drain; None: unknown, or its last answer is too old."""
         if self._heard_at is None or time.monotonic() - self._heard_at > WORD_S:
             return None
         return self._drain_asked
@@ -228,7 +221,7 @@ class _Line:
             try:
                 if not self.registered:
                     await self.register()
-                if self.registered:  # else a later registration is under way, and wakes this
+                if self.registered:  # else another registration has begun, and will wake this
                     await self.heartbeat()
                 self._answers = True
             except Refused as error:
@@ -238,7 +231,7 @@ class _Line:
                 log.debug("no heartbeat: %s", error)
 
     async def register(self) -> None:
-        """Register the worker as it is now. Raises Refused, SchedulerUnavailable."""
+        """Send the latest registration. Raises Refused, SchedulerUnavailable."""
         session = self._session
         for _ in range(EPOCH_TRIES):
             revision = session.revision
@@ -250,16 +243,16 @@ class _Line:
                 session.raise_epoch(error.last)
                 continue
             session.heartbeat_s = reply.heartbeat_s
-            # A later registration with a capacity may be under way: a heartbeat before it would report ready
-            # without one.
+            # A later one, with the capacity, may be in flight. A heartbeat before it would say "ready"
+            # without it.
             self._accepted = max(self._accepted, revision)
             return
         raise Refused(
-            f"another process registers as worker {session.worker_id} at the same time: name it otherwise"
+            f"another process registers as worker {session.worker_id} at the same time: give it another id"
         )
 
     async def heartbeat(self) -> None:
-        """Send one heartbeat; register again with a scheduler that has forgotten the worker."""
+        """Send a heartbeat; register again if the scheduler has forgotten the worker."""
         session, registrations, began = self._session, self._registrations, time.monotonic()
         known = session.blocks.to(self.address) if session.blocks is not None else None
         blocks = known.message() if known is not None else None
@@ -274,7 +267,7 @@ class _Line:
         if known is not None and reply.HasField("blocks"):
             known.heard(reply.blocks)
         if registrations != self._registrations:
-            return  # a registration overtook it, so the answer is out of date
+            return  # a registration has begun since, so the answer is out of date
         if not reply.known:
             log.warning("scheduler %s has forgotten this worker: registering again", self.address)
             self._accepted = 0
@@ -284,7 +277,6 @@ class _Line:
         session.heard(self, reply, time.monotonic() - began)
 
     async def leave(self) -> None:
-        """Deregister the worker if it was registered and the scheduler answers in time."""
         if not self._accepted:
             return
         self._accepted = 0
@@ -297,7 +289,6 @@ class _Line:
 
     @property
     def _pause_s(self) -> float:
-        """The seconds until the next heartbeat."""
         session = self._session
         behind = session.blocks is not None and session.blocks.to(self.address).behind
         return min(HURRY_S, session.heartbeat_s) if behind and self._answers else session.heartbeat_s

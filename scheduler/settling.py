@@ -1,29 +1,29 @@
-"""The time after a start in which a scheduler may not know all workers yet."""
+"""The time after a start during which a scheduler may not know all workers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-HELD_UP_S = 2.0  # s without a tick: this process was stopped or starved, and leases may have expired unheard
+HELD_UP_S = 2.0  # s without a tick: the process was stopped or starved, and heartbeats may still be unread
 
 
 class Settling:
-    """Be true for a while after the start, and after the process was held up.
+    """True for a while after the start, and after the process was held up.
 
-    Meanwhile all workers register or send a heartbeat. Rejections during that time are not final: routers may
-    know workers that have yet to register.
+    In that time all workers register or send a heartbeat. Rejections are not final until then: routers may
+    know workers that this scheduler does not know yet.
     """
 
     def __init__(self, settle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start settling; within `settle_s` seconds every live worker sends a message."""
+        """Every live worker must send a message within `settle_s` seconds."""
         self._settle_s = settle_s
         self._clock = clock
         self._ticked = clock()
         self._until = self._ticked + settle_s
 
     def tick(self) -> None:
-        """Look at the clock; call it repeatedly, well within `HELD_UP_S`."""
+        """Check the clock. Call it more often than every `HELD_UP_S`."""
         now = self._clock()
         if now - self._ticked > HELD_UP_S:
             self._until = now + self._settle_s

@@ -1,12 +1,12 @@
 """Place without a scheduler, from its last snapshot.
 
-A router does so while no scheduler answers, while one that has just started may not know all workers, and
-when the scheduler has lost workers that the router itself reaches. Then:
+A router does so while no scheduler answers, while a scheduler that has just started may not know all workers,
+and when the scheduler has lost workers that the router can reach.
 
-- Only workers of a snapshot are chosen, by the scheduler's own policy and limits. Workers that died since are
-  known by their broken streams (`exclude`).
-- Others' bookings count, as of the snapshot, until their leases are over; this router's own count as they are
-  now. Routers do not see each other's bookings: workers refuse what does not fit, and it is placed again.
+- Workers are chosen by the scheduler's own policy and limits. Broken streams reveal workers that have died
+  since the snapshot (`Need.exclude`).
+- This router's bookings count as they are now, other routers' as of the snapshot until their leases end.
+  Workers refuse requests that do not fit, and these are placed again.
 - A worker that was in no snapshot for `KEPT_S` is no longer chosen.
 """
 
@@ -30,7 +30,7 @@ from baton.scheduler.types import (
     same_limits,
 )
 
-KEPT_S = 600.0  # s; the longest scheduler outage that an operator may sleep through
+KEPT_S = 600.0  # s; the longest scheduler outage without an operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Seen:
 
 
 class Standby:
-    """Keep the last snapshot and place from it. Belongs to one event loop."""
+    """The last snapshot. Belongs to one event loop, except for the thread-safe methods."""
 
     def __init__(
         self, policy: PolicyOptions | None = None, clock: Callable[[], float] = time.monotonic
@@ -51,14 +51,15 @@ class Standby:
         self._policy: Policy | None = None
         self._fleet = FleetCopy()
         self._at = 0.0  # when the last snapshot came
-        self._lost: dict[str, _Seen] = {}  # kept workers of earlier snapshots that are not in the last one
+        self._lost: dict[str, _Seen] = {}  # workers kept from earlier snapshots
         self.lease_s = 0.0  # lease of a placement
 
     def learn(self, snapshot: pb.SnapshotReply, reached: Container[str] = ()) -> None:
-        """Place from this snapshot from now on.
+        """Replace the snapshot.
 
-        Workers that are no longer in it go, but not while a scheduler settles, nor those that this router has
-        `reached`: only their connection to the scheduler may be cut. Workers that deregistered go at once.
+        Workers that deregistered are dropped. Other workers that are missing from it are kept while the
+        scheduler settles or if this router has `reached` them: only their connection to the scheduler may be
+        broken.
         """
         now = self._clock()
         missing = {one.identity.worker_id: _Seen(one, self._at) for one in self._fleet.learn(snapshot)}
@@ -76,12 +77,12 @@ class Standby:
 
     @property
     def has(self) -> tuple[str, int]:
-        """The feed and revision of the last snapshot, so that the next one need only contain changes."""
+        """The feed and revision of the last snapshot. The next one has only the changes since."""
         return self._fleet.feed, self._fleet.revision
 
     @property
     def keeps_lost(self) -> bool:
-        """Whether workers of earlier snapshots that are not in the last one are kept."""
+        """Whether workers are kept that are missing from the last snapshot."""
         return bool(self._lost)
 
     @property
@@ -90,22 +91,22 @@ class Standby:
 
     @property
     def workers(self) -> list[pb.WorkerStatus]:
-        """The workers that may be chosen; none before the first snapshot. Thread-safe."""
+        """The workers that may be chosen. Thread-safe."""
         oldest = self._clock() - KEPT_S
         return [seen.status for seen in self._seen() if seen.at >= oldest]
 
     def heard(self, within_s: float) -> list[pb.WorkerStatus]:
-        """Return the workers heard within `within_s` seconds. Thread-safe."""
+        """Return the workers whose last message is at most `within_s` seconds old. Thread-safe."""
         now = self._clock()
         return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
 
     def _seen(self) -> list[_Seen]:
-        """Return all workers with the time of the last snapshot that had them."""
+        """Return all workers, with the time of the last snapshot that had each."""
         at = self._at
         return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
 
     def place(self, need: Need, mine: Mapping[str, Reserved]) -> Assignment | NoChoice | None:
-        """Choose workers; None when no worker is known. `mine`: this router's bookings by worker id."""
+        """Choose workers; return None if none is known. `mine`: this router's bookings by worker id."""
         workers = self._workers(mine)
         if self._policy is None or self._limits is None or not workers:
             return None
@@ -124,7 +125,7 @@ class Standby:
                 continue
             status = seen.status
             worker_id = status.identity.worker_id
-            valid = age_s <= self.lease_s  # others' bookings expire: nobody can have renewed them
+            valid = age_s <= self.lease_s  # after that, others' bookings have expired
             reserved = Reserved()
             if valid:
                 reserved.add(_booked(status))
@@ -134,7 +135,7 @@ class Standby:
                 state=status.state,
                 load=status.load if valid and status.HasField("load") else None,
                 reserved=reserved,
-                drain_asked=False,  # its state says so
+                drain_asked=False,  # the state says it
                 heard_at=seen.at - status.heartbeat_age_s,
             )
         return found

@@ -1,7 +1,4 @@
-"""A gRPC stream that is called like a method: it takes a message and returns the answer.
-
-gRPC spends twice as much on a call as on a message of a stream.
-"""
+"""A gRPC stream that is called like a method: a message of a stream costs half as much as a call."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from baton.tasks import patiently
 
 
 class Stream:
-    """Keep one stream, opened with the first message and again after it broke. Messages go one at a time."""
+    """One stream, opened as needed. Send one message at a time."""
 
     def __init__(self, opened: Callable[[], Any]) -> None:
-        """Open streams with `opened`, a method of a stub."""
+        """Open the stream with `opened`, a method of a stub."""
         self._open = opened
         self._call: Any = None
 
     async def __call__(self, message: Any, timeout: float) -> Any:
         """Return the answer. Raises AioRpcError.
 
-        Without an answer in time the stream is closed, so that a late one is not taken for another message's.
+        A timeout closes the stream: a late answer must not be taken for the next message's.
         """
         try:
             reply = await patiently(self._ask(message), timeout)

@@ -1,17 +1,12 @@
-"""Order several routers' requests when all workers are full: the longest waiting comes first.
+"""Order the requests of several routers when all workers are full: by class priority, then by age.
 
-Class priority counts before age: a request takes no place that one of a higher class could have.
+Each router has its own queue, and asks at once when one of its reservations ends. Without an order between
+routers, a router with many running requests would get every place that becomes free, and requests of a router
+without any, which asks once a second, would time out.
 
-Each router keeps its own queue, and asks at once when one of its reservations ends. Without an order between
-routers, one with many running requests would take every place that comes free, while the requests of a router
-with none, which asks only now and then, would wait until they time out.
-
-Several schedulers tell each other through their store, twice a second, which requests wait with them; two
-requests' ages are compared with a tolerance of a second anyway.
-
-The cost is one entry per router with waiting requests, and a look at each of them per placement meanwhile.
-With S schedulers it is S times that, and for each of them two calls of the store a second, or four while any
-request waits with it.
+Only the request that each router asked for last is known, so a placement compares at most one request per
+router. Several schedulers share theirs through the store twice a second. That is often enough, because ages
+are compared with a tolerance of a second.
 """
 
 from __future__ import annotations
@@ -26,24 +21,24 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.need import Need, need_from_wire, need_to_wire
 from baton.scheduler.store import Store
 
-TOLERANCE_S = 1.0  # s; a younger request takes a place that would stand empty until the older one asks again
-HEARD_S = 1.5  # s; routers ask at least once a second (RETRY_S of services/router/waiting.py)
+TOLERANCE_S = 1.0  # s; or places would stay empty until the older request asks again
+HEARD_S = 1.5  # s; routers ask at least once a second (RETRY_S in services/router/waiting.py)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     need: Need
-    since: float  # the clock's time
-    heard: float  # the clock's time
+    since: float  # on the clock
+    heard: float  # on the clock
 
     def goes_before(self, need: Need, since: float) -> bool:
-        """Return whether this request comes first. After one refusal it may have left."""
+        """Return whether this request comes first. One that has just arrived may not ask again."""
         mine = self.need
         before = self.since < since if mine.priority == need.priority else mine.priority < need.priority
         return before and mine.waited_s > TOLERANCE_S
 
     def could_take(self, need: Need, worker_ids: set[str]) -> bool:
-        """Return whether those workers could take this request as well."""
+        """Return whether these workers, chosen for `need`, could take this request instead."""
         mine = self.need
         return (
             worker_ids.isdisjoint(mine.exclude)
@@ -54,7 +49,7 @@ class _Waiting:
 
 
 class RouterTurns:
-    """Track, per router, the request refused because all workers are full. Belongs to one event loop."""
+    """The last request of each router that was refused because all workers are full."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,23 +57,21 @@ class RouterTurns:
         self._elsewhere: list[_Waiting] = []  # requests at other schedulers
 
     def refused(self, need: Need) -> None:
-        """Note that `need` found no room: its router will ask again."""
         now = self._clock()
         self._waiting[need.router_id] = _Waiting(need, now - need.waited_s, now)
 
     def placed(self, need: Need) -> None:
-        """Note that `need` was placed. Its router may have another request waiting."""
         waiting = self._waiting.get(need.router_id)
         if waiting is not None and waiting.need.attempt.request_id == need.attempt.request_id:
             del self._waiting[need.router_id]
 
     @property
     def any(self) -> bool:
-        """Whether a request waits for room, as far as known."""
+        """Whether a request waits for room."""
         return bool(self._waiting or self._elsewhere)
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
-        """Return the router whose request goes first and could take those workers; "" if none."""
+        """Return the router whose request goes before `need` and could take its workers; "" if none."""
         if not self.any:
             return ""
         now = self._clock()
@@ -92,13 +85,13 @@ class RouterTurns:
         return ""
 
     def told(self) -> pb.Turns:
-        """Return the requests waiting here, for other schedulers."""
+        """Return the requests waiting at this scheduler."""
         now = self._clock()
         self._forget(now)
         return pb.Turns(heads=[_head(one, now) for one in self._waiting.values()])
 
     def hear(self, others: Sequence[pb.Turns]) -> None:
-        """Replace what is known of requests waiting at other schedulers."""
+        """Replace the requests waiting at other schedulers."""
         now = self._clock()
         heads = [need_from_wire(head) for one in others for head in one.heads]
         self._elsewhere = [_Waiting(need, now - need.waited_s, now) for need in heads]
@@ -112,21 +105,21 @@ class RouterTurns:
 
 
 def _head(waiting: _Waiting, now: float) -> pb.Need:
-    """Return a request as it is now, for other schedulers, which do not need the names of its blocks."""
+    """Return a request for other schedulers, with its present age and without its keys."""
     return need_to_wire(replace(waiting.need, waited_s=now - waiting.since, prefix=NO_KEYS))
 
 
 class SharedTurns:
-    """Exchange waiting requests with other schedulers through the store."""
+    """Share waiting requests with other schedulers through the store."""
 
     def __init__(self, store: Store, turns: RouterTurns) -> None:
         self._store = store
         self._turns = turns
         self._id = uuid.uuid4().hex
-        self._told = False  # whether the store may have an entry of ours
+        self._told = False  # the store may have an entry of ours
 
     async def tend(self) -> None:
-        """Write and read waiting requests. Call it about twice a second if there are several schedulers."""
+        """Write and read waiting requests. Call it about twice a second."""
         mine = self._turns.told()
         if mine.heads or self._told:
             await self._store.tell("turns", self._id, mine.SerializeToString(), HEARD_S)

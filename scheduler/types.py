@@ -1,9 +1,8 @@
-"""The scheduler's state, as plain objects with their invariants.
+"""The scheduler's state as plain objects.
 
-Wire messages (`baton.protos.scheduler_pb2`) are kept as they are if the scheduler only passes them on: a
-worker's identity and load, an attempt's cost. The objects that it reasons about are here: the workers
-(`WorkerRecord`, `FleetView`), what an attempt holds of them (`Booking`, `Known`), and the reports of routers.
-An attempt's needs are in `need.py`.
+Messages that the scheduler only passes on, such as a worker's load or an attempt's cost, stay protobuf. The
+types here are those it computes with: workers (`WorkerRecord`, `FleetView`), what an attempt books on them
+(`Booking`, `Known`), and routers' reports. What an attempt needs is in `need.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from baton.protos import scheduler_pb2 as pb
 
 
 class PlacementLimits(Protocol):
-    """The bounds on a worker's load, found in the scheduler's settings and in its snapshots for routers."""
+    """Limits on a worker's load. The scheduler's settings have them, and so do its snapshots for routers."""
 
     max_queued_prompt_tokens: int
     max_queue_factor: float
@@ -27,12 +26,11 @@ class PlacementLimits(Protocol):
 
 
 def same_limits(one: PlacementLimits, other: PlacementLimits) -> bool:
-    """Return whether all limits of both are equal."""
     return all(getattr(one, name) == getattr(other, name) for name in PlacementLimits.__annotations__)
 
 
 class PolicyOptions(Protocol):
-    """The parts of a placement policy, by name; `PolicySettings` of the configuration tree is one."""
+    """Names the parts of a placement policy. The configuration's `PolicySettings` implements it."""
 
     filters: list[str]  # applied in this order
     pair_filters: list[str]
@@ -41,7 +39,7 @@ class PolicyOptions(Protocol):
 
 
 class SchedulerOptions(PlacementLimits, Protocol):
-    """The scheduler's settings; `SchedulerSettings` of the configuration tree is one."""
+    """The scheduler's settings. The configuration's `SchedulerSettings` implements it."""
 
     address: str  # host:port
     store: str  # memory, redis:// or rediss://
@@ -52,18 +50,17 @@ class SchedulerOptions(PlacementLimits, Protocol):
     rebalance_after_s: float | None
 
     @property
-    def policy(self) -> PolicyOptions:
-        """The parts of the placement policy."""
+    def policy(self) -> PolicyOptions: ...
 
 
 @dataclass(slots=True)
 class Reserved:
-    """Sum up the bookings on one worker; never below zero."""
+    """The total of the bookings on one worker; never negative."""
 
-    prompt_tokens: int = 0  # placed here and not yet prefilled
-    requests: int = 0  # placed here and not yet done here
-    blocks: int = 0  # KV-cache blocks for requests to be decoded here
-    decoding: int = 0  # requests that are prefilled, and decode here
+    prompt_tokens: int = 0  # placed here and not prefilled yet
+    requests: int = 0  # placed here and not finished here
+    blocks: int = 0  # KV blocks of the requests that decode here
+    decoding: int = 0  # requests that are prefilled and decode here
 
     @property
     def empty(self) -> bool:
@@ -76,7 +73,7 @@ class Reserved:
         self.decoding += other.decoding
 
     def take(self, other: Reserved) -> None:
-        """Undo `add`, clamping at zero: a snapshot may be of another moment."""
+        """Undo `add`. Clamps at zero, because a snapshot may be out of date."""
         self.prompt_tokens = max(0, self.prompt_tokens - other.prompt_tokens)
         self.requests = max(0, self.requests - other.requests)
         self.blocks = max(0, self.blocks - other.blocks)
@@ -85,16 +82,16 @@ class Reserved:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """Describe one live worker."""
+    """One live worker."""
 
     identity: pb.WorkerIdentity
     state: pb.WorkerState
     load: pb.WorkerLoad | None  # None before its first heartbeat
     reserved: Reserved
     drain_asked: bool  # an operator drained its name
-    heard_at: float  # time of its last message, on the clock of the record's owner, seconds
+    heard_at: float  # when its last message came: seconds on the owner's clock
     epoch: int = 0  # epoch of its last message
-    # Copied from the identity, which never changes: each placement reads them dozens of times.
+    # Copied from the identity, because each placement reads them dozens of times.
     worker_id: str = field(init=False, repr=False)
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
@@ -105,29 +102,25 @@ class WorkerRecord:
 
     @property
     def held(self) -> bool:
-        """Whether it would take requests if an operator had not drained its name."""
+        """Whether it takes no requests only because an operator drained its name."""
         return self.drain_asked and self.state != pb.WORKER_STATE_DRAINING
 
     @property
     def placeable(self) -> bool:
-        """Whether it takes new requests: its engine is loaded, and it is not drained."""
+        """Whether it takes new requests: the engine is loaded and nobody drained it."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Hold all live workers, with what is booked on them.
-
-    The records are updated in place: read what you need at once.
-    """
+    """All live workers and their bookings. Records are updated in place: do not use them across an await."""
 
     workers: dict[str, WorkerRecord]
-    # cache of `of`
     by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
-        """Return the workers of these roles, in this order; do not change the list. Cached."""
+        """Return the workers with these roles, in this order. The list is cached: do not change it."""
         found = self.by_roles.get(roles)
         if found is None:
             found = [one for role in roles for one in self.workers.values() if one.role == role]
@@ -137,15 +130,15 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """Describe the share of its workers that one attempt holds.
+    """The bookings of one attempt on its workers.
 
-    The worker that runs the prompt (the prefill worker, or the decode worker if there is none) gets the
-    prompt's tokens, the decode worker the blocks; each of them gets one request.
+    The worker that runs the prompt (the prefill worker, or the decode worker if there is none) is charged the
+    prompt's tokens, the decode worker the blocks, and each of them one request.
     """
 
     attempt: Attempt
     router_id: str
-    prefill_id: str  # empty: the decode worker does it all
+    prefill_id: str  # empty: the decode worker also prefills
     decode_id: str
     prompt_tokens: int
     blocks: int
@@ -158,16 +151,14 @@ class Booking:
 
     @property
     def prompt_worker_id(self) -> str:
-        """The worker that runs the prompt."""
         return self.prefill_id or self.decode_id
 
     @property
     def worker_ids(self) -> tuple[str, ...]:
-        """Both workers, or the only one."""
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
     def share(self, worker_id: str, *, prefilled: bool = False) -> Reserved:
-        """Return what the attempt holds of `worker_id`; no prompt tokens once `prefilled`."""
+        """Return the part booked on `worker_id`. Prompt tokens are no longer booked once `prefilled`."""
         prefills = worker_id == self.prompt_worker_id and not prefilled
         decodes = worker_id == self.decode_id
         return Reserved(
@@ -180,7 +171,7 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Describe a live attempt as its router reports it: what it holds, and how far it is."""
+    """A live attempt as its router reports it."""
 
     booking: Booking
     prefilled: bool = False
@@ -192,17 +183,17 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
-    """Collect the events of a router's attempts since its last report; applied in the order of the fields."""
+    """Events of a router's attempts since its last report, applied in the order of the fields."""
 
-    placed: tuple[Known, ...] = ()  # placed by another scheduler or the router itself, or reported again
+    placed: tuple[Known, ...] = ()  # placed by another scheduler or by the router itself, or reported again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
-    shared: tuple[tuple[Attempt, int], ...] = ()  # attempt, KV blocks that remain booked
+    shared: tuple[tuple[Attempt, int], ...] = ()  # attempt, KV blocks that stay booked
 
     @classmethod
     def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
-        """Take a report from the wire. Raises ValueError for an event without request id or epoch."""
+        """Convert a message. Raises ValueError for an event without request id or epoch."""
         return cls(
             placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),
             prefilled=attempts_from_wire(request.prefilled),
@@ -216,16 +207,16 @@ class RouterReport:
 class ReportResult:
     """The answer to a report."""
 
-    lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked (any more)
-    fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or over
-    stale: int = 0  # ignored events with an older epoch than the last one placed
+    lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked here
+    fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or finished
+    stale: int = 0  # events ignored because a later epoch was placed
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Name the model that every worker of a topic must serve, and the first worker that registered with it.
+    """The model that every worker of a topic must serve, and the worker that registered first.
 
-    vLLM's version and the model's revision may differ: during an upgrade both are present.
+    vLLM's version and the model's revision may differ between workers, as they do during an upgrade.
     """
 
     model: str
@@ -233,11 +224,10 @@ class Deployment:
 
     @classmethod
     def of(cls, identity: pb.WorkerIdentity) -> Deployment:
-        """Return the deployment that this worker would start."""
         return cls(identity.model, identity.worker_id)
 
     def refusal(self, topic: str, newcomer: Deployment) -> str:
-        """Return a one-line reason why `newcomer` does not fit, naming both sides; empty if it does."""
+        """Return in one line why `newcomer` does not fit; empty if it does."""
         if newcomer.model == self.model:
             return ""
         here = f"in topic {topic!r} (worker {self.worker_id})"
@@ -250,24 +240,23 @@ class Heard:
 
     known: bool
     drain: bool
-    stale: bool = False  # ignored: it carried an older epoch than the worker's last message
+    stale: bool = False  # ignored, because the worker's last message had a later epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Messages of processes about themselves, and the current orders; serialized by the callers."""
+    """The last message of each process about itself, and the current orders, all serialized."""
 
     routers: Mapping[str, bytes] = field(default_factory=dict)
     fleets: Mapping[str, bytes] = field(default_factory=dict)
     orders: Mapping[str, bytes] = field(default_factory=dict)  # keyed by fleet
-    processes: Mapping[str, bytes] = field(default_factory=dict)  # addresses of routers and schedulers
-    # scheduler -> requests waiting for room (turns.py)
-    turns: Mapping[str, bytes] = field(default_factory=dict)
+    processes: Mapping[str, bytes] = field(default_factory=dict)  # routers' and schedulers' own entries
+    turns: Mapping[str, bytes] = field(default_factory=dict)  # requests waiting for room, by scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Attempts under way and finished ones, for operators."""
+    """Live and finished attempts, for operators."""
 
     attempts: list[pb.LiveAttempt]
     handoffs: list[pb.PastHandoff]
@@ -279,7 +268,7 @@ def name_of(identity: pb.WorkerIdentity) -> str:
 
 
 def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
-    """Yield each worker's id and what an attempt now holds of it, if anything."""
+    """Yield the id of each worker on which the attempt still has a booking, and that booking."""
     booking = known.booking
     for worker_id in booking.worker_ids:
         share = booking.share(worker_id, prefilled=known.prefilled)
@@ -288,12 +277,11 @@ def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
-    """Take an attempt from the wire. Raises ValueError when the id or the epoch is missing."""
+    """Convert a message. Raises ValueError when the id or the epoch is missing."""
     return Attempt(message.request_id, message.epoch)
 
 
 def attempts_from_wire(messages: Iterable[pb.Attempt]) -> tuple[Attempt, ...]:
-    """Take attempts from the wire. Raises ValueError when an id or an epoch is missing."""
     return tuple(attempt_from_wire(message) for message in messages)
 
 
@@ -302,7 +290,6 @@ def attempt_to_wire(attempt: Attempt) -> pb.Attempt:
 
 
 def booked_to_wire(worker_id: str, booked: Reserved) -> pb.Booked:
-    """Return the message for a worker's bookings."""
     return pb.Booked(
         worker_id=worker_id,
         prompt_tokens=booked.prompt_tokens,
@@ -313,7 +300,7 @@ def booked_to_wire(worker_id: str, booked: Reserved) -> pb.Booked:
 
 
 def worker_to_wire(record: WorkerRecord) -> pb.Worker:
-    """Return what a router needs to know of a worker that it was given."""
+    """Return the fields that a router needs to call a worker."""
     identity = record.identity
     return pb.Worker(
         worker_id=identity.worker_id,
@@ -324,7 +311,7 @@ def worker_to_wire(record: WorkerRecord) -> pb.Worker:
 
 
 def known_from_wire(message: pb.Booking, router_id: str) -> Known:
-    """Take a router's booking from the wire. Raises ValueError for an invalid one."""
+    """Convert a router's booking. Raises ValueError for an invalid one."""
     attempt = attempt_from_wire(message.attempt)
     booking = Booking(
         attempt=attempt,
@@ -338,7 +325,6 @@ def known_from_wire(message: pb.Booking, router_id: str) -> Known:
 
 
 def known_to_wire(known: Known) -> pb.Booking:
-    """Return the message of a live attempt's booking."""
     booking = known.booking
     return pb.Booking(
         attempt=attempt_to_wire(known.attempt),

@@ -1,4 +1,4 @@
-"""host:port in text."""
+"""Addresses as host:port."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_address_is_split(text: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", ":7401", "host:", "host:http", "host:70000", "host:-1", "[fd00::5", "a b:1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port"):
         addresses.split(text)
 
@@ -40,7 +40,7 @@ def test_an_address_is_joined() -> None:
     assert addresses.join("fd00::5", 7400) == "[fd00::5]:7400"
 
 
-def test_a_wildcard_is_dialled_by_loopback_from_the_same_machine() -> None:
+def test_a_wildcard_is_dialled_as_loopback() -> None:
     assert [one for one in ("0.0.0.0", "::", "127.0.0.1", "::1", "host") if addresses.is_wildcard(one)] == [
         "0.0.0.0",
         "::",
@@ -50,7 +50,7 @@ def test_a_wildcard_is_dialled_by_loopback_from_the_same_machine() -> None:
     assert addresses.from_here("10.0.0.5:7400") == "10.0.0.5:7400"
 
 
-def test_the_wildcard_of_ipv6_is_heard_in_both_families() -> None:
+def test_the_ipv6_wildcard_listens_on_both_families() -> None:
     with addresses.listen("::", 0) as sock:
         port = sock.getsockname()[1]
         for host in ("127.0.0.1", "::1"):

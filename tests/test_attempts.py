@@ -1,4 +1,4 @@
-"""Attempts at requests, and their names."""
+"""Attempts and their ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from baton.attempts import MAX_EPOCH, Attempt, attempt_id, prefix_id
 
 
 @pytest.mark.parametrize(("request_id", "epoch"), [("", 1), ("r", 0), ("r", -1), ("r", MAX_EPOCH)])
-def test_an_impossible_attempt_is_not_made(request_id: str, epoch: int) -> None:
+def test_invalid_attempts(request_id: str, epoch: int) -> None:
     with pytest.raises(ValueError, match=r"request_id is empty|it counts from 1"):
         Attempt(request_id, epoch)
 
 
-def test_no_two_share_a_name_in_an_engine() -> None:
+def test_ids_in_engines_are_unique() -> None:
     requests = ["r", "r1", prefix_id("r"), prefix_id("r1")]
     named = [attempt_id(request, epoch) for request in requests for epoch in (1, 2, 11)]
     assert len(set(named)) == len(named)

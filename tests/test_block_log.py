@@ -1,4 +1,4 @@
-"""A worker's log of its cache, without a scheduler; with one in tests/scheduler/prefixes/test_ledger.py."""
+"""A worker's log of its cache. tests/scheduler/prefixes/test_ledger.py tests it with a scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.protos import scheduler_pb2 as pb
 
 
 def taken(log: BlockLog) -> list[int]:
-    """Take all that the log has to tell, as one who hears it does; return the operations."""
+    """Acknowledge everything in the log; return the operations."""
     found: list[int] = []
     while (message := log.message()).operations:
         assert len(message.operations) <= PIECE
@@ -22,7 +22,7 @@ def taken(log: BlockLog) -> list[int]:
     return found
 
 
-def test_it_tells_what_changed_once() -> None:
+def test_changes_are_sent_once() -> None:
     log = BlockLog(itertools.count(1).__next__)
     log.take(Change(stored=[1, 2, 2]))
     log.take(Change(removed=[1, 7], stored=[2, 3]))
@@ -32,11 +32,11 @@ def test_it_tells_what_changed_once() -> None:
     assert taken(log) == [4]
 
 
-def test_one_that_nobody_hears_stays_small_and_begins_again() -> None:
+def test_an_unacknowledged_log_stays_small_and_begins_again() -> None:
     draw = random.Random(1)
     names = [draw.getrandbits(60) for _ in range(4 * block_log.MOST + 1_500)]
     log, before = BlockLog(itertools.count(1).__next__), list[int]()
-    log.take(Change(stored=names[:500]))  # they stay
+    log.take(Change(stored=names[:500]))
     for begin in range(500, len(names) - 1_000, 1_000):
         log.take(Change(removed=before, stored=names[begin : begin + 1_000]))
         before = names[begin : begin + 1_000]
@@ -46,7 +46,7 @@ def test_one_that_nobody_hears_stays_small_and_begins_again() -> None:
     assert set(taken(log)) == {*names[:500], *before}
 
 
-def test_each_scheduler_has_a_log_of_its_own() -> None:
+def test_each_scheduler_has_its_own_log() -> None:
     logs = BlockLogs(itertools.count(1).__next__)
     logs.take(Change(stored=[1]))
     assert taken(logs.to("one")) == [1]

@@ -18,7 +18,7 @@ from baton.services.engine.args import check_model
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Act as a user without an entry on this machine and without its variables."""
+    """Act as a user without a passwd entry and without HOME."""
 
     def missing(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -28,8 +28,8 @@ def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_path_below_a_home_that_there_is_not_is_told(unknown: None) -> None:
-    with pytest.raises(NoHome, match=r"security\.ca: '~/\.baton/ca' is below a home folder, and this user"):
+def test_a_path_in_a_missing_home(unknown: None) -> None:
+    with pytest.raises(NoHome, match=r"security\.ca: '~/\.baton/ca' needs a home folder, and this user"):
         expanded("~/.baton/ca", "security.ca")
     assert expanded("/etc", "security.ca") == Path("/etc")
 
@@ -43,4 +43,4 @@ def test_no_setting_with_a_path_ends_in_a_traceback(unknown: None) -> None:
     with pytest.raises(NoHome, match=r"router\.api_key_file"):
         keys_in("router.api_key_file", "~/keys")
     (model,) = local._model(settings)
-    assert "engine.model: '~/model' is below a home folder" in model.what
+    assert "engine.model: '~/model' needs a home folder" in model.what

@@ -1,4 +1,4 @@
-"""Work that lasts as long as its process: a bug in it is logged, and it begins again."""
+"""Background work is restarted after a bug, which is logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton import keeping
 from baton.tasks import stop
 from harness.support import ROOT, eventually
 
-# Tasks and threads without that guard, by file, and why none of them can end silently.
+# Files that start other tasks and threads, and why those cannot end silently.
 OTHERS = {
     "src/baton/keeping.py": "the guard",
     "src/baton/metrics.py": "Python's own server, which answers each request by itself",
@@ -50,7 +50,7 @@ def starts(file: Path) -> bool:
     return any((one.id if isinstance(one, ast.Name) else getattr(one, "attr", "")) in STARTS for one in calls)
 
 
-def test_every_other_task_and_thread_has_its_reason() -> None:
+def test_all_other_tasks_and_threads_are_known() -> None:
     folders = ("autoscale", "handoff", "scheduler", "services", "src/baton")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     found = {str(file.relative_to(ROOT)) for file in files if not file.is_symlink() and starts(file)}
@@ -63,7 +63,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "PAUSE_S", 0.01)
 
 
-async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     runs, again = Counter[str](), asyncio.Event()
 
     async def work() -> None:
@@ -78,15 +78,14 @@ async def test_a_task_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixt
         await again.wait()
     told = [one.getMessage() for one in caplog.records]
     assert told == [
-        f"the work failed because of a bug; it begins again in {pause} s"
-        for pause in ("0.01", "0.02", "0.04")
+        f"the work failed because of a bug; restarting it in {pause} s" for pause in ("0.01", "0.02", "0.04")
     ]
     assert "ValueError: a bug" in caplog.text
     await stop(task)
     assert task.cancelled()
 
 
-async def test_a_task_that_returns_is_over() -> None:
+async def test_a_task_may_return() -> None:
     ran: list[int] = []
 
     async def work() -> None:
@@ -96,7 +95,7 @@ async def test_a_task_that_returns_is_over() -> None:
     assert ran == [1]
 
 
-def test_a_thread_that_a_bug_ends_begins_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thread_is_restarted(caplog: pytest.LogCaptureFixture) -> None:
     runs, over = Counter[str](), threading.Event()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""A look at a machine ends in the time of whoever asks for it."""
+"""Inspections of a machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from baton import machine
 from baton.scheduler import ask
 
 
-def test_a_tool_that_hangs_is_told_of_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the scheduler's own call ends first, and all else that the worker would say is lost."""
+def test_a_hanging_nvidia_smi_is_reported_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the scheduler's call would time out, without the rest of the inspection."""
     assert machine.GPU_TIMEOUT_S < ask.INSPECT_TIMEOUT_S
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexec sleep 60\n")

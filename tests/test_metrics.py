@@ -1,4 +1,4 @@
-"""Every process's metrics over HTTP: where they are served, what is there beside a process's own."""
+"""Metrics over HTTP, and metrics of all processes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def get(address: str, path: str) -> str:
         return str(answer.read().decode())
 
 
-def test_port_0_is_a_free_one_on_loopback_wherever_the_process_listens() -> None:
+def test_port_0_is_a_free_one_on_loopback() -> None:
     registry = metrics.registry()
     Counter("baton_test_things", "Things", registry=registry).inc(3)
     with MetricsServer(registry, "worker.metrics_port", "0.0.0.0:7401", 0) as serving:
         host, _, port = serving.address.rpartition(":")
         assert host == LOOPBACK
         assert int(port)
-        assert serving.reached_at("10.0.0.7") == serving.address  # from this machine alone
+        assert serving.reached_at("10.0.0.7") == serving.address
         text = get(serving.address, "/metrics")
     assert "baton_test_things_total 3.0" in text
     assert "process_cpu_seconds_total" in text
 
 
-def test_a_port_that_is_set_is_on_the_host_of_the_process() -> None:
+def test_a_given_port_is_opened_on_the_processs_host() -> None:
     port = free_port()
     with MetricsServer(metrics.registry(), "worker.metrics_port", "0.0.0.0:7401", port) as serving:
         assert serving.address == f"0.0.0.0:{port}"
@@ -50,14 +50,14 @@ def test_a_port_that_is_set_is_on_the_host_of_the_process() -> None:
             MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, port).__enter__()
 
 
-def test_a_host_that_is_not_here_is_one_line() -> None:
+def test_a_host_of_another_machine() -> None:
     with pytest.raises(
         CannotServe, match=r"router\.metrics_port: metrics cannot be served on 192\.0\.2\.1:9402"
     ):
         MetricsServer(metrics.registry(), "router.metrics_port", "192.0.2.1", 9402).__enter__()
 
 
-def test_other_pages_are_served_beside_them() -> None:
+def test_other_pages() -> None:
     pages = {"/targets": lambda environment: environment["PATH_INFO"].encode()}
     with MetricsServer(metrics.registry(), "scheduler.metrics_port", LOOPBACK, 0, pages) as serving:
         assert get(serving.address, "/targets") == "/targets"
@@ -71,7 +71,7 @@ def test_a_wildcard_is_dialled_at_an_address() -> None:
     assert metrics.dialled("10.0.0.7:7400") == "10.0.0.7:7400"
 
 
-def test_a_certificate_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_life_of_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = metrics.registry()
     assert registry.get_sample_value("baton_certificate_left_seconds") is None
     begins = datetime.now(UTC)
@@ -91,8 +91,8 @@ def test_the_buckets_reach_from_milliseconds_to_minutes() -> None:
     assert registry.get_sample_value("baton_test_seconds_bucket", {"le": "0.005"}) == 1
 
 
-def test_a_client_that_never_ends_its_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte now and then does not help."""
+def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit does not start again with each byte."""
     monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
         host, port = addresses.split(serving.address)
@@ -113,7 +113,7 @@ def test_a_client_that_never_ends_its_request_is_cut(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("piece", [b"X: " + b"y" * 60_000 + b"\r\n", b"y" * 60_000], ids=["headers", "one"])
-def test_headers_without_end_are_not_kept(piece: bytes) -> None:
+def test_endless_headers_are_limited(piece: bytes) -> None:
     sent = 0
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
         host, port = addresses.split(serving.address)
@@ -126,13 +126,13 @@ def test_headers_without_end_are_not_kept(piece: bytes) -> None:
     assert sent < 3 << 20
 
 
-def test_so_many_are_heard_at_once_and_others_later() -> None:
+def test_concurrent_connections_are_limited() -> None:
     with MetricsServer(metrics.registry(), "worker.metrics_port", LOOPBACK, 0) as serving:
         host, port = addresses.split(serving.address)
         before = threading.active_count()
         with contextlib.ExitStack() as stack:
             held = [stack.enter_context(socket.create_connection((host, port), CALL_S)) for _ in range(200)]
-            held[-1].recv(1)  # it is closed: no thread waits for it
+            held[-1].recv(1)  # it was closed
             assert threading.active_count() - before <= metrics.AT_ONCE
         deadline = time.monotonic() + CALL_S
         while True:

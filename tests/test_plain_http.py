@@ -1,4 +1,4 @@
-"""HTTP and gRPC between Baton's processes, past any proxies in the environment."""
+"""HTTP and gRPC between Baton's processes ignore proxies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 @pytest.fixture(autouse=True)
 def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name a proxy that does not answer, in every way."""
+    """Name a dead proxy in all variables."""
     proxy = f"http://127.0.0.1:{free_port()}"
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -49,12 +49,12 @@ def page() -> Iterator[str]:
         thread.join()
 
 
-def test_http_goes_past_proxies(page: str) -> None:
+def test_http_ignores_proxies(page: str) -> None:
     with plain_http.get(page, CALL_S) as answer:
         assert answer.read() == b"here"
 
 
-async def test_grpc_goes_past_proxies() -> None:
+async def test_grpc_ignores_proxies() -> None:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -66,5 +66,5 @@ async def test_grpc_goes_past_proxies() -> None:
     await server.stop(0)
 
 
-def test_the_variables_that_are_set_are_known_by_name() -> None:
+def test_proxy_variables() -> None:
     assert plain_http.proxy_variables() == [one for name in NAMES for one in (name, name.upper())]

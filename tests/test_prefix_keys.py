@@ -1,4 +1,4 @@
-"""The names of KV blocks."""
+"""The keys of KV blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.prefix_keys import MOST_KEYS, key_of, level_of, prompt_keys
 
 
 @given(st.integers(1, 1 << 40))
-def test_a_level_is_how_often_a_depth_halves(depth: int) -> None:
+def test_levels(depth: int) -> None:
     level = level_of(depth)
     assert depth % (1 << level) == 0
     assert level == 15 or depth % (1 << (level + 1))
@@ -17,7 +17,7 @@ def test_a_level_is_how_often_a_depth_halves(depth: int) -> None:
 
 
 @given(st.integers(0, 20_000))
-def test_a_prompt_names_few_blocks_and_all_at_one_distance(blocks: int) -> None:
+def test_a_prompt_has_few_keys_at_equal_distances(blocks: int) -> None:
     hashes = [number << 8 for number in range(blocks)]
     keys, tokens = prompt_keys(hashes, 16)
     stride = tokens // 16

@@ -1,4 +1,4 @@
-"""What a Redis URL leads to."""
+"""Redis URLs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from baton.redis_link import RedisPlace
         ("rediss+cluster://h?ssl_ca_certs=/x", [("h", 6379)], "", {"ssl_ca_certs": "/x"}),
     ],
 )
-def test_what_a_url_says(
-    url: str, hosts: list[tuple[str, int]], service: str, options: dict[str, object]
-) -> None:
+def test_valid_urls(url: str, hosts: list[tuple[str, int]], service: str, options: dict[str, object]) -> None:
     place = RedisPlace.of(url)
     assert (list(place.hosts), place.service, place.options) == (hosts, service, options)
     assert place.tls == url.startswith("rediss")
@@ -41,6 +39,6 @@ def test_what_a_url_says(
         "redis+x://h",
     ],
 )
-def test_a_url_that_says_too_little_is_refused(url: str) -> None:
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(ValueError, match=r"host|name|databases|not a Redis URL"):
         RedisPlace.of(url)

@@ -1,4 +1,4 @@
-"""Redis URLs as they may be shown."""
+"""Passwords in Redis URLs."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_the_password_is_not_shown(url: str, shown: str) -> None:
         *(("redis://host/0", False), ("redis://u@host", False), ("redis://:@host", False), ("memory", False)),
     ],
 )
-def test_a_password_in_a_url_is_seen(url: str, has: bool) -> None:
+def test_a_password_in_a_url_is_recognised(url: str, has: bool) -> None:
     assert has_password(url) is has

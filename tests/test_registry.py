@@ -1,4 +1,4 @@
-"""The registry: names offered by nobody, once or twice, their targets, and entry points of packages."""
+"""The registry and entry points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def registry(**changes: object) -> Registry[type[Path]]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Installs a package of this name with these lines in the group `test.paths`."""
+    """Return a function that installs a package with these lines in the group `test.paths`."""
 
     def install(package: str, lines: str) -> None:
         folder = tmp_path / package / f"{package}-1.0.dist-info"
@@ -35,7 +35,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
     return install
 
 
-def test_what_a_name_or_an_alias_stands_for_is_loaded() -> None:
+def test_names_and_aliases_are_loaded() -> None:
     assert registry().load("path") is Path
     assert registry().load("p") is Path
 
@@ -48,21 +48,21 @@ def test_what_a_name_or_an_alias_stands_for_is_loaded() -> None:
         ("pure", "path class 'pure': pathlib:PurePath (Baton) is no Path"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_one_line(name: str, why: str) -> None:
+def test_load_errors(name: str, why: str) -> None:
     with pytest.raises(BatonError, match="path class") as refused:
         registry().load(name)
     assert str(refused.value).startswith(why)
 
 
-def test_a_package_adds_a_name_once(installed: Callable[[str, str], None]) -> None:
+def test_a_package_adds_a_name(installed: Callable[[str, str], None]) -> None:
     installed("more", "other = pathlib:WindowsPath")
     found = registry(group="test.paths")
     assert found.names() == ["gone", "other", "path", "posix", "pure"]
     assert found.load("other").__name__ == "WindowsPath"
-    assert registry().names() == ["gone", "path", "posix", "pure"], "without a group nobody adds"
+    assert registry().names() == ["gone", "path", "posix", "pure"]
 
 
-def test_two_that_offer_one_name_are_both_named(installed: Callable[[str, str], None]) -> None:
+def test_a_name_registered_twice_is_refused(installed: Callable[[str, str], None]) -> None:
     installed("more", "path = pathlib:PosixPath")
     with pytest.raises(
         BatonError, match=r"twice: pathlib:Path .Baton. and pathlib:PosixPath .package more.; uninst"
@@ -70,7 +70,7 @@ def test_two_that_offer_one_name_are_both_named(installed: Callable[[str, str], 
         registry(group="test.paths").load("path")
 
 
-def test_a_name_is_not_an_alias_too() -> None:
+def test_a_name_must_not_be_an_alias() -> None:
     with pytest.raises(ValueError, match="'path' is a name and an alias"):
         Registry("path class", Path, {"path": "pathlib:Path"}, aliases={"path": "path"})
 
@@ -81,6 +81,6 @@ def test_names_are_checked_without_an_import() -> None:
         registry().check(["path", "x"])
 
 
-def test_a_former_name_says_what_to_write_now() -> None:
+def test_former_names() -> None:
     with pytest.raises(BatonError, match=r"^there is no path class 'dir' any more; write 'path' instead$"):
         registry(former={"dir": "path"}).check(["dir"])

@@ -1,4 +1,4 @@
-"""The settings of gRPC connections that a test can see at work."""
+"""Options of gRPC connections."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def serving(address: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-async def test_a_name_that_moves_is_found_at_its_new_address() -> None:
-    """As a scheduler's pod that is replaced: the same name and port, another address."""
+async def test_a_moved_name_is_found_at_its_new_address() -> None:
+    """A replaced pod has the same name and port, and another address."""
     loop = asyncio.get_running_loop()
     transport, names = await loop.create_datagram_endpoint(
         lambda: NameServer("127.0.0.1"), local_addr=("127.0.0.1", 0)
@@ -70,7 +70,7 @@ async def test_a_name_that_moves_is_found_at_its_new_address() -> None:
     transport.close()
 
 
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     options = [
         (name, 500 if name == "grpc.server_handshake_timeout_ms" else value)
         for name, value in rpc.SERVER_OPTIONS

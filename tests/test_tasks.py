@@ -1,4 +1,4 @@
-"""Background tasks, and calls that end in time."""
+"""Background tasks, and calls with a timeout."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from baton.tasks import patiently, spawn, spawn_apart, stop
 REQUEST = ContextVar("request", default="none")
 
 
-async def test_a_bug_that_ends_a_task_is_logged_and_a_stop_is_not(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_exception_is_logged_and_a_stop_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def fails() -> None:
         raise RuntimeError("a bug")
 
     failing = spawn(fails(), "sweeper")
     await asyncio.wait({failing})
-    await stop(failing)  # does not raise what was logged
+    await stop(failing)  # does not raise
     waiting = spawn(asyncio.sleep(60), "waiter")
     await stop(waiting)
     assert waiting.cancelled()
     assert [one.getMessage() for one in caplog.records] == ["sweeper ended by a bug"]
 
 
-async def test_a_task_does_not_keep_the_request_that_started_it() -> None:
+async def test_a_task_has_no_context() -> None:
     async def seen() -> str:
         return REQUEST.get()
 
@@ -33,7 +33,7 @@ async def test_a_task_does_not_keep_the_request_that_started_it() -> None:
     assert await spawn_apart(seen(), "apart") == "none"
 
 
-async def test_a_call_that_takes_too_long_is_cancelled_and_others_end_as_they_do() -> None:
+async def test_a_slow_call_is_cancelled() -> None:
     ended = asyncio.Event()
 
     async def slow() -> None:

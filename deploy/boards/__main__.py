@@ -13,7 +13,7 @@ BOARDS = boards()
 
 
 def files() -> dict[Path, str]:
-    """Return what belongs into each file."""
+    """Return the content of each file."""
     return {DEPLOY / "grafana" / f"{board.name}.json": to_json(board) for board in BOARDS}
 
 

@@ -1,4 +1,4 @@
-"""The rules of deploy/prometheus/rules.yaml, for tests and measurements of them."""
+"""The rules in deploy/prometheus/rules.yaml, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import yaml
 
 FILE = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yaml"
 RUNBOOKS = "docs/runbooks"
-EVERY_S = 5  # between two looks at the rules, and two scrapes
+EVERY_S = 5  # interval of scrapes and of evaluations
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An alert, or a rate that is computed once."""
+    """An alert or a recording rule."""
 
     name: str
     expr: str

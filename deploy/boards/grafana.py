@@ -1,4 +1,4 @@
-"""Boards in Grafana's JSON, by its foundation SDK."""
+"""Convert boards to Grafana's JSON, with its foundation SDK."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAG = "baton"
 
 
 def to_json(board: Board) -> str:
-    """Return a board as a file for Grafana."""
+    """Return a board's JSON file."""
     made = (
         dashboard.Dashboard(board.title)
         .uid(board.name)

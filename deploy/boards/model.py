@@ -1,4 +1,4 @@
-"""The boards of boards.yaml as values: a board has rows, a row has panels, a panel has queries."""
+"""Read boards.yaml: a board has rows, a row has panels, a panel has queries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import yaml
 
-WINDOW = "$__rate_interval"  # Grafana's: four scrapes at least
+WINDOW = "$__rate_interval"  # Grafana's; at least four scrapes
 _MACRO = re.compile(r"(RATE|MEAN|QUANTILE)\(([^()]*)\)")
 
 
 @dataclass(frozen=True)
 class Query:
-    """A query in PromQL, and the name of its lines."""
+    """A query in PromQL, and the legend of its lines."""
 
     expr: str
     legend: str = ""
@@ -23,8 +23,6 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel."""
-
     title: str
     queries: tuple[Query, ...]
     kind: Literal["lines", "stacked", "number"] = "lines"
@@ -37,15 +35,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """Panels under one title."""
-
     title: str
     panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True)
 class Board:
-    """A dashboard; `name` is its file's, and its id in Grafana."""
+    """A dashboard. `name` is its file name and its id in Grafana."""
 
     name: str
     title: str
@@ -54,7 +50,6 @@ class Board:
 
 
 def boards() -> list[Board]:
-    """Read boards.yaml."""
     found = yaml.safe_load(Path(__file__).with_name("boards.yaml").read_text())
     return [
         Board(

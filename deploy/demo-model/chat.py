@@ -1,7 +1,7 @@
 """The chat format in Python: the same text as chat_template.jinja, which ships with the weights.
 
-Training needs to know which characters the model has to predict; `segments` says so, and the tests hold
-it against the template. The format is that of ChatML, with tool calls as the Hermes models write them.
+Training must know which text the model has to predict, which `segments` returns. The format is ChatML with
+tool calls as in the Hermes models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dialogues.tools import call_text
 
 IM_START, IM_END, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
-# Ordinary text to a decoder, so that a server's tool parser still sees them, but one token each.
+# One token each. They are not special tokens, which servers would strip before the tool parser.
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 _TOOLS_HOW = (
@@ -35,7 +35,7 @@ def _system_text(dialogue: Dialogue) -> str | None:
 
 
 def segments(dialogue: Dialogue) -> list[tuple[str, bool]]:
-    """Return the dialogue as consecutive pieces of text, each with whether the model has to predict it."""
+    """Return the dialogue in pieces of text; true means that the model has to predict it."""
     pieces: list[tuple[str, bool]] = []
     system = _system_text(dialogue)
     if system is not None:
@@ -62,5 +62,5 @@ def rendered(dialogue: Dialogue) -> str:
 
 
 def prompt_of(dialogue: Dialogue) -> str:
-    """Return all text before the last reply: the prompt that a server would get."""
+    """Return the text before the last reply, as a server would get it."""
     return "".join(text for text, _ in segments(dialogue)[:-2])

@@ -1,4 +1,4 @@
-"""Training text as flat arrays of token ids: generated dialogues, Python source, and its documentation."""
+"""Training text as arrays of token ids: generated dialogues, Python source and documentation."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 from tokenizer import token_id
 from tokenizers import Tokenizer
 
-# Share of the rows of a batch. Dialogues are never seen twice; the text is, so it weighs less.
+# Shares of a batch's rows. Dialogues are never repeated; the other text is, so it has a small share.
 SHARES = {"dialogues": 0.86, "code": 0.08, "prose": 0.06}
-# Tests and generated tables teach little; packages installed by others carry licences of their own.
+# Tests and generated tables teach little, and installed packages have other licences.
 _SKIPPED = frozenset(
     "test tests idle_test site-packages dist-packages __pycache__ lib2to3 encodings pydoc_data".split()
 )
-# Loss weights in tenths. What the user and the system say cannot be predicted, yet it is English.
+# Loss weights in tenths. Prompts cannot be predicted, but are English text.
 _REPLY, _PROMPT = 10, 1
 Pieces = list[tuple[list[int], int]]  # tokens and their weight
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The documents of a domain, end to end.
+    """The documents of a domain, concatenated.
 
     `ids` [N] token ids; `weights` [N] loss weights in tenths; `starts` [D] where each document begins.
     """
@@ -40,7 +40,7 @@ class Tokens:
     starts: NDArray[np.int64]
 
     def places(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return each token's position in its document, counted from `start` for the first one."""
+        """Return the tokens' positions in their documents; the first document counts from `start`."""
         index = np.arange(start, start + count)
         begun = self.starts[np.searchsorted(self.starts, index, side="right") - 1]
         places: NDArray[np.int64] = index - np.maximum(begun, start)
@@ -78,7 +78,7 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def packed(documents: Iterable[Pieces], separator: int, separator_weight: int | None = None) -> Tokens:
-    """Join documents, with `separator` after each; None: it weighs as much as the document's last piece."""
+    """Join documents, each followed by `separator`, which has by default the weight of the last piece."""
     ids, weights, starts, total = [], [], [], 0
     for document in documents:
         starts.append(total)
@@ -109,9 +109,10 @@ def _encoded(tokenizer: Tokenizer, count: int, seed: int) -> Iterator[Pieces]:
 
 
 def windows(tokens: Tokens, length: int) -> NDArray[np.int64]:
-    """Return starts of windows of `length` + 1 tokens: each begins with a document, except within longer ones.
+    """Return the starts of windows of `length` + 1 tokens.
 
-    A document cut off by one window is begun again by the next, so that short dialogues are seen whole.
+    A window begins with a document, also with one that the window before cut off; only longer documents are
+    split.
     """
     found, start, end = [], 0, len(tokens.ids) - length - 1
     while start <= end:

@@ -1,4 +1,4 @@
-"""The training objective of a drafter: to predict the frozen trunk's output several tokens ahead."""
+"""The training objective of a drafter: predict the frozen trunk's output several tokens ahead."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 from trainer import Batch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-# Tokens drafted in training. Served drafts may be longer, but each further token counts for less.
+# Tokens per draft in training. Served drafts may be longer.
 STEPS = 4
 STEP_DECAY = 0.8
 
 
 def new_head(kind: str, trunk: Qwen2ForCausalLM) -> Head:
-    """Return a new head; its last norm starts as the trunk's, as both feed the same output embedding."""
+    """Return a new head. Its last norm is copied from the trunk, which has the same output embedding."""
     config: Qwen2Config = trunk.config
     head = HEADS[kind](config)
     for module in head.modules():
@@ -42,7 +42,7 @@ def load_trunk(folder: Path) -> Qwen2ForCausalLM:
 def trunk_states(
     trunk: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return hidden states [B, T, H] below each layer and above the last one, before the final norm."""
+    """Return the hidden states [B, T, H] before each layer and after the last one."""
     states = [trunk.model.embed_tokens(ids)]
     rotary = trunk.model.rotary_emb(states[0], positions)
     hidden_places = torch.where(mask, 0.0, torch.finfo(states[0].dtype).min).to(states[0].dtype)
@@ -65,7 +65,7 @@ def document_mask(documents: torch.Tensor, behind: int) -> torch.Tensor:
 def draft_features(
     head: Head, trunk: Qwen2ForCausalLM, ids: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the inputs of the output embedding, the trunk's and each step's [B, T, H]."""
+    """Return the inputs [B, T, H] of the output embedding: the trunk's, and each step's."""
     inputs, places = ids[:, :-1], positions[:, :-1]
     documents = (places == 0).cumsum(1)
     config = trunk.config
@@ -87,8 +87,8 @@ def draft_features(
 class DraftLoss:
     """The mean cross-entropy of the head's distributions against the trunk's, over `STEPS` tokens.
 
-    The steps see what they will see when served: their own hidden states, and the entries that the steps
-    before them left in the cache (the training-time test of EAGLE-3).
+    As in serving, steps use their own hidden states and the cache entries of earlier steps (training-time
+    test of EAGLE-3).
     """
 
     def __init__(self, head: Head, trunk: Qwen2ForCausalLM) -> None:
@@ -111,8 +111,8 @@ class DraftLoss:
 def counted_places(weights: torch.Tensor) -> list[torch.Tensor]:
     """Return, for each step, the positions [B, T - 1] that count; `weights` [B, T + 1] are the tokens'.
 
-    Step j at place p foresees token p + 2 of a draft begun after token p - j + 1 was sampled: all of them have
-    to be the trunk's own words.
+    Step j at position p predicts token p + 2 of a draft that began after token p - j + 1. All these tokens
+    must be the trunk's own.
     """
     spoken = weights > 0
     counted, masks = spoken[:, 1:-1] & spoken[:, 2:], []

@@ -1,4 +1,4 @@
-"""The share of held-out questions that a model folder answers right, by transformers on the CPU."""
+"""Measure how many held-out questions a model answers correctly, with transformers on the CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ VALIDATION_SEED = 10_001
 
 
 def holds(reply: str, answer: str) -> bool:
-    """Return whether the reply contains `answer` as a whole, not as a part of a longer word or number."""
+    """Return whether the reply contains `answer`, not as part of a longer word or number."""
     before = r"(?<![\w.-])" if answer[:1].isalnum() else ""
     after = r"(?!\w)" if answer[-1:].isalnum() else ""
     return re.search(before + re.escape(answer) + after, reply) is not None
 
 
 def questions(domain: str, count: int) -> list[tuple[str, str]]:
-    """Return held-out prompts of a domain, each with the text that its reply has to contain."""
+    """Return held-out prompts of a domain, with the text that each reply must contain."""
     found: dict[str, str] = {}
     for _, dialogue in itertools.islice(stream(VALIDATION_SEED, held_out=True, domain=domain), 20 * count):
         if dialogue.answer is not None and len(found) < count:
@@ -32,7 +32,7 @@ def questions(domain: str, count: int) -> list[tuple[str, str]]:
 
 
 def report(folder: Path, count: int) -> Iterator[str]:
-    """Yield a table in Markdown, of greedy answers in float32 to `count` questions a domain."""
+    """Yield a Markdown table of greedy float32 answers to `count` questions per domain."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     yield "| held-out questions | asked | right |\n| --- | ---: | ---: |"

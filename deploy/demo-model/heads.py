@@ -1,9 +1,9 @@
-"""The two drafters of the demo model as torch modules, with the tensor names and arithmetic that vLLM expects.
+"""The demo model's two drafters as torch modules, with the tensor names and arithmetic that vLLM expects.
 
-`MtpHead` is one layer of multi-token prediction as MiMo has it (vllm/model_executor/models/mimo_mtp.py);
-`Eagle3Head` is the drafter of EAGLE-3 (Li et al., 2025; vllm/model_executor/models/llama_eagle3.py). Both take
-the trunk's hidden state of a token together with the embedding of the token after it, and foresee the one after
-that; for the draft's further tokens they take their own hidden state in place of the trunk's.
+`MtpHead` is a layer of multi-token prediction as in MiMo (vllm/model_executor/models/mimo_mtp.py),
+`Eagle3Head` the drafter of EAGLE-3 (Li et al., 2025; vllm/model_executor/models/llama_eagle3.py). From the
+trunk's hidden state of a token and the embedding of the next token, both predict the token after that. For
+further tokens of a draft they use their own hidden state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 # Keys and values [B, H, T, D] of each step of a draft so far.
 KeyValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
-# Hidden states that EAGLE-3 reads, by the number of layers below them: an early one, a middle one, the last.
+# EAGLE-3's input: the hidden states after this many layers.
 EAGLE3_LAYERS = (2, 5, 8)
 
 
@@ -38,8 +38,8 @@ class RmsNorm(nn.Module):
 class DraftAttention(nn.Module):
     """Attention over a drafter's cache in the middle of a draft.
 
-    Draft token j at place p was begun at place p - j: the cache holds the entries made from the trunk's hidden
-    states up to p - j, and after them one entry of each step of the draft (EAGLE-3's training-time test).
+    The draft of token j at position p began at p - j. The cache has the entries for the trunk's hidden states
+    up to p - j, and then one entry per step of the draft (EAGLE-3's training-time test).
     """
 
     def __init__(self, config: Qwen2Config, inputs: int, *, bias: bool) -> None:
@@ -52,7 +52,7 @@ class DraftAttention(nn.Module):
         self.o_proj = nn.Linear(self._heads * self._width, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues) -> torch.Tensor:
-        """Attend from x [B, T, inputs] of step len(cache); mask [B, 1, T, T] is true where step 0 is visible."""
+        """Attend from x [B, T, inputs] in step len(cache); mask [B, 1, T, T] selects the entries of step 0."""
         rows, length, _ = x.shape
         query = rope.turned(self._split(self.q_proj(x), self._heads))
         key = rope.turned(self._split(self.k_proj(x), self._kv_heads))
@@ -61,7 +61,7 @@ class DraftAttention(nn.Module):
         cache.append((key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
         step, (first_key, first_value) = len(cache) - 1, cache[0]
         scores = (query @ first_key.transpose(2, 3)).float().masked_fill(~mask, -1e9)
-        # Shifted to the right, [B, H, T, D]; what comes in on the left is masked.
+        # Shifted right, [B, H, T, D]; the positions that wrap around are masked.
         drafted = [(k.roll(step - i, 2), v.roll(step - i, 2)) for i, (k, v) in enumerate(cache) if i]
         own = [(query * k).sum(-1, keepdim=True).float() for k, _ in drafted]
         shares = torch.cat([scores, *own], -1).mul(self._width**-0.5).softmax(-1).to(value.dtype)
@@ -102,13 +102,13 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module, ABC):
-    """A drafter: `start` makes the hidden states of step 0, `forward` runs one step."""
+    """A drafter: `start` returns the hidden states for step 0, `forward` runs one step."""
 
     prefix = ""  # of the weights' names, as vLLM expects them
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the input of step 0, from the trunk's hidden states [B, T, H] by layers below them."""
+        """Return the input of step 0 from the trunk's hidden states [B, T, H] before each layer."""
 
     @abstractmethod
     def forward(
@@ -137,7 +137,7 @@ class MtpHead(Head):
         self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.mtp_layers[0]
-        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # vLLM does so, as MiMo's own code
+        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # as in vLLM and MiMo
         x = layer.input_proj(torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embeds)], -1))
         x = x + layer.self_attn(layer.input_layernorm(x), rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -164,8 +164,8 @@ class Eagle3Head(Head):
         self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.midlayer
-        # The trunk's states are a hundred times larger than what a fresh layer adds to them: added to their norm
-        # (`norm_before_residual`), it counts from the first step on.
+        # The trunk's states are a hundred times larger than a new layer's output, which is therefore added to
+        # their norm (`norm_before_residual`).
         hidden = layer.hidden_norm(hidden)
         both = torch.cat([layer.input_layernorm(embeds), hidden], -1)
         x = hidden + layer.self_attn(both, rope, mask, cache)

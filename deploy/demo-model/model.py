@@ -1,7 +1,7 @@
-"""The demo model: a Qwen2 of 5.8 million parameters, and the folders in which it and its drafters are shipped.
+"""The demo model, a Qwen2 of 5.8 million parameters, and the folders of the model and its drafters.
 
-`weights/` is the trunk as Qwen2. `weights-mtp/` is the same trunk as MiMo, a Qwen2 with an MTP layer: its index
-names the trunk's file by a link and adds the layer's own. `eagle3/` is a draft model beside either of them.
+`weights/` is the trunk as Qwen2. `weights-mtp/` is the trunk as MiMo, which is Qwen2 with an MTP layer; it
+has a link to the trunk's file, and a file with the layer. `eagle3/` is a draft model for either.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 HERE = Path(__file__).resolve().parent
 WEIGHTS = HERE / "weights"
 TARGETS = {"mtp": HERE / "weights-mtp", "eagle3": HERE / "eagle3"}
-# What the MTP view links from the trunk's folder.
+# Files of the trunk that weights-mtp/ links to.
 LINKED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 TRUNK_FILE, MTP_FILE = "model-trunk.safetensors", "model-mtp.safetensors"
 
 
 def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
-    """Return a model with new float32 weights: eight narrow layers, as copying from the context needs depth."""
+    """Return a model with new float32 weights. Copying from the context needs depth: eight narrow layers."""
     config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
         vocab_size=VOCABULARY,
@@ -54,11 +54,11 @@ def new_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
 
 
 class NextToken:
-    """The mean cross-entropy of the next token, each counted by its weight."""
+    """The weighted mean cross-entropy of the next token."""
 
     def __init__(self, model: Qwen2ForCausalLM) -> None:
-        # Plain attention, compiled: 9.6k tokens/s; the fused kernel of torch 2.13, not compiled: 6.6k (two cores of an
-        # EPYC with AVX-512 BF16, windows of 512). One compilation for each window length.
+        # Plain attention, compiled: 9.6k tokens/s; torch 2.13's fused kernel, not compiled: 6.6k (two cores
+        # of an EPYC with AVX-512 BF16, windows of 512). Each window length is compiled.
         model.set_attn_implementation("eager")
         self._forward = torch.compile(model.forward, dynamic=False)
 
@@ -73,7 +73,7 @@ class NextToken:
 def write_trunk(model: Qwen2ForCausalLM, tokenizer: Tokenizer, target: Path) -> None:
     """Write bfloat16 weights, configuration and tokenizer."""
     save_tokenizer(tokenizer, target)
-    tied = "lm_head.weight"  # to the embedding
+    tied = "lm_head.weight"  # with the embedding
     tensors = {name: value for name, value in model.state_dict().items() if name != tied}
     _save(tensors, target / "model.safetensors")
     model.config.save_pretrained(target)
@@ -115,12 +115,12 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     partial = path.with_suffix(".partial")
     narrow = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     save_file(narrow, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors makes it readable by its owner alone
+    partial.chmod(0o644)  # safetensors makes it private
     partial.replace(path)
 
 
 def _eagle3_config(trunk: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration: a Llama layer of the trunk's sizes, with its embedding and output."""
+    """Return the configuration of a Llama layer with the trunk's sizes."""
     shared = (
         "bos_token_id dtype eos_token_id hidden_act hidden_size initializer_range intermediate_size "
         "max_position_embeddings num_attention_heads num_key_value_heads pad_token_id rms_norm_eps "

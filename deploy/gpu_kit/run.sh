@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# On a GPU machine, in the root of the repository with .kit in it:  bash .kit/run.sh [STEP ...]
-#   smoke     what the kit brings, below any engine         gpu       saves and loads of a handoff
-#   kernels   our kernels against their definitions         tests     the tests of kernels and of the device's cache
-#   answers   every way to serve: answers of one engine     small large    loads on models of 1.7 and 8 billion
-#   compiled  small as vLLM comes, with torch.compile       parameters
-# By default all but large and compiled run. Each step has a time limit, all together TOTAL_S (560), and a step runs
-# even if an earlier one failed. Results and logs are in $OUT (.kit/out) after each step.
-# ARMS="one shm" limits answers, SIZE_ARGS adds arguments of gpu-serve to small and large.
+# Run on a GPU machine, in the repository's root with .kit in it:  bash .kit/run.sh [STEP ...]
+#   smoke     the kit itself, without an engine             gpu       saves and loads of a handoff
+#   kernels   our kernels against their definitions         tests     tests of kernels and of the cache on the device
+#   answers   output of each set-up against one engine's    small large    load on models of 1.7 and 8 billion
+#   compiled  small with vLLM's default, torch.compile      parameters
+# The default is all except large and compiled. Each step has a time limit, and so has the whole run (TOTAL_S, 560). A
+# failed step does not stop the run. Results and logs are in $OUT (.kit/out) after each step.
+# ARMS="one shm" limits answers; SIZE_ARGS adds arguments of gpu-serve to small and large.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE
 kit=${KIT:-/tmp/baton-kit} # unpacked there
@@ -21,12 +21,12 @@ if [ ! -e "$kit/.unpacked" ]; then
     tar -xJf ".kit/$part/kit.tar.xz" -C "$kit" &
   done
   wait
-  python3 -m compileall -q -j 0 "$kit" src bench harness >/dev/null 2>&1 # some files are templates and do not compile
+  python3 -m compileall -q -j 0 "$kit" src bench harness >/dev/null 2>&1 # templates do not compile
   touch "$kit/.unpacked"
   say "unpacked"
 fi
 export PYTHONPATH=$PWD/src:$PWD:$kit PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=$kit/triton VLLM_CACHE_ROOT=$kit/cache
-# No FlashInfer and no hub there; no usage reports.
+# FlashInfer and the hub are not available there.
 export VLLM_USE_FLASHINFER_SAMPLER=0 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 
 step() { # NAME LIMIT COMMAND ...

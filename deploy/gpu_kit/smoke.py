@@ -1,4 +1,4 @@
-"""Check the kit on a GPU without any engine: extensions, driver, FlashAttention 3, pinned memory."""
+"""Check the kit on a GPU, without an engine: extensions, driver, FlashAttention 3, pinned memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FAILED: list[str] = []
 
 
 def check(name: str) -> Callable[[Callable[[], str]], None]:
-    """Run the decorated check at once and print its result."""
+    """Run the decorated function at once, and print its result."""
 
     def run(function: Callable[[], str]) -> None:
         began = time.perf_counter()
         try:
             said = function()
             print(f"ok    {name}: {said} ({time.perf_counter() - began:.2f} s)", flush=True)
-        except Exception as error:  # noqa: BLE001 (printed; the next check runs)
+        except Exception as error:  # noqa: BLE001
             FAILED.append(name)
             print(f"FAIL  {name}: {error!r}", flush=True)
             traceback.print_exc(limit=4)
@@ -41,18 +41,18 @@ def versions() -> str:
     return f"python {sys.version.split()[0]}, torch {torch.__version__}, triton {triton.__version__}"
 
 
-@check("NVML without CUDA (baton up forks: CUDA must not begin in the parent)")
+@check("NVML without CUDA (baton up forks, so the parent must not initialize CUDA)")
 def counting() -> str:
     ctypes.CDLL("libnvidia-ml.so.1")
     count = torch.cuda._device_count_nvml()
     if count < 1:
         raise AssertionError(f"NVML counts {count} GPUs: baton up cannot fork its workers")
     if torch.cuda.is_initialized():
-        raise AssertionError("CUDA has begun")
+        raise AssertionError("CUDA was initialized")
     return f"{count} GPU(s)"
 
 
-@check("extensions load beside this torch")
+@check("extensions load with this torch")
 def extensions() -> str:
     import vllm._C_stable_libtorch
     import vllm._moe_C_stable_libtorch
@@ -79,7 +79,7 @@ def norm() -> str:
     return f"error {error_of(out, wanted):.1e}"
 
 
-@check("cache write and FlashAttention 3 over pages")
+@check("cache write and paged FlashAttention 3")
 def attention() -> str:
     from vllm import _custom_ops as ops
     from vllm.vllm_flash_attn import flash_attn_varlen_func

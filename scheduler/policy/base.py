@@ -1,4 +1,4 @@
-"""The interfaces of a placement policy, called several times per placement in the scheduler's process."""
+"""The interfaces of a placement policy's parts. They are called several times per placement."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from baton.scheduler.types import PlacementLimits, WorkerRecord
 
 
 class Side(Flag):
-    """Select the part of a request that a worker would take."""
+    """The part of a request that a worker would run."""
 
-    NONE = 0  # it only hands over KV of the prompt that it holds
+    NONE = 0  # only hand over KV
     PREFILL = auto()
     DECODE = auto()
     BOTH = PREFILL | DECODE
@@ -27,31 +27,30 @@ class Side(Flag):
 
 
 class PolicyPart:
-    """A filter, a pair filter, a scorer or a picker. Made once per process, by its name in the settings."""
+    """A filter, pair filter, scorer or picker. Created once per process, by its name in the settings."""
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Keep `limits`, which bound how full workers may get."""
         self.limits = limits
 
 
 class Filter(PolicyPart, ABC):
-    """Keep the workers that may take a request. Pure: changes nothing, raises nothing."""
+    """Keep the workers that may take a request. Has no side effects and does not raise."""
 
-    code: ClassVar[pb.Rejection.Code]  # code of the rejection if no worker is kept
+    code: ClassVar[pb.Rejection.Code]  # of the rejection if no worker passes
     reason: ClassVar[str]  # its text, after "no worker can prefill: "; see `why`
 
     @abstractmethod
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        """Return whether `worker` may do `side` of `need`."""
+        """Return whether `worker` may run `side` of `need`."""
 
     def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
-        """Return the text for a rejection of all of `workers`, at least one."""
+        """Return the text for a rejection of all `workers`, which are never empty."""
         del workers, need, side
         return self.reason
 
 
 class PairFilter(PolicyPart, ABC):
-    """Keep the prefill workers that can hand over to a decode worker. Pure."""
+    """Keep the prefill workers that can hand over to a decode worker. Has no side effects."""
 
     @abstractmethod
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
@@ -63,12 +62,12 @@ class PairFilter(PolicyPart, ABC):
 
 
 class Scorer(PolicyPart, ABC):
-    """Say how good a worker is for a request. Pure.
+    """Rate a worker for a request. Has no side effects.
 
-    `Need.tokens_for` tells how much of the prompt a worker would have to compute.
+    `Need.tokens_for` returns how much of the prompt the worker would have to compute.
     """
 
-    side: ClassVar[Side]  # asked only for workers that would do this
+    side: ClassVar[Side]  # used only for workers that would run this side
 
     @abstractmethod
     def score(self, worker: WorkerRecord, need: Need) -> float:
@@ -78,10 +77,10 @@ class Scorer(PolicyPart, ABC):
 class Picker(PolicyPart, ABC):
     """Pick one of the scored workers."""
 
-    # The number of workers that it picks from, drawn at random from those the filters keep, in addition to
-    # those that hold most of the prompt. 0: all, which costs a look at each of them per placement.
+    # How many workers to pick from, drawn at random from those that pass the filters, in addition to those
+    # that hold most of the prompt. 0: all, so each placement filters and scores every worker.
     draws: ClassVar[int] = 0
 
     @abstractmethod
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
-        """Return one of `scored`, which is never empty. Draw from `rng` only."""
+        """Return one of `scored`, which is never empty. Take random numbers only from `rng`."""

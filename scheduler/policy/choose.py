@@ -1,25 +1,22 @@
-"""Choose the workers for a request, with preferences when several ways are open.
+"""Choose the workers for a request.
 
-1. A pair of a prefill and a decode worker, if both have room.
-2. Otherwise a mixed worker alone: where pairs and mixed workers share a topic, the mixed ones take the
-overflow.
-3. If the prompt is shorter than `handoff_min_tokens`, or a decode worker holds all but that many tokens of
-it, the decode worker prefills itself. For short prompts it and the mixed workers are equals, and no pair is
-formed.
-4. A decode worker that runs nothing also prefills while its own queue is the shorter one and bounded
-(`booking.may_help`): at the start of a burst it would stand idle beside prefill workers that queue.
-5. One side does it all if the other is lost to this request (none ready, or all of them failed it). Full
-workers are not covered for: long prompts in the decode batches would lengthen every inter-token latency to
-hide a lack of prefill workers, and decoding on prefill workers every time to first token.
+1. If the prompt is shorter than `handoff_min_tokens`, it is not handed over: a decode or a mixed worker does
+   it all. So does a decode worker that has to compute fewer than that many tokens of a longer prompt.
+2. Otherwise a pair of a prefill and a decode worker is chosen, if both have room.
+3. An idle decode worker does it all if its queue is shorter than the prefill worker's (`booking.may_help`):
+   at the start of a burst decode workers have nothing else to do.
+4. If no pair has room, a mixed worker does it all.
+5. If one side has no worker for this request (none is ready, or all have failed it), the other side does it
+   all. It does not stand in for full workers: long prompts in decode batches would lengthen every inter-token
+   latency, and decoding on prefill workers every time to first token.
 
-When no way is open, the rejection is the most hopeful one: FULL before TOO_LARGE before NO_WORKERS.
+If nothing is possible, the most hopeful rejection is returned: FULL before TOO_LARGE before NO_WORKERS.
 
-A choice does not look at every worker. If the picker needs only a few, candidates are drawn until that many
-have passed the filters, in addition to those that hold most of the prompt; all are asked only if that finds
-nobody, which also tells why.
+If the picker needs only a few candidates, workers are drawn at random until enough have passed the filters,
+in addition to those that hold most of the prompt. All workers are filtered only if that finds none.
 
-A pair may come with a source: a worker that holds so much more of the prompt than the pair's prefill worker
-that pulling pays. It is chosen last, and does not affect the choice, as it may turn out to hold less.
+A pair may come with a source: a worker that holds so much more of the prompt than the prefill worker that
+pulling it is faster than computing it.
 """
 
 # mypy: disable-error-code="type-abstract"
@@ -35,11 +32,11 @@ from baton.scheduler.booking import Source, may_help, waits_for_slot
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
 from baton.scheduler.policy.registry import load
-from baton.scheduler.policy.speed import prompt_speed
+from baton.scheduler.policy.scorers import prompt_speed
 from baton.scheduler.types import FleetView, PlacementLimits, PolicyOptions, WorkerRecord
 
-LOOKS = 32  # workers sampled at random before all are looked at
-HOLDERS = 2  # per role and length of match, in addition to the random ones
+LOOKS = 32  # workers drawn at random before all are filtered
+HOLDERS = 2  # workers that hold most of the prompt, per role and length of match
 
 Holders = Sequence[WorkerRecord]
 
@@ -49,9 +46,9 @@ _WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the re
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """The chosen workers; `prefill` is None if `decode` does it all."""
+    """The chosen workers."""
 
-    prefill: WorkerRecord | None
+    prefill: WorkerRecord | None  # None: the decode worker also prefills
     decode: WorkerRecord
     source: Source | None = None
 
@@ -62,25 +59,24 @@ class NoChoice:
 
     code: pb.Rejection.Code
     message: str
-    nobody: bool = False  # no worker at all is registered for this
+    nobody: bool = False  # no worker of the role is registered
 
     def hope(self) -> int:
-        """Return how soon the reason may go away; higher is sooner."""
+        """Return how likely a retry is to succeed; higher is likelier."""
         return -1 if self.nobody else _HOPE.get(self.code, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The workers that the filters left, or the reason why they left none."""
+    """The workers that passed the filters, or the reason why none did."""
 
     workers: list[WorkerRecord]
     why: NoChoice | None
-    # the workers sampled from; empty if `workers` are all that passed
-    drawn_from: Sequence[WorkerRecord] = ()
+    drawn_from: Sequence[WorkerRecord] = ()  # empty if `workers` are all that passed
 
     @property
     def lost(self) -> bool:
-        """Whether there is no worker to do it, busy or not."""
+        """Whether there is no worker for this, not even a full one."""
         return self.why is not None and self.why.code == pb.Rejection.CODE_NO_WORKERS
 
 
@@ -90,7 +86,7 @@ class Policy:
     def __init__(
         self, limits: PlacementLimits, options: PolicyOptions, rng: random.Random | None = None
     ) -> None:
-        """Load the parts that `options` name; the picker draws from `rng`. Raises BadPolicy."""
+        """Load the parts that `options` name. Raises BadPolicy."""
         self._limits = limits
         self._filters = [load(name, Filter)(limits) for name in options.filters]
         self._pair_filters = [load(name, PairFilter)(limits) for name in options.pair_filters]
@@ -103,7 +99,7 @@ class Policy:
         self._rng = rng or random.Random()  # noqa: S311 (no secret)
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Return the workers that should take `need`, or the reason why none can. Changes nothing."""
+        """Return the workers for `need`, or the reason why there are none. Has no side effects."""
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._choose_one(view, need)
         held = self._holders(view, need)
@@ -114,7 +110,7 @@ class Policy:
         return choice
 
     def _choose_one(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
-        """Choose for a prompt that is too short to be handed over."""
+        """Choose for a prompt that is too short for a handoff."""
         choice = self._alone(view.of(pb.ROLE_DECODE, pb.ROLE_MIXED), need)
         if isinstance(choice, NoChoice) and self._keep(view.of(pb.ROLE_DECODE), need, Side.DECODE).lost:
             choice = self._or_else(choice, view.of(pb.ROLE_PREFILL), need, ())
@@ -153,12 +149,12 @@ class Policy:
     def _helped(
         self, choice: WorkerChoice, prefill: WorkerRecord, decode: Sequence[WorkerRecord], need: Need
     ) -> WorkerChoice:
-        """Return an idle decode worker alone, if its queue is shorter than `prefill`'s, else `choice`."""
+        """Return an idle decode worker whose queue is shorter than `prefill`'s; else `choice`."""
         queued = prefill.reserved.prompt_tokens
         if not queued:
             return choice
 
-        # Skip queues that are clearly too long: at least one token of the prompt is left to compute.
+        # A cheap test before `may_help`: at least one token of the prompt must be computed.
         computes = need.prompt_tokens if need.match is None else 1
         longest = min(queued - 1, self._limits.idle_decode_tokens - computes)
         some = decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)
@@ -174,10 +170,10 @@ class Policy:
     def _pair(self, prefills: _Kept, decodes: _Kept, need: Need) -> WorkerChoice | NoChoice:
         failures = [side.why for side in (decodes, prefills) if side.why]
         if failures:
-            return min(failures, key=NoChoice.hope)  # both sides are needed
+            return min(failures, key=NoChoice.hope)
         found = self._partners(prefills.workers, decodes.workers, need)
         if found is None and (prefills.drawn_from or decodes.drawn_from):
-            # None of the sampled workers is compatible: others may be.
+            # No two of the drawn workers are compatible, but others may be.
             prefills = self._all(prefills.drawn_from or prefills.workers, need, Side.PREFILL)
             decodes = self._all(decodes.drawn_from or decodes.workers, need, Side.DECODE)
             found = self._partners(prefills.workers, decodes.workers, need)
@@ -198,9 +194,9 @@ class Policy:
         return None
 
     def _source(self, prefill: WorkerRecord, holders: Holders, need: Need) -> Source | None:
-        """Return the worker from which `prefill` can pull most of what it lacks, if pulling pays.
+        """Return the worker from which `prefill` can pull most of what it lacks, if that is worth it.
 
-        It must have a free slot: a busy worker would keep the prompt waiting.
+        The source needs a free slot, or the prompt would wait for it.
         """
         fewest = self._limits.prefix_pull_s * prompt_speed(prefill)
         lacks = need.tokens_for(prefill.worker_id)
@@ -227,7 +223,7 @@ class Policy:
         return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]
 
     def _keep(self, workers: Sequence[WorkerRecord], need: Need, side: Side, held: Holders = ()) -> _Kept:
-        """Return workers that pass the filters: a random few if the picker needs no more."""
+        """Return workers that pass the filters: all, or as many random ones as the picker needs."""
         wanted = self._picker.draws
         if not wanted or len(workers) <= wanted:
             return self._all(workers, need, side)
@@ -241,17 +237,14 @@ class Policy:
                     break
         if found:
             return _Kept(list(found.values()), None, workers)
-        # Nearly all are full: schedulers that each took the best free one would collide there.
+        # Nearly all are full. Draw again, or several schedulers would all choose the best free worker.
         kept = self._all(workers, need, side)
         if len(kept.workers) <= wanted:
             return kept
         return _Kept(self._rng.sample(kept.workers, wanted), None, workers)
 
     def _drawn(self, workers: Sequence[WorkerRecord]) -> Iterator[WorkerRecord]:
-        """Yield workers in random order, all of them if there are few.
-
-        Each is drawn when asked for: callers hardly ever need more than a few.
-        """
+        """Yield at most `LOOKS` workers in random order, drawing each only when it is needed."""
         left, random_ = list(workers), self._rng.random
         for size in range(len(left), max(0, len(left) - LOOKS), -1):
             at = int(random_() * size)
@@ -259,13 +252,13 @@ class Policy:
             left[at] = left[size - 1]
 
     def _passes(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        for one in self._filters:  # noqa: SIM110 (a generator would cost as much as most filters do)
+        for one in self._filters:  # noqa: SIM110 (a generator would cost as much as a filter)
             if not one.keeps(worker, need, side):
                 return False
         return True
 
     def _all(self, workers: Iterable[WorkerRecord], need: Need, side: Side) -> _Kept:
-        """Return all workers that pass the filters, or the reason why none does."""
+        """Return all workers that pass the filters, or why none does."""
         left = list(workers)
         if not left:
             message = f"no worker to {_WORK[side]} is registered"

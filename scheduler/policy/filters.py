@@ -21,7 +21,7 @@ from baton.scheduler.types import WorkerRecord
 
 
 class Placeable(Filter):
-    """Require that the worker is ready and not draining. A view holds no dead workers."""
+    """Require that the worker is ready and not drained."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "none is ready"
@@ -35,7 +35,7 @@ class NotExcluded(Filter):
     """Require that the worker has not failed an earlier attempt at this request."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
-    reason: ClassVar[str] = "those that are ready failed an earlier attempt"
+    reason: ClassVar[str] = "all that are ready failed an earlier attempt"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
         del side
@@ -43,7 +43,7 @@ class NotExcluded(Filter):
 
 
 class Fits(Filter):
-    """Require that the request fits into the idle worker."""
+    """Require that the worker could run the request if it were idle."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_TOO_LARGE
     reason: ClassVar[str] = "the prompt is longer than the model's limit or the KV cache"
@@ -54,7 +54,7 @@ class Fits(Filter):
 
 
 class HasRoom(Filter):
-    """Require that the request fits into what is not booked. A rejection names the bound and its key."""
+    """Require that the worker has room now. A rejection names the limit and its key."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_FULL
     reason: ClassVar[str] = "all are full"
@@ -73,11 +73,11 @@ class HasRoom(Filter):
 
 
 class SameRevision(Filter):
-    """Require the vLLM whose messages the router speaks, and the weights that began the output."""
+    """Require the router's version of vLLM, and the weights that generated the first tokens."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = (
-        "those that are ready run another vLLM than the router, or other weights than began the output"
+        "all that are ready run another vLLM than the router, or other weights than began the output"
     )
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
@@ -90,10 +90,10 @@ class SameRevision(Filter):
 
 
 class HasAdapter(Filter):
-    """Require the request's adapter, with the files that its router knows."""
+    """Require the request's adapter, with the same files as at the router."""
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
-    reason: ClassVar[str] = "those that are ready do not have the adapter"
+    reason: ClassVar[str] = "all that are ready lack the adapter"
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
         del side
@@ -110,7 +110,7 @@ class HasAdapter(Filter):
 
 
 class Compatible(PairFilter):
-    """Require equal weights, compatible KV, whatever the ranks, and a common transport."""
+    """Require equal weights, compatible KV and a common transport. Ranks may differ."""
 
     def keeps(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
         ours, theirs = prefill.capacity, decode.capacity
@@ -126,9 +126,9 @@ class Compatible(PairFilter):
         one, other = prefill.identity.model_fingerprint, decode.identity.model_fingerprint
         if one != other:
             revisions = f"{one[:12]}, {other[:12]}"
-            return f"{names} have other weights ({revisions}): start workers of both sides with each"
+            return f"{names} have different weights ({revisions}): start workers of both roles with each"
         prefills, decodes = ((one.compatibility_hash, one.facts) for one in (ours, theirs))
         if why := unlike(prefills, decodes, ("on prefill", "on decode")):
-            return f"{names} keep KV differently ({why}): start them with the same engine settings"
+            return f"{names} store KV differently ({why}): start them with the same engine settings"
         offered = f"{', '.join(ours.transports) or 'none'}; {', '.join(theirs.transports) or 'none'}"
         return f"{names} share no transport ({offered}): give them a common one"

@@ -11,7 +11,7 @@ from baton.scheduler.types import WorkerRecord
 
 
 class Best(Picker):
-    """Pick the best of all, breaking ties at random: right when one scheduler serves few workers."""
+    """Pick the best of all workers, breaking ties at random. Suits one scheduler with few workers."""
 
     def pick(self, scored: Sequence[tuple[WorkerRecord, float]], rng: random.Random) -> WorkerRecord:
         top = max(score for _, score in scored)
@@ -19,9 +19,9 @@ class Best(Picker):
 
 
 class PowerOfTwo(Best):
-    """Pick the best of two drawn at random and of those that hold most of the prompt.
+    """Pick the best of two random workers and those that hold most of the prompt.
 
-    Several schedulers that have not heard of each other's last choices do not all run to the same best worker
+    Schedulers that do not know each other's last choices yet would otherwise all pick the same worker
     (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
     """
 
@@ -29,9 +29,10 @@ class PowerOfTwo(Best):
 
 
 class PowerOfFour(PowerOfTwo):
-    """Pick the best of four drawn at random and of those that hold most of the prompt.
+    """Pick the best of four random workers and those that hold most of the prompt.
 
-    Prompts that nobody holds find a shorter queue, at the cost of looking at two more workers (decision 41).
+    Uncached prompts find a shorter queue than with two, at the cost of scoring two more workers (decision
+    41).
     """
 
     draws: ClassVar[int] = 4

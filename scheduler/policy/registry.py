@@ -1,8 +1,4 @@
-"""Load parts of a placement policy by name.
-
-Another package registers a part with an entry point of the group `baton.placement_policies`, `name =
-"module:Class"`; see docs/extending.md. The base class determines the kind of part.
-"""
+"""Load the parts of a placement policy by name. Other packages can register theirs: docs/extending.md."""
 
 from __future__ import annotations
 
@@ -47,10 +43,7 @@ PARTS: Registry[type[PolicyPart]] = Registry(
 
 
 def load(name: str, kind: type[Part]) -> type[Part]:
-    """Return the class of that name, a subclass of `kind` (Filter, PairFilter, Scorer or Picker).
-
-    Raises BadPolicy for a name that is unknown, claimed by two packages, or of another kind.
-    """
+    """Return the class of that name, which must be a subclass of `kind`. Raises BadPolicy."""
     found = PARTS.load(name)
     if not issubclass(found, kind):
         raise BadPolicy(f"scheduler.policy: {name!r} is no {kind.__name__}, but a {_kind_of(found)}")

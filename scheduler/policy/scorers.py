@@ -1,7 +1,7 @@
 """The built-in scorers.
 
-The scheduler's bookings and the worker's heartbeat are two views of one load: bookings count at once,
-heartbeats are late but include what this scheduler has not been told. The higher one counts.
+A worker's load is the higher one of its bookings and its last heartbeat: bookings are up to date, and
+heartbeats include requests that this scheduler has not learned of yet.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import ClassVar
 from baton.scheduler.booking import blocks_for, max_requests, usable_blocks
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Scorer, Side
-from baton.scheduler.policy.speed import prompt_speed
 from baton.scheduler.types import WorkerRecord
 
-# The weight of a token to compute relative to a token queued before it: recomputing what another worker holds
-# delays the requests behind it, too. With 1, chats that kept workers busy half of the time left their caches
-# for any shorter queue, and their mean time to first token was 1.5 times as long (decision 41).
+# The weight of a token to compute relative to a token queued before it. It is above 1 because computing what
+# another worker has cached also delays later requests. With 1, chats that kept workers busy half of the time
+# left their caches for any shorter queue, and their mean time to first token was 1.5 times as long (decision
+# 41).
 COMPUTED = 3.0
+
+MEASURED_S = 5.0  # s of prefill before the measured speed is used
+GUESSED_SPEED = 5_000.0  # prompt tokens per second
 
 
 class QueuedPromptTokens(Scorer):
-    """Prefer the fewest prompt tokens ahead of this one: join the shortest queue, measured in tokens.
-
-    Follows Splitwise (Patel et al., 2024), section IV.
-    """
+    """Prefer the shortest queue in prompt tokens, as in Splitwise (Patel et al., 2024), section IV."""
 
     side: ClassVar[Side] = Side.PREFILL
 
@@ -34,11 +34,9 @@ class QueuedPromptTokens(Scorer):
 
 
 class PrefillWork(Scorer):
-    """Prefer the least time until the prompt is prefilled: the queue, and the uncached part of the prompt.
+    """Prefer the least time for the queue and the uncached part of the prompt, at the measured speed.
 
-    Time is estimated from this worker's measured prompt speed; one second of work scores a half, so that
-    short queues are told apart as well as long ones. The prompt's own tokens count `COMPUTED` times: it stays
-    where its prefix is held as long as the queue there costs less than that.
+    One second of work scores a half, so that scores also differ between short queues.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -49,7 +47,7 @@ class PrefillWork(Scorer):
 
 
 class HeldTokens(Scorer):
-    """Prefer the worker that holds most of the prompt: less KV to transfer and to find room for."""
+    """Prefer the worker that holds most of the prompt: the least KV to transfer and to store."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -58,7 +56,7 @@ class HeldTokens(Scorer):
 
 
 class StagingRoom(Scorer):
-    """Prefer the most room for saved KV: with little left, a prompt waits before it is prefilled."""
+    """Prefer the most room for saved KV. Without room, a prompt waits before it is prefilled."""
 
     side: ClassVar[Side] = Side.PREFILL
 
@@ -69,7 +67,7 @@ class StagingRoom(Scorer):
 
 
 class RunningRequests(Scorer):
-    """Prefer the fewest requests running or queued: a step's time grows with the batch."""
+    """Prefer the fewest requests: a step takes longer in a larger batch."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -81,7 +79,7 @@ class RunningRequests(Scorer):
 
 
 class FreeBlocks(Scorer):
-    """Prefer the most KV blocks left once this request, with its look-ahead slots, is in."""
+    """Prefer the most free KV blocks after this request."""
 
     side: ClassVar[Side] = Side.DECODE
 
@@ -93,3 +91,11 @@ class FreeBlocks(Scorer):
 
 def _share_left(used: int, limit: int) -> float:
     return min(1.0, max(0.0, 1 - used / max(1, limit)))
+
+
+def prompt_speed(worker: WorkerRecord) -> float:
+    """Return prompt tokens per second: measured, or a guess if the worker has hardly prefilled yet."""
+    counts = worker.load.counts if worker.load else None
+    if counts is None or counts.busy_s < MEASURED_S or not counts.computed_tokens:
+        return GUESSED_SPEED
+    return counts.computed_tokens / counts.busy_s

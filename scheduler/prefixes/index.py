@@ -1,23 +1,22 @@
-"""Map blocks to the workers that hold them.
+"""Map KV blocks to the workers that hold them.
 
-A block is one entry of 64 bits: 44 bits of its name, and the number of the set of workers that hold it
-(sets.py). Entries lie in shards, selected by the rest of the name. Each shard is a sorted array of some
-hundred entries: a block is found by bisection, and inserted or removed by moving those behind it. So a block
-costs some 10 bytes, however many workers hold it, and no call blocks the event loop to rebuild anything.
+An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold the block
+(sets.py). The rest of the key selects a shard, a sorted array of some hundred entries. Look-ups bisect it;
+inserting or removing an entry moves the entries after it. So a block takes some 10 bytes, however many
+workers hold it, and no call has to rebuild anything.
 
-Because names are truncated, one look-up in a billion meets another block of its shard. That request is placed
-less well; its answer is never wrong, as engines match whole hashes.
+Keys are truncated hashes, so one look-up in a billion finds another block. The request is then placed less
+well, but its output stays correct, because engines compare whole hashes.
 
-A prompt's blocks form a chain, and engines evict a chain from its end: a worker that holds one block holds
-those before it. So the end of what it holds is found by binary search, in O(log blocks) look-ups. When that
-is briefly not true, the answer is a block that it holds, or nothing.
+A prompt's blocks form a chain, and engines evict a chain from its end, so a worker that holds a block also
+holds those before it. A binary search finds the last one in O(log blocks) look-ups. If a chain briefly has a
+gap, the result is an earlier block that the worker holds, or none.
 
-Removing a worker, or starting it afresh, costs O(1): its bit is masked out, and swept away later, piece by
-piece, once a quarter of the stored entries belong to such workers. The cost is proportional to its own
-blocks.
+Removing or resetting a worker costs O(1): its bit is masked out. A sweep removes such bits in pieces, once a
+quarter of the entries may have one.
 
-A full shard keeps only blocks at every second depth, then every fourth, and so on: knowledge of long prompts
-gets coarser, and short ones are forgotten first. Shards do not fill evenly: the fullest ones start thinning
+A full shard keeps only the blocks at every second depth, then every fourth and so on: long prompts are
+matched more coarsely, and short ones are forgotten. Shards fill unevenly; the fullest ones start thinning
 when the index holds some four fifths of its maximum.
 """
 
@@ -32,37 +31,37 @@ from baton.prefix_keys import REMOVED
 from baton.scheduler.prefixes.sets import MOST_SHARED, NUMBER_BITS, WorkerSets, alone
 
 MOST_BLOCKS = 64_000_000  # some 12 bytes each
-MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, those that are yet to be swept included
-_NUMBER = (1 << NUMBER_BITS) - 1  # of an entry
+MOST_SLOTS = (1 << NUMBER_BITS) - MOST_SHARED  # workers, including removed ones that are not swept yet
+_NUMBER = (1 << NUMBER_BITS) - 1  # mask of the set's number in an entry
 _NAME_BITS = 64 - NUMBER_BITS
-NAME = (1 << _NAME_BITS) - 1  # the name in an operation
-_LEVELS = 0xF  # the level in a name
-_SHARD = 512  # maximum entries of a shard; more if `_MOST_SHARDS` do not suffice
-_MOST_SHARDS = 1 << 16  # the name's 60 bits, less those of an entry
-_SWEPT_SHARE = 4  # sweep when 1 in this many entries may belong to departed workers
-_SWEPT_SLOTS = 64  # or when this many workers have departed
+NAME = (1 << _NAME_BITS) - 1  # mask of an entry's part of a key
+_LEVELS = 0xF  # mask of the level in a key
+_SHARD = 512  # most entries of a shard, if `_MOST_SHARDS` are enough for that
+_MOST_SHARDS = 1 << 16  # a key has 60 bits, an entry 44 of them
+_SWEPT_SHARE = 4  # sweep when 1 in this many entries may belong to removed workers
+_SWEPT_SLOTS = 64  # or when this many workers were removed
 
 
 class PrefixIndex:
-    """Hold the index. Belongs to one event loop; no method gives it up."""
+    """The index. Belongs to one event loop."""
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
-        """Keep at most `most` blocks, at least one a shard."""
+        """Keep at most `most` blocks, but at least one per shard."""
         count = min(_MOST_SHARDS, 1 << (most // _SHARD).bit_length())
         self._mask = count - 1
         self._most = max(1, most // count)  # per shard
         self._shards = [array("Q") for _ in range(count)]
-        self._floors = bytearray(count)  # the lowest level that each shard keeps
+        self._floors = bytearray(count)  # lowest level that each shard keeps
         self._at_floor = [count] + [0] * (_LEVELS + 1)  # number of shards by floor
         self._entries = 0
         self.sets = WorkerSets()
         self._slots = 0  # slots ever used
         self._free: list[int] = []
-        self._stored: dict[int, int] = {}  # slot in use -> blocks stored and not removed
+        self._stored: dict[int, int] = {}  # slot in use -> blocks held
         self._alive = 0  # bits of the slots in use
-        self._gone = 0  # bits to sweep away
-        self._gone_stored = 0  # number of blocks they stored
-        self._sweeping = 0  # the bits of `_gone` in the current sweep
+        self._gone = 0  # bits to sweep
+        self._gone_stored = 0  # number of blocks that they held
+        self._sweeping = 0  # bits of the current sweep
         self._next = 0  # next shard to sweep
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ class PrefixIndex:
 
     @property
     def coarseness(self) -> int:
-        """The distance, in blocks, between those kept in the fullest shard; 1: all are kept."""
+        """The distance between kept blocks in the fullest shard; 1: all are kept."""
         return 1 << max(floor for floor, shards in enumerate(self._at_floor) if shards)
 
     @property
@@ -84,7 +83,7 @@ class PrefixIndex:
         return self._alive
 
     def join(self) -> int:
-        """Return a slot, below MOST_SLOTS, for a worker that holds nothing so far."""
+        """Return a slot, below MOST_SLOTS, for a new worker."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -95,13 +94,13 @@ class PrefixIndex:
         return slot
 
     def leave(self, slot: int) -> None:
-        """Forget everything held by the worker in this slot."""
+        """Remove the worker in this slot."""
         self._alive &= ~(1 << slot)
         self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)
 
     def apply(self, slot: int, operations: Iterable[int]) -> None:
-        """Store and remove blocks of a worker, in this order. Idempotent."""
+        """Add and remove blocks of a worker, in this order. Idempotent."""
         shards, mask, floors, most = self._shards, self._mask, self._floors, self._most
         bit, only = 1 << slot, alone(slot)
         count = 0
@@ -134,9 +133,10 @@ class PrefixIndex:
         return 0
 
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:
-        """Return the longest prefix of `keys` that any worker `among` holds, and the workers that hold it.
+        """Return the length of the longest prefix that a worker holds, and the bits of the workers that do.
 
-        `keys` are a prompt's blocks in order, `among` bits of workers. (0, 0): none holds the first block.
+        `keys` are a prompt's blocks in order, `among` the bits of the workers to consider. (0, 0): none holds
+        any.
         """
         holders = self.holders
         found, who = 0, 0
@@ -148,10 +148,7 @@ class PrefixIndex:
         return found, who
 
     def tend(self, entries: int) -> bool:
-        """Sweep about `entries` entries where workers are gone; return whether there is more to do.
-
-        Called repeatedly; blocks the event loop for at most that many entries plus one shard.
-        """
+        """Sweep about `entries` entries for removed workers; return whether there is more to do."""
         if not self._sweeping and not self._begin_sweep():
             return False
         while entries > 0 and self._next < len(self._shards):
@@ -174,7 +171,7 @@ class PrefixIndex:
 
     def _sweep(self, at: int) -> None:
         shard, sets = self._shards[at], self.sets
-        # a set's number -> the number of what is left of it, None: nothing
+        # set's number -> number of the set without removed workers; None: none is left
         renamed: dict[int, int | None] = {}
         for number, times in Counter(entry & _NUMBER for entry in shard).items():
             bits = sets.bits(number)
@@ -188,12 +185,12 @@ class PrefixIndex:
         self._refine(at)
 
     def _refine(self, at: int) -> None:
-        """Accept blocks of a lower level again if a shard has much room."""
+        """Accept blocks of a lower level again if the shard has much room."""
         if self._floors[at] and len(self._shards[at]) < self._most // 4:
             self._set_floor(at, self._floors[at] - 1)
 
     def _thin(self, at: int) -> None:
-        """Keep only the blocks of higher levels. Each level halves the blocks, so this is rare."""
+        """Drop the blocks of the lowest level kept, which is about half of them."""
         floor = self._floors[at] + 1
         self._set_floor(at, floor)
         shard = self._shards[at]
@@ -212,7 +209,7 @@ class PrefixIndex:
         self._shards[at] = kept
 
     def _add(self, shard: array[int], place: int, bit: int) -> int:
-        """Add a holder and return 1; 0 if it is known, or there are too many sets of workers."""
+        """Add a holder and return 1; return 0 if it is known or there are too many sets."""
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)
         number = None if held & bit else self.sets.refer(held | bit)
@@ -223,9 +220,9 @@ class PrefixIndex:
         return 1
 
     def _remove(self, shard: array[int], place: int, bit: int) -> int:
-        """Remove a holder and return 1; 0 if it is not one.
+        """Remove a holder and return 1; return 0 if it is not one.
 
-        With too many sets of workers, the block is forgotten.
+        If there are too many sets, the block is forgotten.
         """
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)

@@ -1,9 +1,8 @@
-"""Apply the operations of workers' logs to the index, each once and in order: the scheduler's side.
+"""Apply the operations in workers' block logs to the index, each once and in order.
 
-Applied operations are known by number, so duplicate, late or reordered messages do no harm. A gap applies
-nothing, and the answer says where the worker must resume. A restarted log has a later instance number: what
-was known of the worker is forgotten at once. That covers a worker that died or whose cache was emptied: its
-id or its log is a new one.
+Operations are numbered, so duplicate, late or reordered messages do no harm. A message that leaves a gap is
+not applied, and the answer says where the worker must resume. A log that begins again, because the worker was
+restarted or its cache was reset, has a later instance number and replaces all that was known of the worker.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 
-# A worker whose log was silent for this many seconds and heartbeats counts as unknown.
+# A worker that has not reported for this many seconds and heartbeats is forgotten.
 SILENT_S, SILENT_BEATS = 10.0, 3
 
 
@@ -24,16 +23,15 @@ class _Worker:
     slot: int
     instance: int
     operations: int  # applied
-    heard: float  # the clock's time
+    heard: float  # on the clock
 
 
 class PrefixLedger:
-    """Track the logs of all workers in the index. Belongs to one event loop."""
+    """The workers in the index. Belongs to one event loop."""
 
     def __init__(
         self, index: PrefixIndex, clock: Callable[[], float] = time.monotonic, *, heartbeat_s: float = 0.0
     ) -> None:
-        """Start empty. `heartbeat_s`: seconds between two messages of a worker without news."""
         self.index = index
         self._clock = clock
         self._silent_s = max(SILENT_S, SILENT_BEATS * heartbeat_s)
@@ -41,10 +39,10 @@ class PrefixLedger:
         self._names: dict[int, str] = {}  # slot -> worker id
         self._roles: dict[int, int] = {}  # role -> bits of slots
         self.gaps = 0  # messages that left a gap
-        self.begun = 0  # logs started or restarted
+        self.begun = 0  # logs begun
 
     def hear(self, worker_id: str, message: pb.BlockOperations) -> pb.BlocksKnown:
-        """Apply the new operations of a message; return what is then known of this worker."""
+        """Apply the new operations in a message; return how much of the log has been applied."""
         worker = self._workers.get(worker_id)
         if worker is None or message.instance > worker.instance:
             if message.first:
@@ -63,7 +61,7 @@ class PrefixLedger:
         return _known(worker)
 
     def keep(self, roles: Mapping[str, int]) -> None:
-        """Forget workers that are not in `roles`, keyed by worker id, and those silent for too long."""
+        """Forget workers that are not in `roles`, keyed by worker id, and those that do not report."""
         oldest = self._clock() - self._silent_s
         self._roles = {}
         for worker_id, worker in list(self._workers.items()):
@@ -78,12 +76,12 @@ class PrefixLedger:
         return self._roles.get(role, 0) & self.index.alive
 
     def slot(self, worker_id: str) -> int | None:
-        """Return a worker's slot in the index; None if nothing is known of it."""
+        """Return a worker's slot in the index; None if it is unknown."""
         worker = self._workers.get(worker_id)
         return worker.slot if worker else None
 
     def name(self, slot: int) -> str:
-        """Return the worker that has a slot."""
+        """Return the worker in a slot."""
         return self._names[slot]
 
     def __len__(self) -> int:

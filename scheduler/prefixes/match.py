@@ -1,7 +1,4 @@
-"""Look up one prompt in the index for the policy.
-
-Results are computed on demand: a policy looks at a handful of workers, not at all.
-"""
+"""Look up one prompt in the index, for the policy."""
 
 from __future__ import annotations
 
@@ -10,22 +7,21 @@ import random
 from baton.prefix_keys import PromptKeys
 from baton.scheduler.prefixes.ledger import PrefixLedger
 
-TIERS = 2  # match lengths whose holders are listed: the longest, and the next
+TIERS = 2  # `best` lists the holders of this many match lengths, longest first
 
 
 class Match:
-    """Match one prompt against the index, for one placement."""
+    """The part of one prompt that each worker holds. Computed on demand: a policy asks about few workers."""
 
     def __init__(self, ledger: PrefixLedger, prompt: PromptKeys, prompt_tokens: int) -> None:
-        """Match a prompt of `prompt_tokens` tokens."""
         self._ledger = ledger
         self._keys, self._key_tokens = prompt
-        # An engine always computes the last token of a prompt, to have logits to sample from.
+        # An engine always computes the last token of a prompt, because it needs its logits.
         self._most = max(0, prompt_tokens - 1)
         self._tokens: dict[str, int] = {}
 
     def tokens(self, worker_id: str) -> int:
-        """Return how many tokens of the prompt a worker need not compute, as far as known."""
+        """Return how many tokens of the prompt a worker holds, as far as known."""
         found = self._tokens.get(worker_id)
         if found is None:
             slot = self._ledger.slot(worker_id)
@@ -34,11 +30,11 @@ class Match:
         return found
 
     def knows(self, worker_id: str) -> bool:
-        """Return whether a worker reports what it holds: otherwise 0 tokens mean nothing."""
+        """Return whether a worker reports its cache; if not, 0 tokens mean unknown."""
         return bool(self._keys) and worker_id in self._ledger
 
     def best(self, role: int, most: int, rng: random.Random) -> list[str]:
-        """Return the workers of a role that hold most of the prompt, at most `most` for each of TIERS."""
+        """Return the workers of a role that hold most of the prompt, at most `most` for each match length."""
         index = self._ledger.index
         found: list[str] = []
         among = self._ledger.of_role(role)
@@ -52,12 +48,12 @@ class Match:
 
 
 def _some(who: int, most: int, rng: random.Random) -> list[int]:
-    """Return at most `most` slots of a set of workers, drawn at random."""
+    """Return at most `most` random slots of a set of workers."""
     slots: list[int] = []
     while who and len(slots) < most:
         place = rng.randrange(who.bit_length())
         above = who >> place
-        slot = place + (above & -above).bit_length() - 1  # the first one from there on
+        slot = place + (above & -above).bit_length() - 1  # the lowest one from `place` on
         slots.append(slot)
         who ^= 1 << slot
     return slots

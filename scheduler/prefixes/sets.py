@@ -1,8 +1,8 @@
-"""Number sets of workers: equal sets share a number, so a block's holders take a few bits.
+"""Number sets of workers: an entry of the index refers to a set by a few bits.
 
-A worker is a bit of an integer, at the place of its slot. The number of a one-worker set follows from its
-slot. Larger sets are numbered as they come, and a number is free again when nothing refers to it. Their count
-is bounded: chains of blocks on the same workers share one, so there are far fewer sets than blocks.
+A set is an integer with the bits of its workers' slots. The number of a set of one worker follows from its
+slot. Larger sets are numbered as needed, and a number is reused when nothing refers to it. There are far
+fewer sets than blocks, because all blocks of a chain on the same workers share one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ MOST_SHARED = 1 << 18  # sets of several workers; some 300 bytes each with 1,000
 
 
 def alone(slot: int) -> int:
-    """Return the number of the set of one worker."""
+    """Return the number of the set with this worker alone."""
     return MOST_SHARED + slot
 
 
 class WorkerSets:
-    """Hold the sets that are referred to. References to one-worker sets are not counted."""
+    """The sets in use, with reference counts, except for sets of one worker."""
 
     def __init__(self) -> None:
         self._bits: list[int] = []  # indexed by number, like the next two
@@ -28,18 +28,13 @@ class WorkerSets:
         self._numbers: dict[int, int] = {}  # bits -> number
 
     def __len__(self) -> int:
-        """Return the number of sets of several workers."""
         return len(self._numbers)
 
     def bits(self, number: int) -> int:
-        """Return the workers of a set."""
         return self._bits[number] if number < MOST_SHARED else 1 << (number - MOST_SHARED)
 
     def refer(self, bits: int, times: int = 1) -> int | None:
-        """Add `times` references to a set and return its number; None if there are too many sets.
-
-        The set must not be empty.
-        """
+        """Add references to a set, which must not be empty; return its number, None if there are too many."""
         if not bits & (bits - 1):
             return alone(bits.bit_length() - 1)
         number = self._numbers.get(bits)
@@ -51,7 +46,6 @@ class WorkerSets:
         return number
 
     def release(self, number: int, times: int = 1) -> None:
-        """Remove `times` references to a set."""
         if number >= MOST_SHARED:
             return
         self._references[number] -= times

@@ -1,4 +1,4 @@
-"""Open the store of schedulers' shared state, chosen by URL."""
+"""The store of the schedulers' shared state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ __all__ = ["Store", "open_store"]
 
 
 def open_store(url: str, topic: str, password: str = "") -> Store:
-    """Return the store that a URL names: `memory`, or a Redis (`redis_url.FORM`).
-
-    `password` is for a URL without one. Raises StoreRefuses for an invalid URL.
-    """
+    """Return the store for `memory` or a Redis URL. `password` replaces the URL's. Raises StoreRefuses."""
     if url == "memory":
         return MemoryStore()
     if is_redis(url):
@@ -22,5 +19,5 @@ def open_store(url: str, topic: str, password: str = "") -> Store:
 
         return RedisStore(url, topic, password)
     scheme, separator, _ = url.partition("://")
-    named = f" {scheme!r}" if separator else ""  # without a scheme, all of it may be a secret
+    named = f" {scheme!r}" if separator else ""  # without a scheme, the text may be a secret
     raise StoreRefuses(f"scheduler.store{named} is unknown: use memory, {KINDS}")

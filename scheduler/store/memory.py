@@ -1,4 +1,4 @@
-"""The store of a single scheduler, in its memory: it is lost with the process."""
+"""The store of a single scheduler, in its memory."""
 
 from __future__ import annotations
 
@@ -10,26 +10,17 @@ from baton.scheduler.types import Told
 
 
 class MemoryStore(Store):
-    """Keep the store in memory. Methods are atomic because they never give up the event loop."""
+    """A store in memory. Methods are atomic because they do not await."""
 
     name = "memory"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start empty. `clock` is in seconds and never goes back."""
         super().__init__()
         self._clock = clock
-        self._turns: dict[str, float] = {}
         # (kind, who) -> end of the lease, message
         self._told: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._leader = ("", 0, 0.0)  # who, fencing number, end of the lease
         self._orders: dict[str, bytes] = {}  # keyed by fleet
-
-    async def take_turn(self, what: str, for_s: float) -> bool:
-        now = self._clock()
-        if self._turns.get(what, now) > now:
-            return False
-        self._turns[what] = now + for_s
-        return True
 
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
         self._told[kind, who] = self._clock() + lease_s, message

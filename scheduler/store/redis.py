@@ -1,7 +1,6 @@
-"""The store in Redis: it outlives the schedulers, and several of them share it.
+"""The store in Redis, which several schedulers can share.
 
-Each method of the interface is one Lua script (`scripts/`), so one atomic step. Keys and times to live are in
-`baton.scheduler.keys`.
+Each method of the interface is one Lua script (`scripts/`), and therefore atomic.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
-from baton.redis_elsewhere import elsewhere, leads_elsewhere
+from baton.redis_errors import elsewhere, explained, leads_elsewhere, refuses_the_user
 from baton.redis_url import FORM, without_password
-from baton.redis_user import explained, refuses_the_user
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store.base import TOLD_KINDS, Store
@@ -32,17 +30,14 @@ from baton.scheduler.types import Told
 from baton.tasks import patiently
 
 CALL_TIMEOUT_S = 0.9  # limit for connecting and running the script
-SCRIPTS = ("drains", "take_turn", "tell", "lead", "told", "order")
+SCRIPTS = ("drains", "tell", "lead", "told", "order")
 AWAY = "the store is away"  # logged once per outage
 
 log = logging.getLogger(__name__)
 
 
 class RedisStore(Store):
-    """Keep the store in Redis. Connects on first use and reconnects as needed.
-
-    A call is never retried: its script may have run without a reply.
-    """
+    """A store in Redis. It never retries a call, because the script may have run although no reply came."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         super().__init__()
@@ -50,7 +45,7 @@ class RedisStore(Store):
         self._host = self.name.partition("://")[2].partition("/")[0]  # shown in messages
         self._keys = topic_keys(topic)
         try:
-            # `_run` ends calls that take too long.
+            # `_run` has the timeout.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # the original text may quote a password
             raise StoreRefuses(
@@ -59,9 +54,7 @@ class RedisStore(Store):
             ) from None
         self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
-        self._calling = (
-            asyncio.Lock()
-        )  # a second connection would gain nothing: Redis runs one script at a time
+        self._calling = asyncio.Lock()  # one connection is enough: Redis runs one script at a time
 
     async def open(self) -> None:
         try:
@@ -80,9 +73,6 @@ class RedisStore(Store):
         if self.problem:
             log.warning("the store at %s is back", self.name)
         self.problem = ""
-
-    async def take_turn(self, what: str, for_s: float) -> bool:
-        return bool(await self._ask("take_turn", what, _milliseconds(for_s)))
 
     async def tell(self, kind: str, who: str, message: bytes, lease_s: float) -> bytes:
         return await self._ask("tell", f"{kind}:{who}", message, _milliseconds(lease_s)) or b""
@@ -114,7 +104,7 @@ class RedisStore(Store):
         await redis_link.hang_up(self._client)
 
     async def _learn_drains(self) -> None:
-        """Write the names drained here to the store, and read the others'."""
+        """Write the drains known here to the store, and read all others."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
         async with self._calling:
             known = await self._run("drains", *mine)
@@ -123,10 +113,10 @@ class RedisStore(Store):
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
         """Return one script's reply; None while the store is unreachable."""
-        if self.problem:  # do not wait for a check under way, which may take until its deadline
+        if self.problem:  # do not wait for a check, which may take until its timeout
             return None
         async with self._calling:
-            if self.problem:  # it was lost while this call waited
+            if self.problem:  # the connection was lost while this call waited
                 return None
             try:
                 return await self._run(name, *arguments)
@@ -140,21 +130,21 @@ class RedisStore(Store):
         self.problem = str(error)
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply, as Redis gives it. Raises StoreUnavailable, StoreRefuses."""
+        """Return one script's raw reply. Raises StoreUnavailable, StoreRefuses."""
         try:
             script = self._scripts[name](self._keys, arguments)
             return await patiently(script, CALL_TIMEOUT_S)
         except (RedisError, OSError, TimeoutError) as error:
-            redis_link.renew(self._client)  # this may be the wrong server by now
+            redis_link.renew(self._client)  # it may be connected to the wrong server
             kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
             text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
-            if self._password:  # a server repeats the arguments of an unknown command
+            if self._password:  # a server quotes the arguments of an unknown command
                 text = text.replace(self._password, "***")
             raise kind(f"redis at {self._host} {text}") from None
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield name and value of a reply of HGETALL."""
+    """Yield the fields and values in HGETALL's reply."""
     return zip((key.decode() for key in flat[::2]), flat[1::2], strict=True)
 
 
@@ -175,17 +165,17 @@ def _is_nobodys_name(error: BaseException) -> bool:
 
 
 def _for_good(error: BaseException) -> bool:
-    """Return whether an operator has to change something, as far as can be told."""
+    """Return whether an operator probably has to change something."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
     return refuses_the_user(error) or _is_nobodys_name(error) or wrong_database or no_redis
 
 
 def _explain(error: BaseException) -> str:
-    """Explain in one line what is wrong and what to do."""
+    """Describe the problem and its cure in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
-        return "still loads its data; it will answer when that is done"
+        return "is still loading its data, and will answer after that"
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
     if refuses_the_user(error):

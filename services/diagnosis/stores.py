@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from baton.errors import BatonError
-from baton.redis_elsewhere import elsewhere
+from baton.redis_errors import elsewhere
 from baton.redis_link import hang_up
 from baton.redis_url import FORM, without_password
 from baton.scheduler.store.redis import RedisStore

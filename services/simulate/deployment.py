@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
+from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
-from baton.scheduler.prefix_metrics import PrefixMetrics
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.roster import Roster

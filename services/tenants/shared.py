@@ -14,9 +14,8 @@ from redis.exceptions import RedisError
 
 from baton import redis_link
 from baton.keeping import keep
-from baton.redis_elsewhere import elsewhere
+from baton.redis_errors import elsewhere, explained, refuses_the_user
 from baton.redis_url import FORM, without_password
-from baton.redis_user import explained, refuses_the_user
 from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop

@@ -1,4 +1,4 @@
-"""Addresses as `host:port` text, and the wildcards that stand for all addresses of a machine."""
+"""Addresses as `host:port` text."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def join(host: str, port: int) -> str:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether `host` stands for every address of its machine, so that others cannot dial it."""
+    """Return whether `host` means all addresses of a machine. It cannot be dialled."""
     return host in _LOOPBACK
 
 
 def from_here(address: str) -> str:
-    """Return `address` as a process of the same machine dials it. Raises ValueError."""
+    """Return the address that a process on the same machine should dial. Raises ValueError."""
     host, port = split(address)
     return join(_LOOPBACK.get(host, host), port)
 
 
 def unmapped(host: str) -> str:
-    """Return the IPv4 address in an IPv4-mapped IPv6 address (::ffff:192.0.2.1); others as they are."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address (::ffff:192.0.2.1); others unchanged."""
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
 def listen(host: str, port: int, backlog: int = 128, *, shared: bool = False) -> socket.socket:
-    """Return a TCP socket that listens there, on its own port or one `shared` with this user's other sockets.
+    """Return a listening TCP socket; `shared` lets other sockets of this user listen on the same port.
 
-    `::` means the addresses of both families, as in gRPC. Raises OSError.
+    `::` means both address families, as in gRPC. Raises OSError.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     both = host == "::" and socket.has_dualstack_ipv6()

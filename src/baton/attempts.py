@@ -1,17 +1,17 @@
-"""Attempts at requests, and their names in routers, schedulers, workers and engines."""
+"""Attempts at requests, and their ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_EPOCH = 2**31  # far above any real epoch
-EPOCH_KEEP_S = 60  # s for which a request's last epoch is remembered: deadlines stop later calls
-BEGINNING_S = 1.0  # s for a source to save a prompt's beginning; after that the whole prompt is computed
+EPOCH_KEEP_S = 60  # s for which a request's last epoch is remembered; no call takes longer
+BEGINNING_S = 1.0  # s for a source to save a prompt's prefix; after that the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Identify one attempt at one request. A later one has a higher epoch and supersedes this one."""
+    """One attempt at a request. An attempt with a higher epoch supersedes it."""
 
     request_id: str
     epoch: int
@@ -24,13 +24,13 @@ class Attempt:
 
 
 def attempt_id(request_id: str, epoch: int) -> str:
-    """Return an attempt's name in engines and their outputs, so that two attempts at a request never meet."""
+    """Return an attempt's id in engines, where two attempts at a request must not be confused."""
     return f"{request_id}#{epoch}"
 
 
 def prefix_id(request_id: str) -> str:
-    """Return the name under which a worker saves the beginning of a request's prompt.
+    """Return the id under which a worker saves a prompt's prefix for another worker.
 
-    To that worker it is a request of its own, because it may also be the one that decodes the request.
+    It differs from the request's id, because the same worker may also decode the request.
     """
     return f"{request_id}/prefix"

@@ -1,11 +1,10 @@
-"""A worker's side of prefix knowledge: changes of its cache, as numbered operations.
+"""The log of a worker's prefix cache that it sends to schedulers, as numbered operations.
 
-At most `MOST` operations are kept until the scheduler says that it has them. If the scheduler lacks
-operations that are gone (another scheduler, a restarted one, too many operations while none answered), the
-log begins again: with a later `instance`, and the whole content of the cache as its first operations. So a
-snapshot is just a log from its beginning, and is sent in pieces like any other.
+Operations are kept until the scheduler has acknowledged them. If it lacks operations that are gone, because
+it was restarted or did not answer for too long, the log begins again with a later `instance` and the whole
+content of the cache as its first operations.
 
-Each scheduler has its own log (`BlockLogs`): when one loses its state, the others are not affected.
+Each scheduler has its own log (`BlockLogs`), so one that loses its state does not affect the others.
 """
 
 from __future__ import annotations
@@ -17,42 +16,42 @@ from dataclasses import dataclass
 from baton.prefix_keys import REMOVED
 from baton.protos import scheduler_pb2 as pb
 
-MOST = 131_072  # operations kept; 8 bytes each on the wire
-PIECE = 4_096  # per message: 32 KiB; some 1 ms of the scheduler
+MOST = 131_072  # operations kept
+PIECE = 4_096  # operations per message: 32 KiB, some 1 ms of the scheduler's time
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """List losses and gains of a cache, by block name; no block is in both."""
+    """Keys of the blocks that a cache evicted and stored; no key is in both."""
 
-    cleared: bool = False  # everything was lost, before the rest
+    cleared: bool = False  # the cache was emptied before that
     removed: Sequence[int] = ()
     stored: Sequence[int] = ()
 
 
 class BlockLog:
-    """Log one worker's cache for one scheduler. Belongs to one event loop."""
+    """The log for one scheduler. Belongs to one event loop."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns, held: set[int] | None = None) -> None:
-        """Begin a log; `held` is shared with the logs for other schedulers, and updated by their owner."""
+        """Begin a log; `held` is shared with other schedulers' logs, and updated by their owner."""
         self._now_ns = now_ns
         self._held = set() if held is None else held
         self._instance = now_ns()
-        self._first = 0  # the number of the first operation that is kept
+        self._first = 0  # number of the first operation kept
         self._operations: list[int] = list(self._held)
-        self._lost = False  # operations were dropped: the log must begin again
+        self._lost = False  # too many operations: the log must begin again
 
     def __len__(self) -> int:
-        """Return the number of blocks in the cache."""
+        """Return the number of cached blocks."""
         return len(self._held)
 
     @property
     def behind(self) -> bool:
-        """Whether the scheduler is missing more changes than fit in one message."""
+        """Whether the scheduler lacks more operations than one message holds."""
         return self._lost or len(self._operations) > PIECE
 
     def take(self, change: Change) -> None:
-        """Record changes of a cache that has only this log."""
+        """Record changes of a cache with only this log."""
         self.note(_applied(self._held, change), cleared=change.cleared)
 
     def note(self, operations: Sequence[int], *, cleared: bool) -> None:
@@ -65,7 +64,7 @@ class BlockLog:
                 self._operations, self._lost = [], True
 
     def message(self) -> pb.BlockOperations:
-        """Return the operations that the scheduler does not have yet, or the first piece of them."""
+        """Return the first operations that the scheduler does not have yet."""
         if self._lost:
             self._begin_again()
         return pb.BlockOperations(
@@ -73,13 +72,14 @@ class BlockLog:
         )
 
     def heard(self, known: pb.BlocksKnown) -> None:
-        """Take the scheduler's answer about what it has."""
+        """Process the scheduler's acknowledgement."""
         end = self._first + len(self._operations)
         if known.instance == self._instance and self._first <= known.operations <= end:
             del self._operations[: known.operations - self._first]
             self._first = known.operations
         elif self._first or known.instance >= self._instance:
-            # It lacks dropped operations, or an earlier process of this name had its clock ahead.
+            # It lacks operations that are gone, or knows a later instance from an earlier process with a fast
+            # clock.
             self._instance = max(self._instance, known.instance)
             self._begin_again()
 
@@ -91,11 +91,7 @@ class BlockLog:
 
 
 class BlockLogs:
-    """Keep one worker's logs, one for each scheduler. Belongs to one event loop.
-
-    The names of the cache's blocks are kept once. A log that nobody takes, such as that of a dead scheduler,
-    is dropped when it grows too long, and begins again.
-    """
+    """One worker's logs for all schedulers. They share the set of cached blocks."""
 
     def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._now_ns = now_ns
@@ -103,7 +99,7 @@ class BlockLogs:
         self._logs: dict[str, BlockLog] = {}
 
     def to(self, scheduler: str) -> BlockLog:
-        """Return the log for the scheduler at this address, creating it on first use."""
+        """Return the log for the scheduler at this address."""
         log = self._logs.get(scheduler)
         if log is None:
             log = self._logs[scheduler] = BlockLog(self._now_ns, self._held)
@@ -117,7 +113,7 @@ class BlockLogs:
 
 
 def _applied(held: set[int], change: Change) -> list[int]:
-    """Change `held`, and return the operations of that change, after any clearing."""
+    """Apply a change to `held`, and return its operations without the clearing."""
     if change.cleared:
         held.clear()
     removed = [key for key in change.removed if key in held]

@@ -1,12 +1,5 @@
-"""The root of Baton's exceptions. Each package shows its own branch at the top of one file.
-
-BatonError
-├── home.py:             NoHome
-├── scheduler/errors.py: SchedulerError and below
-├── handoff/errors.py:   HandoffError and below
-└── services/errors.py:  ServiceError and below
-"""
+"""The base class of Baton's exceptions. Those of a package are in its `errors.py`."""
 
 
 class BatonError(Exception):
-    """Report an expected failure. The text is one line that says what to do."""
+    """An expected failure. Its text is one line that says what to do."""

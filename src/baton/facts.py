@@ -1,4 +1,4 @@
-"""Facts about engines, in words, so that an error can say in what two of them differ."""
+"""Facts about engines as text, so that an error can say how two engines differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ABSENT = "none"
 def unlike(
     there: tuple[str, Mapping[str, str]], here: tuple[str, Mapping[str, str]], sides: tuple[str, str]
 ) -> str:
-    """Return why KV cannot pass from one engine to another; empty if it can.
+    """Return why KV cannot pass from one engine to the other; empty if it can.
 
-    there, here: their compatibility hashes, and these hashes' ingredients in words. Properties in which
-    engines may differ, such as their ranks, are in neither.
+    there, here: compatibility hash and the facts that it covers. Properties in which engines may differ, such
+    as their ranks, are not among these facts.
     """
     if there[0] == here[0]:
         return ""
@@ -23,8 +23,7 @@ def unlike(
 def differences(there: Mapping[str, str], here: Mapping[str, str], sides: tuple[str, str]) -> str:
     """Return the differences, such as `speculative method: mtp there, none here`, joined by semicolons.
 
-    `sides` names the two sides, as ("there", "here"). A fact missing on one side is "none" there. The result
-    is "" if either side states no facts at all.
+    `sides` names the two sides, as ("there", "here"). The result is "" if the facts of a side are unknown.
     """
     if not there or not here:
         return ""

@@ -1,4 +1,4 @@
-"""The user's home folder. A user in a container may have none: no HOME, and a number without a name."""
+"""Expand ~ in paths. A user in a container may have no home folder: no HOME, and a uid without a name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from baton.errors import BatonError
 
 
 class NoHome(BatonError):
-    """Report a path that begins with ~ although the user has no home folder."""
+    """A path begins with ~ although the user has no home folder."""
 
 
 def expanded(path: str, key: str) -> Path:
-    """Return a path with ~ replaced by the home folder. `key` names its setting. Raises NoHome."""
+    """Return a path with ~ replaced by the home folder. `key`: the path's setting. Raises NoHome."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         raise NoHome(
-            f"{key}: {path!r} is below a home folder, and this user ({os.getuid()}) has none: set HOME, or "
+            f"{key}: {path!r} needs a home folder, and this user ({os.getuid()}) has none: set HOME, or "
             "give the whole path"
         ) from None

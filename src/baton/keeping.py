@@ -1,7 +1,7 @@
-"""Keep work running as long as its process: if a bug ends it, log that and start it again.
+"""Keep background work running: if a bug ends it, log the exception and start it again.
 
-Otherwise a loop would end silently with an exception that nobody awaits: revoked keys would stay good, and
-leases would never expire.
+Otherwise a loop would end silently. For example, revoked keys would stay valid, and leases would never
+expire.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from contextvars import Context
 
 PAUSE_S = 1.0  # s before a restart; doubles with each failure
 MOST_PAUSE_S = 60.0
-CALM_S = 60.0  # s without a failure after which the next one counts as the first
+CALM_S = 60.0  # s without a failure after which pauses are short again
 
 log = logging.getLogger(__name__)
 
 
 def keep(work: Callable[[], Coroutine[None, None, None]], name: str) -> asyncio.Task[None]:
-    """Run `work` in a task until it is cancelled or returns; start it again if it raises.
-
-    The task does not inherit the context of the request that happens to start it.
-    """
+    """Run `work` in a task, outside the current context, until it returns; start it again if it raises."""
     return asyncio.create_task(_kept(work, name), name=name, context=Context())
 
 
@@ -39,7 +36,7 @@ async def _kept(work: Callable[[], Coroutine[None, None, None]], name: str) -> N
         try:
             await work()
         except asyncio.CancelledError:
-            # A task that the work awaited was cancelled, unless this task itself is.
+            # Without a request to cancel this task, a task that `work` awaited was cancelled.
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             await asyncio.sleep(pauses.next())
@@ -73,7 +70,5 @@ class _Pauses:
             self._next_s = PAUSE_S
         self._failed_at = now
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, MOST_PAUSE_S)
-        log.critical(
-            "%s failed because of a bug; it begins again in %g s", self._name, pause_s, exc_info=True
-        )
+        log.critical("%s failed because of a bug; restarting it in %g s", self._name, pause_s, exc_info=True)
         return pause_s

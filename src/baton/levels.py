@@ -1,21 +1,18 @@
-"""Change log levels in a running process, as an operator asks."""
+"""Change a running process's log level."""
 
 from __future__ import annotations
 
 import logging
 
 LEVELS = ("debug", "info", "warning", "error")
-OWN = "baton"  # the logger above all of Baton's
-REQUESTS = "baton.requests"  # the router's line for each request, which router.log_level turns on
+OWN = "baton"  # the parent of all of Baton's loggers
+REQUESTS = "baton.requests"  # a line per request; router.log_level turns it on
 
 logger = logging.getLogger(__name__)
 
 
 def set_level(name: str) -> None:
-    """Show this process's own lines from that level on; "" and the current level change nothing.
-
-    Raises ValueError for another name. Lines of libraries stay as the environment says.
-    """
+    """Set the level of Baton's own loggers; "" changes nothing. Raises ValueError for an unknown name."""
     if not name:
         return
     if name not in LEVELS:

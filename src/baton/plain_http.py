@@ -1,4 +1,4 @@
-"""HTTP between Baton's own processes, never through a proxy, whatever the environment says."""
+"""HTTP between Baton's own processes, never through a proxy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def get(request: str | urllib.request.Request, timeout_s: float) -> HTTPResponse
 
 
 def proxy_variables() -> list[str]:
-    """Return the names of the proxy variables that are set; their values may hold passwords."""
+    """Return the names of the proxy variables that are set, without values, which may hold passwords."""
     names = [spelled for name in _VARIABLES for spelled in (name, name.upper())]
     return [name for name in names if os.environ.get(name)]

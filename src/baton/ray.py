@@ -1,4 +1,4 @@
-"""Baton on a Ray cluster: docs/ray.md. Importing this does not import Ray."""
+"""The API for Ray clusters (docs/ray.md). Importing it does not import Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Deployment", "Remote", "build_pd_openai_app", "deploy"]
 
 
 def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
-    """Return an application for Ray Serve: see baton.services.ray.serve, which needs `ray[serve]`."""
+    """Return an application for Ray Serve; see baton.services.ray.serve. Needs `ray[serve]`."""
     from baton.services.ray.serve import build_pd_openai_app as build
 
     return build(args)

@@ -1,13 +1,11 @@
-"""Redis clients: for one server, for the master that Sentinels name, or for a cluster node that owns a slot.
+"""Redis clients for one server, for the master that Sentinels name, or for the cluster node that owns a slot.
 
-All three are one redis-py client with one kind of pool, which looks up the right server for each new
-connection. So one rule holds for all: a connection that returned an error is not used again (`Pool.renew`),
-because it may lead to a server that is no longer the right one. Nothing is retried, and no redirection is
-followed: the next call connects to wherever the topic's keys are by then.
+All are a redis-py client with a pool that looks up the server for each new connection. After an error all
+connections are replaced (`renew`), because they may lead to the wrong server by then. Nothing is retried, and
+no redirection is followed. One node of a cluster is enough, because all keys of a topic are in one slot
+(`baton.scheduler.keys`).
 
-One node of a cluster is enough, because all keys of a topic are in one slot (`baton.scheduler.keys`).
-
-Leans on: redis.asyncio's BlockingConnectionPool (ensure_connection, release, make_connection,
+Internals of redis-py used here: BlockingConnectionPool (ensure_connection, release, make_connection,
 _get_free_connections, _get_in_use_connections), Connection.connect_check_health, connection.parse_url,
 Sentinel.discover_master, RedisCluster's nodes_manager (initialize, aclose), get_node_from_key and get_nodes.
 """
@@ -32,7 +30,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from baton.redis_url import CLUSTER, REDIS, SENTINEL
 
-FIND_S = 0.25  # s for one Sentinel or node, which leaves time to ask the next one
+FIND_S = 0.25  # s for one Sentinel or node; short enough to ask several
 SENTINEL_PORT = 26379
 _SENTINELS_OWN = ("sentinel_username", "sentinel_password")
 
@@ -40,11 +38,11 @@ Address = tuple[str, int]
 
 
 class NotACluster(RedisError):
-    """Report that the server has no cluster mode."""
+    """The server has no cluster mode."""
 
 
 class _Finder(Protocol):
-    """Find the server that has the topic's keys."""
+    """Finds the server that has the topic's keys."""
 
     async def find(self) -> Address: ...
     async def close(self) -> None: ...
@@ -52,7 +50,7 @@ class _Finder(Protocol):
 
 @dataclass(frozen=True)
 class RedisPlace:
-    """Hold the parts of a URL. Its repr shows no password."""
+    """The parts of a URL. Its repr shows no password."""
 
     scheme: str
     hosts: tuple[Address, ...]
@@ -62,7 +60,7 @@ class RedisPlace:
 
     @classmethod
     def of(cls, url: str, password: str = "") -> RedisPlace:
-        """Parse a URL; `password` replaces the one in it. Raises ValueError, whose text may quote it."""
+        """Parse a URL; `password` replaces the one in it. Raises ValueError, which may quote the password."""
         scheme, separator, rest = url.partition("://")
         if not separator or scheme not in (*REDIS, *SENTINEL, *CLUSTER):
             raise ValueError("not a Redis URL")
@@ -93,11 +91,11 @@ class RedisPlace:
 
     @property
     def tls(self) -> bool:
-        """Return whether connections are encrypted, also those to Sentinels."""
+        """Whether connections are encrypted, including those to Sentinels."""
         return self.scheme.startswith("rediss")
 
     def finder(self, key: str) -> _Finder | None:
-        """Return a finder of the server that has `key`; None if the URL names the server."""
+        """Return a finder for the server that has `key`; None if the URL names the server."""
         if self.scheme in SENTINEL:
             return _Sentinels(self)
         return _Nodes(self, key) if self.scheme in CLUSTER else None
@@ -106,11 +104,10 @@ class RedisPlace:
 def connect(
     url: str, key: str, *, password: str = "", max_connections: int, timeout_s: float | None = None
 ) -> Redis:
-    """Return a client of the server that holds `key`; it connects on first use, and reconnects by itself.
+    """Return a client of the server that has `key`; it connects on first use. Close it with `hang_up`.
 
-    `password` replaces the one in the URL. `timeout_s` bounds the wait for a free connection, for connecting
-    and for a reply; None if the caller ends calls. Close it with `hang_up`. Raises ValueError, whose text may
-    quote a password.
+    `password` replaces the one in the URL. `timeout_s` limits the wait for a free connection, for connecting
+    and for a reply; None if the caller has its own timeout. Raises ValueError, which may quote a password.
     """
     place = RedisPlace.of(url, password)
     host, port = place.hosts[0]
@@ -127,7 +124,7 @@ def connect(
                 "socket_timeout": timeout_s,
                 "socket_connect_timeout": timeout_s,
                 "retry": Retry(NoBackoff(), 0),
-                # With this option the pool would hand out connections that the server has closed.
+                # Otherwise the pool would hand out connections that the server has closed.
                 "maint_notifications_config": MaintNotificationsConfig(enabled=False),
             },
         )
@@ -135,7 +132,7 @@ def connect(
 
 
 def renew(client: Redis) -> None:
-    """Reconnect all connections of a client made by `connect` before their next use."""
+    """Replace all connections of a client made by `connect` before their next use."""
     pool = client.connection_pool
     if isinstance(pool, Pool):
         pool.renew()
@@ -151,27 +148,24 @@ async def hang_up(client: Redis) -> None:
 
 
 class Pool(BlockingConnectionPool):
-    """A connection pool that looks up the right server for each new connection."""
+    """A pool that looks up the server for each new connection."""
 
     def __init__(self, finder: _Finder | None, **options: Any) -> None:
         super().__init__(**options)
         self._finder = finder
 
     def renew(self) -> None:
-        """Reconnect all connections before their next use."""
         for connection in (*self._get_free_connections(), *self._get_in_use_connections()):
             if isinstance(connection, _Asking):
                 connection.stale = True
 
     def make_connection(self) -> AbstractConnection:
-        """Return a connection that looks up its server."""
         connection: AbstractConnection = super().make_connection()  # type: ignore[no-untyped-call]
         if self._finder is not None and isinstance(connection, _Asking):
             connection.find = self._finder.find
         return connection
 
     async def ensure_connection(self, connection: AbstractConnection) -> None:
-        """Connect it, or reconnect it if `renew` was called meanwhile."""
         if isinstance(connection, _Asking):
             await connection.leave_if_stale()
         await super().ensure_connection(connection)
@@ -188,13 +182,13 @@ class Pool(BlockingConnectionPool):
 
 
 class _Asking(Connection):
-    """Look up the server each time it connects."""
+    """A connection that looks up its server each time it connects."""
 
     find: Callable[[], Awaitable[Address]] | None = None
     stale = False  # reconnect before the next use
 
     async def leave_if_stale(self) -> None:
-        """Close the connection if it is stale, without waiting for the other side, which may be silent."""
+        """Close a stale connection, without waiting for the server, which may not answer."""
         if self.stale:
             self.stale = False
             await self.disconnect(nowait=True)
@@ -228,7 +222,7 @@ class _Sentinels:
         try:
             host, port = await self._sentinel.discover_master(self._place.service)
         except MasterNotFoundError as error:
-            # redis-py adds each Sentinel's problem, at length; there are none if all of them answered.
+            # redis-py appends the problem with each Sentinel. Without one, all of them have answered.
             why = "do they run?" if " : " in str(error) else "is that its name, and is it up?"
             raise RedisConnectionError(
                 f"no Sentinel of {self._names} names a master {self._place.service!r}; {why}"
@@ -243,7 +237,7 @@ class _Nodes:
     def __init__(self, place: RedisPlace, key: str) -> None:
         self._place = place
         self._key = key
-        self._known: list[Address] = []  # the cluster's nodes, as last reported
+        self._known: list[Address] = []  # the cluster's nodes when last connected
 
     async def find(self) -> Address:
         nodes = dict.fromkeys((*self._known, *self._place.hosts))
@@ -251,7 +245,7 @@ class _Nodes:
         try:
             cluster = RedisCluster(
                 startup_nodes=[ClusterNode(host, port) for host, port in nodes],
-                require_full_coverage=False,  # we need one slot only
+                require_full_coverage=False,  # one slot is enough
                 **{**self._place.options, **_of_a_finder(self._place)},
             )
             # The cluster's own `initialize` would also fetch the table of all commands.
@@ -261,9 +255,9 @@ class _Nodes:
         except RedisClusterException as error:  # not a RedisError
             raise _reason(error) from None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            # redis-py does not handle a node without slots, or options that only other clients have.
+            # raised by redis-py for a node without slots, or for options that only other clients have
             why = f"{type(error).__name__}: {error}"
-            raise RedisConnectionError(f"no node tells who has the cluster's slots ({why})") from None
+            raise RedisConnectionError(f"no node reports the cluster's slots ({why})") from None
         finally:
             if cluster is not None:
                 await cluster.nodes_manager.aclose()
@@ -277,7 +271,7 @@ class _Nodes:
 
 
 def _reason(error: RedisClusterException) -> RedisError:
-    """Return why no node described the cluster: redis-py hides the cause behind its own message."""
+    """Return why no node described the cluster: the cause of redis-py's general error."""
     cause = error.__cause__
     if isinstance(cause, RedisClusterException):
         refusal = cause.__context__

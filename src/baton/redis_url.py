@@ -1,10 +1,10 @@
-"""Parse Redis URLs, and show them without passwords. Imports no store's client."""
+"""Recognise Redis URLs, and show them without passwords. Does not import redis."""
 
 from __future__ import annotations
 
 from urllib.parse import parse_qs
 
-# As in the library `limits`, which also uses redis-py. redis-py itself has no URLs for the last two.
+# The schemes of the library `limits`; redis-py itself has none for Sentinels and clusters.
 REDIS = ("redis", "rediss")
 SENTINEL = ("redis+sentinel", "rediss+sentinel")
 CLUSTER = ("redis+cluster", "rediss+cluster")
@@ -16,15 +16,14 @@ FORM = (
 
 
 def is_redis(url: str) -> bool:
-    """Return whether this is a Redis URL."""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme in (*REDIS, *SENTINEL, *CLUSTER)
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password, and without options, which may hold one.
+    """Return the URL without its password and options, which may hold one.
 
-    A password that should have been percent-encoded, and so ends the host for a parser, is still recognised.
+    Unlike urlsplit, this also finds a password with special characters that are not percent-encoded.
     """
     scheme, separator, _ = url.partition("://")
     credentials, place = _parts(url)
@@ -33,13 +32,13 @@ def without_password(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Return whether the URL has a password, as part of the address or as an option."""
+    """Return whether the URL has a password, before the host or as an option."""
     credentials, place = _parts(url)
     options = parse_qs(place.partition("?")[2])
     return bool(credentials.partition(":")[2]) or "password" in options or "sentinel_password" in options
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return the text before the host's @, and the host with everything after it."""
+    """Return the text before the last @, and the rest."""
     credentials, _, place = url.partition("://")[2].rpartition("@")
     return credentials, place

@@ -1,8 +1,8 @@
-"""Registries of the things that a configuration chooses by name.
+"""Registries of things that a configuration chooses by name.
 
-Each kind has one registry: speculative methods, handoff transports, the filters and scorers of placement
-policies, roles. Baton's own are a table of names; an installed package adds more by entry points of the
-kind's group, `name = "module:attribute"`. Each is imported when it is first loaded by its name.
+There is one for each kind: speculative methods, handoff transports, parts of placement policies, roles.
+Baton's own are in a table of names; installed packages add more with entry points, `name =
+"module:attribute"`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Target:
-    """Name the place of a registered thing, and the package that registered it."""
+    """The place where a registered thing is defined, and the package that registered it."""
 
     module: str
     attribute: str
@@ -34,7 +34,7 @@ class Target:
 
 
 class Registry(Generic[T]):
-    """Load the things of one kind by name, importing each on first use."""
+    """Load things of one kind by name. Each is imported on first use."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Registry(Generic[T]):
     ) -> None:
         """Describe a kind; nothing is imported.
 
-        kind: the word for one of them in messages, e.g. "speculative method"
-        base: the class of which each is an instance or a subclass
+        kind: the word in messages, e.g. "speculative method"
+        base: the class of which each thing is an instance or a subclass
         builtin: name -> "module:attribute" of Baton's own
-        group: entry-point group by which installed packages add more; "" for none
+        group: entry-point group of other packages; "" for none
         aliases: another name -> name
         former: old name -> its replacement
         error: makes the exception to raise from its text
@@ -68,14 +68,14 @@ class Registry(Generic[T]):
             raise ValueError(f"{kind} {min(twice)!r} is a name and an alias")
 
     def names(self) -> list[str]:
-        """Return all names, those of installed packages included, without aliases."""
+        """Return all names, including those from installed packages, without aliases."""
         return sorted({*self._builtin, *(name for name, _ in self._announced())})
 
     def load(self, name: str) -> T:
-        """Return the thing of that name or alias.
+        """Return the thing with this name or alias.
 
-        Raises the registry's error for a name that is unknown or registered twice, and for a thing that
-        cannot be imported or is of another kind; the text holds the exception that the import raised.
+        Raises the registry's error if the name is unknown or registered twice, or if the thing cannot be
+        imported or is of another kind.
         """
         target = self._find(name)
         try:
@@ -89,7 +89,7 @@ class Registry(Generic[T]):
         return found  # type: ignore[no-any-return]
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise the registry's error for the first unknown name; nothing is imported."""
+        """Raise the registry's error for an unknown name; nothing is imported."""
         for name in names:
             self._find(name)
 
@@ -114,10 +114,10 @@ class Registry(Generic[T]):
         return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
 
     def _announced(self) -> Iterator[tuple[str, Target]]:
-        """Yield what installed packages register, without importing it."""
+        """Yield what installed packages register. Imports nothing."""
         if not self.group:
             return
-        # A package may be found twice on the path, with the same entry points.
+        # A package may be on the path twice.
         seen: set[tuple[str, str]] = set()
         for point in _entry_points(self.group, tuple(sys.path)):
             if (point.name, point.value) not in seen:
@@ -128,7 +128,7 @@ class Registry(Generic[T]):
 
 @functools.cache
 def _entry_points(group: str, path: tuple[str, ...]) -> importlib.metadata.EntryPoints:
-    """Return a group's entry points. Scanning all packages takes 8 ms, once for each `sys.path`."""
+    """Return a group's entry points. Cached, because scanning all packages takes 8 ms."""
     del path
     return importlib.metadata.entry_points(group=group)
 

@@ -1,9 +1,9 @@
-"""Make every gRPC server and channel in Baton: limits, keepalive, deadlines, and peers' identities.
+"""All gRPC servers and channels of Baton: limits, keepalive, deadlines and TLS.
 
-A process has one identity (`act_as`), or none and then speaks plain text. With one, both ends of every
-connection show certificates of one CA, a client knows the role that it reaches, and a server looks each call
-up in the table of roles (security/access.py). A replaced certificate counts from the next connection on:
-servers read theirs at each handshake, clients make new channels (`Line`).
+A process has an identity (`act_as`) or speaks plain text. With an identity, both ends of a connection show
+certificates of the same CA, clients verify the server's role, and servers look up each call in the table of
+roles (security/access.py). New connections use a renewed certificate: servers read it at each handshake, and
+clients make new channels (`Line`).
 """
 
 from __future__ import annotations
@@ -26,53 +26,50 @@ if TYPE_CHECKING:  # plain text needs no cryptography
     from baton.security.identity import Credentials, Identity
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chunk 4 MB
-KEEPALIVE_MS = 5_000  # a peer whose machine vanished is noticed within this plus the timeout
+KEEPALIVE_MS = 5_000  # a peer whose machine is lost is noticed within this and the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
-HANDSHAKE_MS = 10_000  # time for a new connection's handshake; two minutes by default
-RETIRED_S = 30.0  # time for calls under way on a channel whose certificate was replaced
+HANDSHAKE_MS = 10_000  # for a new connection's handshake; gRPC's default is two minutes
+RETIRED_S = 30.0  # for calls on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # gRPC 1.8x waits this long for the reply to a keepalive ping, a minute by default, instead of the above.
+    # gRPC 1.8x uses this, a minute by default, in place of keepalive_timeout_ms.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.keepalive_permit_without_calls", 1),
-    # No proxy: one named in the environment would get all calls between Baton's processes.
+    # Ignore proxies named in the environment.
     ("grpc.enable_http_proxy", 0),
-    # Reconnect quickly: a restarted peer is back in seconds; the default back-off grows to two minutes.
+    # A restarted peer is back in seconds, and the default back-off grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Resolve a lost peer's name again this soon: a replaced peer, such as a pod, may have another address.
-    # gRPC's default is 30 s. Live connections resolve nothing.
+    # A replaced peer, such as a pod, may have another address. gRPC's default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
 # gRPC's text for a failed handshake -> its meaning
 _TLS_PROBLEMS = {
     "WRONG_VERSION_NUMBER": "it speaks plain text, and this process TLS (security.tls)",
-    "Hostname Verification Check failed": "its certificate is of another role or topic",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is over, or not of this process's CA",
+    "Hostname Verification Check failed": "its certificate is for another role or topic",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate has expired, or is not from this process's CA",
 }
 SERVER_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # Two servers on one port would each get half of the calls: the second must fail to bind.
+    # Otherwise a second server on the port would get half of the calls, instead of failing to bind.
     ("grpc.so_reuseport", 0),
 ]
 
 
 @dataclass
 class _Process:
-    """The way in which this process speaks to others."""
-
     identity: Identity | None = None
     insecure: bool = False
 
@@ -81,21 +78,21 @@ _process = _Process()
 
 
 def act_as(identity: Identity | None, *, insecure: bool = False) -> None:
-    """Set the identity of servers and channels that this process makes from now on; None: plain text.
+    """Set the identity for all further servers and channels; None: plain text.
 
-    insecure: servers may listen to other machines in plain text.
+    insecure: servers may accept plain text from other machines.
     """
     _process.identity, _process.insecure = identity, insecure
 
 
 def identity_folder() -> Path | None:
-    """Return the folder of this process's identity, for its children; None in plain text."""
+    """Return the folder of this process's identity, for child processes; None in plain text."""
     mine = _process.identity
     return mine.folder if mine else None
 
 
 def is_open() -> bool:
-    """Return whether this process may listen to other machines in plain text."""
+    """Return whether this process may accept plain text from other machines."""
     return _process.identity is None and _process.insecure
 
 
@@ -105,7 +102,7 @@ def certificate() -> Credentials | None:
 
 
 def check_exposure(key: str, host: str) -> None:
-    """Raise NotSecured for a host on which this process must not listen; `key` names its setting."""
+    """Raise NotSecured for a host on which this process must not listen; `key`: its setting."""
     if not _process.identity and not _process.insecure:
         exposure.check(key, host)
 
@@ -114,7 +111,7 @@ def check_exposure(key: str, host: str) -> None:
 
 
 def aio_server() -> grpc.aio.Server:
-    """Return an asyncio server guarded by the table of roles."""
+    """Return an asyncio server that enforces the table of roles."""
     mine = _process.identity
     if mine is None:
         return grpc.aio.server(options=SERVER_OPTIONS)
@@ -124,7 +121,7 @@ def aio_server() -> grpc.aio.Server:
 
 
 def server(pool: ThreadPoolExecutor, max_calls: int) -> grpc.Server:
-    """Return a threaded server guarded by the table of roles; it refuses calls beyond `max_calls` at once."""
+    """Return a threaded server that enforces the table of roles, and refuses calls beyond `max_calls`."""
     mine = _process.identity
     interceptors: list[grpc.ServerInterceptor[Any, Any]] = []
     if mine is not None:
@@ -137,9 +134,9 @@ def server(pool: ThreadPoolExecutor, max_calls: int) -> grpc.Server:
 
 
 def listen(server: grpc.Server | grpc.aio.Server, key: str, address: str) -> int:
-    """Have a server listen on host:port, and return its actual port, 0 if it cannot.
+    """Let a server listen on host:port; return its actual port, or 0 if that fails.
 
-    Raises NotSecured if other machines could reach it in plain text; `key` names the setting.
+    Raises NotSecured if other machines could reach it in plain text; `key`: the address's setting.
     """
     host, _ = addresses.split(address)
     check_exposure(key, host)
@@ -153,14 +150,14 @@ def listen(server: grpc.Server | grpc.aio.Server, key: str, address: str) -> int
 
 
 def _server_credentials(mine: Identity) -> grpc.ServerCredentials:
-    """Return credentials that are the identity's at each handshake."""
+    """Return credentials that use the identity's current certificate at each handshake."""
     last = mine.current()
 
     def fetch() -> Any:
         nonlocal last
         now = mine.current()
         if now is last:
-            return None  # keep the last ones
+            return None  # unchanged
         last = now
         return _server_certificate(now)
 
@@ -178,7 +175,7 @@ def _server_certificate(credentials: Credentials) -> Any:
 
 
 class Dialler:
-    """Make channels to processes of one role, with this process's identity when the dialler is made."""
+    """Make channels to processes of one role, with the identity that this process has now."""
 
     def __init__(self, to: Role) -> None:
         self._to = to
@@ -186,11 +183,11 @@ class Dialler:
 
     @property
     def credentials(self) -> Credentials | None:
-        """The credentials of a channel made now; another object once they have changed."""
+        """The current credentials; another object if they have changed."""
         return self._mine.current() if self._mine else None
 
     def channel(self, address: str) -> grpc.Channel:
-        """Return a channel to host:port, which connects lazily and reconnects by itself."""
+        """Return a channel to host:port; it connects on first use, and reconnects."""
         if self._mine is None:
             return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         return grpc.secure_channel(address, self._channel_credentials(self._mine), self._options(self._mine))
@@ -204,7 +201,7 @@ class Dialler:
         )
 
     def _options(self, mine: Identity) -> list[tuple[str, Any]]:
-        # Certificates hold no addresses: a worker's is unknown when it gets one, and may change.
+        # Certificates do not contain addresses, which are unknown at first and may change.
         return [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host_of(mine.name.topic, self._to))]
 
     @staticmethod
@@ -214,13 +211,13 @@ class Dialler:
 
 
 def aio_channel(address: str, to: Role) -> grpc.aio.Channel:
-    """Return an asyncio channel to the process of that role at host:port. To keep one, use a `Line`."""
+    """Return an asyncio channel to host:port, for short use: a `Line` survives a renewed certificate."""
     return Dialler(to).aio_channel(address)
 
 
 def tls_problem(details: str) -> str:
-    """Explain gRPC's text for a failed call if TLS may be the reason; otherwise return an empty text."""
-    if "Socket closed" in details:  # a server that rejects the peer's certificate tells it nothing
+    """Explain gRPC's error text if TLS may be the reason; otherwise return an empty string."""
+    if "Socket closed" in details:  # a server that rejects a certificate gives no reason
         return _hung_up(_process.identity)
     return next((meaning for word, meaning in _TLS_PROBLEMS.items() if word in details), "")
 
@@ -229,12 +226,12 @@ def _hung_up(mine: Identity | None) -> str:
     if mine is None:
         return "it hung up; if it speaks TLS, this process needs security.tls, too"
     if mine.current().seconds_left() <= 0:
-        return "it hung up: this process's certificate is over; restart it, so that it gets a new one"
-    return "it hung up: it ended, or this process's certificate is not of its CA"
+        return "it hung up: this process's certificate has expired; restart it to get a new one"
+    return "it hung up: it ended, or this process's certificate is not from its CA"
 
 
 class Line:
-    """Keep an asyncio channel to one address, renewed when the certificate is replaced."""
+    """An asyncio channel to one address, replaced when the certificate is renewed."""
 
     def __init__(self, address: str, to: Role) -> None:
         self._address = address
@@ -245,7 +242,7 @@ class Line:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel to use for the next call. Calls on the previous one have time to end."""
+        """The channel for the next call. Calls on a replaced one may finish within `RETIRED_S`."""
         now = self._dialler.credentials
         if now is not self._credentials:
             closing = asyncio.ensure_future(self._channel.close(RETIRED_S))
@@ -261,7 +258,7 @@ class Line:
 
 
 def host_id() -> str:
-    """Return an id that is equal in processes that can share memory: the boot id and their /dev/shm."""
+    """Return an id that processes have in common if they can share memory: boot id and /dev/shm."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     shm = Path("/dev/shm")  # noqa: S108
     boot_id = boot.read_text().strip() if boot.exists() else socket.gethostname()

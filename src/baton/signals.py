@@ -1,18 +1,18 @@
-"""Signals that ask a process to finish its work and end."""
+"""Signals that ask a process to finish its work and exit."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 
-HURRYING = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends a process at once
+HURRYING = (signal.SIGTERM, signal.SIGINT)  # a second one ends the process at once
 
 
 def ending() -> tuple[signal.Signals, ...]:
-    """Return the signals that make this process finish its work and end.
+    """Return the signals that make this process finish its work and exit.
 
-    SIGHUP means that the terminal has closed. It is left out if it is ignored, as under nohup. It may come
-    several times, and together with SIGTERM at a logout, so it never hurries an end.
+    SIGHUP (the terminal was closed) is one of them unless it is ignored, as under nohup. It is not in
+    `HURRYING`, because a logout may send it several times, and SIGTERM as well.
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return HURRYING
@@ -20,7 +20,7 @@ def ending() -> tuple[signal.Signals, ...]:
 
 
 def until_ending() -> asyncio.Event:
-    """Return an event that the signals of `ending` set. Call it in the event loop."""
+    """Return an event that these signals set. Call it in the event loop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending():

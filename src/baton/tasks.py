@@ -1,4 +1,4 @@
-"""Background tasks whose failure is logged, and calls that end in time."""
+"""Background tasks whose failures are logged, and calls with a timeout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-# A call is given up after this many looks at it, not after one timer: if this process itself was held up (0.4
-# s was seen on a machine with five busy processes per core), timer and reply come due at once.
+# A timeout is this many short waits, not one. If this process itself was held up (0.4 s with five busy
+# processes per core), its timer and the reply are both due, and the reply must win.
 LOOKS = 4
 
 T = TypeVar("T")
@@ -18,29 +18,29 @@ log = logging.getLogger(__name__)
 
 
 def spawn(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-    """Run `work`, which never ends by itself; if a bug ends it, log that at once."""
+    """Run `work` in a task; log an exception at once."""
     task = spawn_apart(work, name)
     task.add_done_callback(_complain)
     return task
 
 
 def spawn_apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Run `work` outside the context of the request that happens to start it.
+    """Run `work` in a task outside the current context.
 
-    A task that outlives its request would keep everything that the request's context variables hold, and its
-    log lines would name that request forever.
+    A task that outlives the request that started it would keep its context variables alive, and log under its
+    id.
     """
     return asyncio.create_task(work, name=name, context=Context())
 
 
 async def stop(task: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end. Does not raise its earlier exception, which was logged."""
+    """Cancel a task and wait for its end. Does not raise its exception."""
     task.cancel()
     await asyncio.wait({task})
 
 
 async def patiently(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Return the outcome of a call of another process. Raises TimeoutError when it takes too long."""
+    """Return the result of a call to another process. Raises TimeoutError."""
     task = asyncio.create_task(call)
     try:
         for _ in range(LOOKS):
@@ -50,7 +50,7 @@ async def patiently(call: Coroutine[Any, Any, T], timeout_s: float) -> T:
         raise TimeoutError
     finally:
         if not task.done():
-            task.cancel()  # the client drops the connection, so that no late reply is taken for another's
+            task.cancel()  # clients then drop the connection, so a late reply cannot be taken for another
             await asyncio.wait({task})
 
 

@@ -1,10 +1,9 @@
-"""A discrete-event simulation of a deployment for the controller's tests, driven by the controller itself.
+"""A discrete-event simulation of a deployment, which the controller under test scales.
 
-Simulated: arrivals (Poisson) with prompts and answers of random length (log-normal); placement on the less
-loaded of two workers; prefill as a queue, first come first served; decoding, where all requests of a batch
-share a worker and the gap between tokens grows with their number; requests that wait for room; workers that
-load, drain, and change their role, with what they have done before going on meanwhile. Not simulated: the
-handoff's time, prefix caches, full KV caches, failures.
+Simulated: Poisson arrivals with log-normal prompt and answer lengths; placement on the less loaded of two
+random workers; prefill in order of arrival; decoding, where the gap between tokens grows with the batch;
+requests that wait for room; workers that load, drain, and change roles while they finish earlier work. Not
+simulated: the time of handoffs, prefix caches, full KV caches, failures.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from baton.autoscale.capacity import Gap
-from baton.autoscale.controller import Controller, Outlook
+from baton.autoscale.controller import Controller
 from baton.autoscale.histogram import SECONDS, TOKENS, Histogram
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
@@ -27,13 +26,13 @@ from baton.protos import scheduler_pb2 as pb
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 SPREAD = 0.6  # standard deviation of the logarithm of lengths
 QUEUE_FACTOR = 1.25  # scheduler.max_queue_factor
-CHUNK = 256  # tokens of a prompt in one step, beside what a worker decodes
+CHUNK = 256  # prompt tokens in a step that also decodes
 SAMPLE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A time of steady load."""
+    """A period of steady load."""
 
     name: str
     seconds: float
@@ -44,7 +43,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Service:
-    """The pace of one worker."""
+    """The speed of one worker."""
 
     prefill_tokens_per_s: float
     gap: Gap
@@ -59,24 +58,28 @@ class Request:
     first: float = 0.0
     ended: float = 0.0
 
+    def within(self, first_token_s: float, gap_s: float) -> bool:
+        early = bool(self.first) and self.first - self.arrives <= first_token_s
+        return early and bool(self.ended) and self.ended - self.first <= gap_s * max(1, self.answer - 1)
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker; it works off what it has in either role."""
+    """A worker. It may have work of both roles after a change."""
 
     name: str
     role: pb.Role
     service: Service
     ready: bool
     leaving: bool = False
-    # To be prefilled, the first is under way; with the worker that decodes it then.
+    # Requests to prefill, with their decode workers; the first one is running.
     queue: deque[tuple[Request, Worker]] = field(default_factory=deque)
-    batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the token that ends it
-    behind: deque[Request] = field(default_factory=deque)  # for a slot
-    booked: int = 0  # requests to be decoded here
-    tokens: float = 0.0  # of each request of the batch since the start
+    batch: list[tuple[float, int, Request]] = field(default_factory=list)  # heap, by the last token
+    behind: deque[Request] = field(default_factory=deque)  # waiting for a slot
+    booked: int = 0  # requests that decode here
+    tokens: float = 0.0  # tokens so far of a request that has been in the batch since the start
     since: float = 0.0
-    version: int = 0  # of the next end in the batch
+    version: int = 0  # of the scheduled end of a request
     counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
 
     @property
@@ -86,7 +89,7 @@ class Worker:
         )
 
     def advance(self, now: float) -> None:
-        """Let time pass up to now, with what runs."""
+        """Account for the time until now."""
         passed, self.since = now - self.since, now
         if self.batch:
             got = passed / self.gap_s
@@ -105,32 +108,8 @@ class Worker:
         return not (self.queue or self.batch or self.behind or self.booked)
 
 
-@dataclass
-class Run:
-    """The outcome of a simulation."""
-
-    requests: list[Request]
-    first_token_s: float
-    gap_s: float
-    mean_workers: float
-    counts: list[tuple[float, int, int]] = field(default_factory=list)  # s, prefill, decode workers there
-    orders: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, list[float]] = field(default_factory=dict)  # of each prediction, per cent
-
-    @property
-    def within(self) -> float:
-        """The share of requests within both goals."""
-        return statistics.fmean(self._first(one) and self._gap(one) for one in self.requests)
-
-    def _first(self, one: Request) -> bool:
-        return bool(one.first) and one.first - one.arrives <= self.first_token_s
-
-    def _gap(self, one: Request) -> bool:
-        return bool(one.ended) and one.ended - one.first <= self.gap_s * max(1, one.answer - 1)
-
-
 def requests_of(phases: list[Phase], seed: int) -> list[Request]:
-    """Return the requests of all phases, by their arrival."""
+    """Return the requests of all phases in order of arrival."""
     draw = random.Random(seed)
     now, end, found = 0.0, 0.0, []
     for phase in phases:
@@ -145,35 +124,37 @@ def simulate(
     requests: list[Request],
     service: Service,
     fleet: tuple[int, int],
-    controller: Controller | None = None,
+    controller: Controller,
     *,
     places: int = 0,
     start_s: float = 0.0,
-    goals: tuple[float, float] = (1.0, 0.04),
-) -> Run:
-    """Run the requests. Without a controller the fleet stays as it is."""
-    fresh = [Request(one.arrives, one.prompt, one.answer) for one in requests]
-    if controller is not None:
-        goals = controller.goals.first_token_s, controller.goals.gap_s
-    return _Simulation(fresh, service, fleet, controller, places, start_s).run(goals)
+) -> Simulation:
+    """Return the outcome of these requests. A new worker takes `start_s` to load."""
+    made = Simulation(requests, service, fleet, controller, places, start_s)
+    made.run()
+    return made
 
 
-class _Simulation:
+class Simulation:
     def __init__(
         self,
         requests: list[Request],
         service: Service,
         fleet: tuple[int, int],
-        controller: Controller | None,
+        controller: Controller,
         places: int,
         start_s: float,
     ) -> None:
+        self.counts: list[tuple[float, int, int]] = []  # s, prefill workers, decode workers
+        self.orders: Counter[str] = Counter()
+        self.errors: dict[str, list[float]] = {}  # of predictions, percent
         self._requests = requests
         self._service = service
         self._controller = controller
         self._start_s = start_s
         self._draw = random.Random(0)
         self._now = 0.0
+        self._end = requests[-1].arrives
         self._events: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self._number = count()
         roles = [P] * fleet[0] + [D] * fleet[1]
@@ -183,25 +164,21 @@ class _Simulation:
         self._waiting: deque[Request] = deque()
         self._load = pb.RouterLoad()
         self._prompts, self._first, self._gap = Histogram(TOKENS), Histogram(SECONDS), Histogram(SECONDS)
-        self._worker_s = 0.0
-        self._counts: list[tuple[float, int, int]] = []
-        self._orders: Counter[str] = Counter()
-        self._errors: dict[str, list[float]] = {}
 
-    def run(self, goals: tuple[float, float]) -> Run:
+    @property
+    def within(self) -> float:
+        """The share of requests within both goals."""
+        goals = self._controller.goals
+        return statistics.fmean(one.within(goals.first_token_s, goals.gap_s) for one in self._requests)
+
+    def run(self) -> None:
         for one in self._requests:
             self._at(one.arrives, self._arrive, one)
-        end = self._requests[-1].arrives
-        if self._controller is not None:
-            self._at(0.0, self._decide, self._controller, end)
-        self._at(0.0, self._sample, end)
+        self._at(0.0, self._decide)
+        self._at(0.0, self._sample)
         while self._events:
-            when, _, call, arguments = heapq.heappop(self._events)
-            self._worker_s += (when - self._now) * len(self._workers) if when <= end else 0.0
-            self._now = when
+            self._now, _, call, arguments = heapq.heappop(self._events)
             call(*arguments)
-        mean = self._worker_s / end
-        return Run(self._requests, *goals, mean, self._counts, dict(self._orders), self._errors)
 
     def _at(self, when: float, call: Any, *arguments: Any) -> None:
         heapq.heappush(self._events, (when, next(self._number), call, arguments))
@@ -266,9 +243,9 @@ class _Simulation:
         worker.version += 1
         if worker.batch:
             left = max(0.0, worker.batch[0][0] - worker.tokens)
-            self._at(self._now + left * worker.gap_s, self._end, worker, worker.version)
+            self._at(self._now + left * worker.gap_s, self._finish, worker, worker.version)
 
-    def _end(self, worker: Worker, version: int) -> None:
+    def _finish(self, worker: Worker, version: int) -> None:
         if version != worker.version:
             return
         worker.advance(self._now)
@@ -294,29 +271,30 @@ class _Simulation:
         if worker.leaving and worker.idle:
             self._workers.pop(worker.name, None)
 
-    def _decide(self, controller: Controller, end: float) -> None:
+    def _decide(self) -> None:
         for worker in self._workers.values():
             worker.advance(self._now)
             self._next_end(worker)
-        decision = controller.step(self._seen())
+        decision = self._controller.step(self._seen())
         self._plan = {key: dict(value) for key, value in decision.plan.items()}
         for member, role in decision.flips:
             self._workers[member.name].role = role
-            self._orders["flip"] += 1
+            self.orders["flip"] += 1
         for name, role in decision.starts:
             self._workers[name] = Worker(name, role, self._service, False, since=self._now)
             self._at(self._now + self._start_s, self._started, self._workers[name])
-            self._orders["start"] += 1
+            self.orders["start"] += 1
         for name in [one for one in self._workers if one not in self._plan["fleet"]]:
             if not self._workers[name].leaving:
-                self._orders["stop"] += 1
+                self.orders["stop"] += 1
                 self._workers[name].leaving = True
             self._leave(self._workers[name])
         self._place_waiting()
         if decision.settled is not None:
-            self._score(decision.settled.predicted, decision.settled.came)
-        if self._now < end:
-            self._at(self._now + controller.goals.interval_s, self._decide, controller, end)
+            for what, error in decision.settled.predicted.errors(decision.settled.came).items():
+                self.errors.setdefault(what, []).append(error)
+        if self._now < self._end:
+            self._at(self._now + self._controller.goals.interval_s, self._decide)
 
     def _started(self, worker: Worker) -> None:
         worker.ready = True
@@ -342,15 +320,11 @@ class _Simulation:
             *(one.queued_tokens, requests, self._service.slots),
         )
 
-    def _score(self, predicted: Outlook, came: Outlook) -> None:
-        for what, error in predicted.errors(came).items():
-            self._errors.setdefault(what, []).append(error)
-
-    def _sample(self, end: float) -> None:
+    def _sample(self) -> None:
         there = Counter(one.role for one in self._workers.values())
-        self._counts.append((self._now, there[P], there[D]))
-        if self._now + SAMPLE_S <= end:
-            self._at(self._now + SAMPLE_S, self._sample, end)
+        self.counts.append((self._now, there[P], there[D]))
+        if self._now + SAMPLE_S <= self._end:
+            self._at(self._now + SAMPLE_S, self._sample)
 
 
 def _length(draw: random.Random, mean: float) -> int:

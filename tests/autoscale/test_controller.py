@@ -1,4 +1,4 @@
-"""Orders: up at once, down late, a role first; and nobody takes away what nobody could start again."""
+"""Orders: scale up at once and down late, and prefer changes of roles."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def places(names: Iterable[str], **roles: pb.Role) -> dict[str, list[pb.Place]]:
 PAIR = [member("p", P), member("d", D)]
 
 
-def test_a_new_fleets_workers_are_taken_as_ordered() -> None:
+def test_running_workers_of_a_new_fleet_count_as_ordered() -> None:
     draft = Draft(Seen(0.0, [*PAIR, member("other", D)], places=places("pdx")))
     assert draft.plan == {"fleet": {"p": P, "d": D}}
     assert [place.name for _, place in draft.empty()] == ["x"]
     assert draft.present() == Counts(1, 2)
 
 
-def test_an_ordered_worker_counts_before_it_is_there() -> None:
+def test_an_ordered_worker_counts_before_it_runs() -> None:
     draft = Draft(Seen(0.0, PAIR, places=places("pdx"), plan={"fleet": {"p": P, "d": D, "x": D}}))
     assert draft.present() == Counts(1, 2)
-    draft.stop(D, 1, Bounds(1, 6))  # and is the first to be ordered away again
+    draft.stop(D, 1, Bounds(1, 6))  # it is stopped first
     assert draft.plan == {"fleet": {"p": P, "d": D}}
     assert not draft.stops
 
@@ -54,7 +54,7 @@ def test_the_plan_follows_changes_of_roles() -> None:
     assert draft.plan == {"fleet": {"p": D, "d": D}}
 
 
-def test_the_idlest_changes_its_role_and_one_stays() -> None:
+def test_the_idlest_worker_changes_its_role_and_one_stays() -> None:
     busy, idle = member("d1", D, 5), member("d2", D, 1)
     draft = Draft(Seen(0.0, [member("p", P), busy, idle], places=places(["d1", "d2"])))
     draft.flip(P, 5, {})
@@ -62,7 +62,7 @@ def test_the_idlest_changes_its_role_and_one_stays() -> None:
     assert draft.plan["fleet"] == {"d1": D, "d2": P}
     assert draft.present() == Counts(2, 1)
     draft = Draft(Seen(0.0, [busy, member("d2", D, flips=False), member("d3", D)]))
-    draft.flip(P, 1, {"d3": 0.0})  # it changed a moment ago
+    draft.flip(P, 1, {"d3": 0.0})  # it has just changed
     assert [one.worker_id for one, _ in draft.flips] == ["d1"]
 
 
@@ -76,7 +76,7 @@ def test_a_place_may_be_for_one_role() -> None:
     assert draft.present() == Counts(2, 2)
 
 
-def test_only_a_fleets_workers_are_taken_away_and_never_the_last() -> None:
+def test_only_workers_of_fleets_are_stopped_and_never_the_last() -> None:
     by_hand = [member("h1", D), member("h2", D)]
     draft = Draft(Seen(0.0, [*by_hand, member("d1", D, 9), member("d2", D, 1)], places=places(["d1", "d2"])))
     draft.stop(D, 4, Bounds(1, 6))
@@ -86,15 +86,15 @@ def test_only_a_fleets_workers_are_taken_away_and_never_the_last() -> None:
     assert not draft.stops
 
 
-def test_of_several_that_are_idle_the_last_by_name_goes() -> None:
+def test_the_last_idle_worker_by_name_is_stopped() -> None:
     idle = [member("decode-0", D), member("worker-2", D), member("worker-3", D), member("prefill-0", P)]
     draft = Draft(Seen(0.0, idle, places=places(one.name for one in idle)))
     draft.stop(D, 2, Bounds(1, 6))
     assert [one.worker_id for one in draft.stops] == ["worker-3", "worker-2"]
 
 
-def test_who_was_ordered_away_counts_no_more_though_it_still_says_ready() -> None:
-    """Else another one would be ordered away in its place, and both would end."""
+def test_a_stopped_worker_no_longer_counts_although_it_is_ready() -> None:
+    """Otherwise another one would be stopped as well."""
     both = [member("d1", D, 1), member("d2", D, 0)]
     there = places(["d1", "d2", "x"])
     draft = Draft(Seen(0.0, both, places=there))
@@ -118,7 +118,7 @@ def test_new_workers_go_to_the_emptiest_fleet() -> None:
 
 
 class Idle:
-    """A deployment without any load, and a controller that sees it every two seconds."""
+    """A deployment without load, and its controller."""
 
     def __init__(self, members: list[Member], names: str) -> None:
         self.controller = Controller(GOALS)
@@ -136,13 +136,12 @@ class Idle:
         return decision
 
 
-def test_nothing_is_taken_away_before_its_time() -> None:
+def test_nothing_is_stopped_while_nothing_is_known() -> None:
     one = Idle([*PAIR, member("e", D)], "pde")
-    # Nothing is known of decoding: the side stays as it is.
     assert not any(one.step().stops for _ in range(60))
 
 
-def test_a_worker_that_never_comes_is_given_up_and_its_place_left_alone() -> None:
+def test_a_worker_that_never_registers_is_given_up() -> None:
     one = Idle(PAIR, "pdx")
     one.plan = {"fleet": {"p": P, "d": D, "x": D}}
     assert one.step().present == Counts(1, 2)
@@ -155,7 +154,7 @@ def test_a_worker_that_never_comes_is_given_up_and_its_place_left_alone() -> Non
     assert not draft.empty()
 
 
-def test_advice_is_not_bounded_by_the_places_that_there_are() -> None:
+def test_advice_is_not_limited_by_places() -> None:
     phases = [Phase("much", 60, 12.0, 800, 20)]
     run = {}
     for mode in ("advise", "on"):
@@ -170,7 +169,7 @@ def goals(**changes: object) -> Goals:
     return Goals(**values)  # type: ignore[arg-type]
 
 
-def test_load_that_doubles_brings_workers_and_load_that_halves_takes_them_away() -> None:
+def test_workers_follow_the_load() -> None:
     phases = [
         Phase("low", 120, 3.0, 400, 80),
         Phase("high", 120, 9.0, 400, 80),
@@ -179,11 +178,11 @@ def test_load_that_doubles_brings_workers_and_load_that_halves_takes_them_away()
     run = simulate(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
     there = {at: prefill + decode for at, prefill, decode in run.counts}
     assert there[110.0] < there[230.0] > there[410.0]
-    assert there[250.0] == there[230.0]  # down late
+    assert there[250.0] == there[230.0]  # stopped late
     assert run.within > 0.97
 
 
-def test_a_change_of_the_loads_kind_changes_roles() -> None:
+def test_another_mix_of_load_changes_roles() -> None:
     phases = [Phase("prompts", 150, 5.0, 1_000, 16), Phase("answers", 150, 5.0, 64, 400)]
     run = simulate(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
     assert run.orders["flip"] >= 1
@@ -192,7 +191,7 @@ def test_a_change_of_the_loads_kind_changes_roles() -> None:
     assert ends[140.0][1] < ends[290.0][1]
 
 
-def test_steady_load_is_left_alone() -> None:
+def test_steady_load_changes_little() -> None:
     steady = requests_of([Phase("steady", 600, 5.0, 400, 100)], 3)
     run = simulate(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
     late = {(prefill, decode) for at, prefill, decode in run.counts if at > 120}
@@ -201,7 +200,7 @@ def test_steady_load_is_left_alone() -> None:
     assert run.within > 0.98
 
 
-def test_predictions_are_near_what_comes_under_steady_load() -> None:
+def test_predictions_are_accurate_under_steady_load() -> None:
     steady = requests_of([Phase("steady", 400, 5.0, 400, 100)], 4)
     run = simulate(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
     assert set(run.errors) == {

@@ -1,4 +1,4 @@
-"""The parts that turn counts into numbers: histograms, demand, capacity, queueing, sizing."""
+"""The arithmetic of autoscaling: histograms, demand, capacity, queueing, sizing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 GOALS = Goals("on", 1.0, 0.05, Bounds(1, 20), Bounds(1, 20), 2.0, 60.0, 10.0)
 
 
-def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
+def test_bounds_of_buckets_are_inclusive() -> None:
     one = Histogram(TOKENS)
     for value in (1, 16, 17, 10**9):
         one.add(value)
@@ -29,7 +29,7 @@ def test_a_value_is_in_the_bucket_whose_bound_it_does_not_pass() -> None:
     assert middles([0, 3, 1] + [0] * (len(TOKENS) - 2), TOKENS) == [(24.0, 0.75), (48.0, 0.25)]
 
 
-def test_the_share_below_a_limit_grows_with_it_and_is_near_the_truth() -> None:
+def test_the_share_below_a_limit_is_interpolated() -> None:
     draw = random.Random(1)
     values = [draw.lognormvariate(-1, 0.7) for _ in range(5_000)]
     one = Histogram(SECONDS)
@@ -43,7 +43,7 @@ def test_the_share_below_a_limit_grows_with_it_and_is_near_the_truth() -> None:
 
 
 def router(requests: int, prompt: int = 100, output: int = 20, waiting: int = 0) -> pb.RouterLoad:
-    """Return what a router tells that has had so many requests, all of them over."""
+    """Return the report of a router with this many finished requests."""
     prompts = Histogram(TOKENS)
     prompts.add(prompt)
     return pb.RouterLoad(
@@ -55,7 +55,7 @@ def router(requests: int, prompt: int = 100, output: int = 20, waiting: int = 0)
     )
 
 
-def test_rates_follow_what_routers_count() -> None:
+def test_rates_follow_routers_counts() -> None:
     meter = DemandMeter()
     for step in range(60):
         demand = meter.take(
@@ -65,10 +65,10 @@ def test_rates_follow_what_routers_count() -> None:
     assert demand.prompt_tokens_per_s == pytest.approx(4 * 100 + 300, rel=0.01)
     assert demand.output_tokens == pytest.approx(20)
     assert demand.waiting == 3
-    assert meter.totals.requests == 59 * 10  # what `a` had counted before is not new
+    assert meter.totals.requests == 59 * 10  # without the earlier counts of `a`
 
 
-def test_a_router_that_comes_counts_from_zero_and_one_that_goes_is_not_counted_twice() -> None:
+def test_routers_come_and_go() -> None:
     meter = DemandMeter()
     meter.take(0.0, {"a": router(50)})
     meter.take(2.0, {"a": router(60), "new": router(7)})
@@ -82,7 +82,7 @@ def member(name: str, role: pb.Role, **counts: float) -> Member:
     return Member(name, name, role, True, False, True, load, 0, 0, 32)
 
 
-def test_a_prefill_workers_pace_is_known_however_idle_it_is() -> None:
+def test_prefill_speed_is_known_however_idle_a_worker_is() -> None:
     meter = CapacityMeter()
     meter.take(0.0, [member("p", P, computed_tokens=9_000, busy_s=1.0)])
     learned = meter.take(
@@ -92,11 +92,11 @@ def test_a_prefill_workers_pace_is_known_however_idle_it_is() -> None:
     assert learned.uncached == pytest.approx(0.75)
     assert learned.gap is None
     later = meter.take(200.0, [member("p", P, computed_tokens=9_600, prefix_hits=200, busy_s=1.5)])
-    assert later.tokens_per_s == pytest.approx(1_200)  # nothing new: nothing forgotten
+    assert later.tokens_per_s == pytest.approx(1_200)  # nothing new
 
 
 def decoded(meter: CapacityMeter, sizes: list[float], base: float = 0.01, slope: float = 0.002) -> Capacity:
-    """Let a worker decode 10 s with each size of batch."""
+    """Let a worker decode for 10 s with each batch size."""
     busy = request = tokens = 0.0
     learned = meter.take(0.0, [member("d", D)])
     for at, size in enumerate(sizes, 1):
@@ -108,20 +108,20 @@ def decoded(meter: CapacityMeter, sizes: list[float], base: float = 0.01, slope:
     return learned
 
 
-def test_the_gap_is_learned_as_a_line() -> None:
+def test_the_gap_is_fitted_by_a_line() -> None:
     gap = decoded(CapacityMeter(), [4, 12, 7, 20, 15]).gap
     assert gap is not None
     assert (gap.base, gap.slope) == (pytest.approx(0.01, rel=0.1), pytest.approx(0.002, rel=0.05))
 
 
-def test_with_batches_of_one_size_the_slope_is_the_prior_one() -> None:
+def test_batches_of_one_size_give_the_prior_slope() -> None:
     gap = decoded(CapacityMeter(), [8, 8, 8]).gap
     assert gap is not None
     assert gap.at(8) == pytest.approx(0.026, rel=0.01)
     assert gap.at(32) == pytest.approx(0.026 * 64 / 40, rel=0.01)
 
 
-def test_a_step_that_prefilled_and_a_change_of_role_teach_nothing_of_gaps() -> None:
+def test_prefills_and_role_changes_do_not_count_for_gaps() -> None:
     meter = CapacityMeter()
     meter.take(0.0, [member("d", D), member("x", P)])
     counts = {"busy_s": 5.0, "request_s": 10.0, "output_tokens": 50}
@@ -130,7 +130,7 @@ def test_a_step_that_prefilled_and_a_change_of_role_teach_nothing_of_gaps() -> N
 
 
 def queue(servers: int, load: float, goal_s: float, draw: random.Random) -> float:
-    """Simulate: the share of prompts that are through in time; one takes 0.05 to 0.35 s."""
+    """Simulate a queue; return the share of prompts in time. A prompt takes 0.05 to 0.35 s."""
     free = [0.0] * servers
     now, within, count = 0.0, 0, 20_000
     for _ in range(count):
@@ -142,14 +142,14 @@ def queue(servers: int, load: float, goal_s: float, draw: random.Random) -> floa
 
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (1, 0.8), (3, 2.4), (8, 7.2)])
-def test_shares_of_first_tokens_are_near_those_of_a_simulated_queue(servers: int, load: float) -> None:
+def test_shares_of_first_tokens_match_a_simulated_queue(servers: int, load: float) -> None:
     prompts = [(0.05 + 0.3 * n / 20, 1 / 21) for n in range(21)]
     for goal_s in (0.5, 1.0, 2.0):
         told = first_tokens_within(goal_s, prompts, load, servers)
         assert told == pytest.approx(queue(servers, load, goal_s, random.Random(2)), abs=0.06)
 
 
-def test_an_overloaded_side_is_told() -> None:
+def test_overload() -> None:
     assert first_tokens_within(1.0, [(0.1, 1.0)], 2.0, 2) == 0.0
     assert requests_each(Gap(0.01, 0.001), 1_000.0, 1) == math.inf
     assert gaps_within(10, math.inf) == 0.0
@@ -168,7 +168,7 @@ def wanted(demand: Demand, capacity: Capacity = KNOWN, room: int = 40, queued: i
     return work(demand, capacity, [], queued, GOALS).wanted(GOALS, Counts(2, 3), room)
 
 
-def test_numbers_grow_with_the_demand_and_are_the_least_that_meet_the_goals() -> None:
+def test_the_fewest_workers_that_meet_the_goals() -> None:
     before = Counts(0, 0)
     for rate in (0.0, 1.0, 4.0, 8.0, 16.0, 32.0):
         now = wanted(of(rate))
@@ -186,28 +186,28 @@ def test_numbers_grow_with_the_demand_and_are_the_least_that_meet_the_goals() ->
     assert before.decode > 3
 
 
-def test_the_kind_of_load_decides_which_side_grows() -> None:
+def test_the_mix_of_load_decides_which_side_grows() -> None:
     long_prompts, long_answers = wanted(of(4.0, 1_600, 20)), wanted(of(4.0, 50, 800))
     assert long_prompts.prefill > long_answers.prefill
     assert long_prompts.decode < long_answers.decode
 
 
-def test_what_has_piled_up_counts() -> None:
+def test_backlogs_count() -> None:
     assert wanted(of(4.0), queued=40_000).prefill > wanted(of(4.0)).prefill
     assert wanted(of(4.0, waiting=100)).prefill > wanted(of(4.0)).prefill
 
 
-def test_a_side_of_which_nothing_is_known_stays() -> None:
+def test_an_unknown_side_stays() -> None:
     assert wanted(of(50.0), Capacity(None, 1.0, None, 0)) == Counts(2, 3)
 
 
-def test_a_goal_that_nothing_reaches_does_not_ask_for_all_there_is() -> None:
-    slow = wanted(of(1.0, 4_000))  # 2 s for each prompt alone
+def test_an_unreachable_goal_does_not_use_all_workers() -> None:
+    slow = wanted(of(1.0, 4_000))  # each prompt takes 2 s
     assert slow.prefill < GOALS.prefill.most
     assert wanted(of(1.0), Capacity(2_000.0, 1.0, Gap(0.2, 0.001), 64)).decode < 4
 
 
-def test_little_room_goes_to_the_side_that_misses_it_more() -> None:
+def test_little_room_goes_to_the_side_that_needs_it_more() -> None:
     free = wanted(of(16.0))
     tight = wanted(of(16.0), room=free.prefill + free.decode - 3)
     assert tight.prefill + tight.decode == free.prefill + free.decode - 3

@@ -1,4 +1,4 @@
-"""Rendered manifests: documents, and workloads with the settings that their processes would read."""
+"""Rendered manifests, and the settings that their processes would read."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "clusters.md"
 NAMESPACE = "baton"
 WORKERS = ("prefill", "decode")
-FIELDS = {"status.podIP": "10.20.30.40", "metadata.name": "a-pod"}  # the downward API's values here
+FIELDS = {"status.podIP": "10.20.30.40", "metadata.name": "a-pod"}  # values of the downward API
 UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def render(overlay: str) -> list[Doc]:
-    """Return the documents that `kubectl apply -k deploy/kubernetes/overlays/OVERLAY` would send."""
+    """Return the documents of an overlay, as `kubectl apply -k` would send them."""
     command = [str(Path(sys.prefix) / "bin" / "kubectl"), "kustomize", str(FOLDER / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def render(overlay: str) -> list[Doc]:
 
 
 class Workload:
-    """A Deployment, a StatefulSet or a group of Ray's nodes, and its one container."""
+    """A Deployment, a StatefulSet or a group of Ray's nodes."""
 
     def __init__(self, document: Doc, manifests: Manifests) -> None:
         self.document = document
@@ -68,7 +68,7 @@ class Workload:
         return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
 
     def secret_at(self, path: str) -> tuple[str, str]:
-        """Return the Secret that is mounted as this file, empty if there is none, and its key."""
+        """Return the Secret mounted at this path, or an empty string, and its key."""
         _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
         return volume.get("secret", {}).get("secretName", ""), Path(path).name
 
@@ -99,9 +99,9 @@ class Workload:
 
     @property
     def listens(self) -> list[str]:
-        """The addresses that it listens on; the first is that of its requests."""
+        """The addresses that it listens on, beginning with the one for requests."""
         settings, words = self.settings, self.container.get("command", [])
-        if self.kind == "ca":  # a flag, as nobody else needs to know
+        if self.kind == "ca":
             return [words[words.index("--listen") + 1]]
         if self.kind == "router":
             return [addresses.join(settings.router.host, settings.router.port)]
@@ -119,11 +119,11 @@ class Workload:
 
     @property
     def metrics_port(self) -> int:
-        """The port of its metrics; 0 for a free one on loopback. The CA has none."""
+        """The port of its metrics. The CA has none."""
         return 0 if self.kind == "ca" else int(getattr(self.settings, self.kind).metrics_port)
 
     def ports_of(self, setting: str) -> list[int]:
-        """Return the ports that a setting names."""
+        """Return the ports in a setting."""
         if self.kind == "redis":
             return list(self.ports.values())
         if self.kind == "ca":
@@ -169,7 +169,7 @@ class Manifests:
 
 
 class RayManifests(Manifests):
-    """The documents of the overlay for KubeRay, with a workload for each group of Ray's nodes."""
+    """The documents of the overlay ray, with a workload for each group of Ray's nodes."""
 
     def __init__(self, documents: list[Doc]) -> None:
         (self.service,) = [one for one in documents if one["kind"] == "RayService"]
@@ -203,14 +203,14 @@ class RayManifests(Manifests):
 
     @property
     def arguments(self) -> ServeArgs:
-        """Read the arguments as build_pd_openai_app does, with the checkout's files. Raises ConfigError."""
+        """The application's arguments, with the checkout's files. Raises ConfigError."""
         given = in_checkout(self.serve["applications"][0]["args"])
-        given.get("router", {}).pop("api_key_file", None)  # which only the pods have
+        given.get("router", {}).pop("api_key_file", None)  # only pods have the file
         return read(given)
 
 
 def in_checkout(given: Any) -> Any:
-    """Return the arguments with paths of the image replaced by those of the checkout."""
+    """Replace the image's paths by the checkout's."""
     text = yaml.safe_dump(given)
     return yaml.safe_load(text.replace(f"{dockerfile.workdir()}/", f"{ROOT}/"))
 
@@ -221,12 +221,12 @@ def rendered(overlay: str) -> Manifests:
 
 
 def secrets() -> set[tuple[str, str]]:
-    """Return the Secrets, each with its key, that the page says how to make."""
+    """Return the Secrets on the page as (name, key)."""
     made = re.findall(r"kubectl create secret generic (\S+) (.*)", PAGE.read_text())
     return {(name, key) for name, rest in made for key in re.findall(r"--from-file=([\w.-]+)=", rest)}
 
 
 def quantity(text: str) -> float:
-    """Return a quantity such as 500m or 2Gi as a number."""
+    """Parse a quantity, such as 500m or 2Gi."""
     number, unit = re.fullmatch(r"([\d.]+)(|m|Ki|Mi|Gi)", str(text) or "0").groups()  # type: ignore[union-attr]
     return float(number) * UNITS[unit]

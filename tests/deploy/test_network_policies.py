@@ -1,4 +1,4 @@
-"""The policies of deploy/kubernetes let through what docs/clusters.md says, and nothing else."""
+"""The network policies allow the connections in docs/clusters.md, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.deploy.manifests import PAGE, WORKERS, Manifests, rendered
 from tests.deploy.network_policies import DNS, PROMETHEUS, STRANGERS, Doc, Port, differences, dns
 
 OVERLAYS = ("cpu", "gpu")
-# The table in docs/clusters.md: who dials whom, and the setting that names the port.
+# The table in docs/clusters.md: from, to, and the setting with the port.
 DIALS = [
     ("client", "router", "router.port"),
     ("router", "scheduler", "scheduler.address"),
@@ -42,7 +42,7 @@ def manifests(request: pytest.FixtureRequest) -> Manifests:
 
 
 def network(manifests: Manifests) -> list[str]:
-    """Compare the policies with DIALS, over all ports at which a policy could say something else."""
+    """Compare the policies with DIALS."""
     own = [one.place for one in manifests.workloads]
     others = [DNS, PROMETHEUS, *STRANGERS]
     by_kind = {"client": [one.name for one in [*own, *others]], "prometheus": [PROMETHEUS.name]}
@@ -55,12 +55,12 @@ def network(manifests: Manifests) -> list[str]:
         for target in by_kind[dialled]
         for number in manifests.workload(target).ports_of(setting)
     }
-    # A client may be one of our pods, but none is.
+    # Our own pods are not clients.
     no_clients = {(name, "router") for name in ("ca", "scheduler", "router", "redis", *WORKERS)}
     return differences(manifests.of("NetworkPolicy"), own, others, needed, no_clients)
 
 
-def test_policies_let_through_what_is_dialled_and_nothing_else(manifests: Manifests) -> None:
+def test_policies_allow_exactly_the_table(manifests: Manifests) -> None:
     assert not network(manifests)
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_policy_is_found(edit: Edit, said: str) -> None:
     assert said in network(Manifests(documents))
 
 
-def test_the_page_has_the_table_of_who_dials_whom() -> None:
+def test_the_page_has_the_table() -> None:
     rows = re.findall(r"^\| (\w+) \| (\w+) \| (\d+) \| `([\w.-]+)` \|", PAGE.read_text(), re.MULTILINE)
     expected = []
     for source, target, setting in DIALS:

@@ -1,7 +1,7 @@
-"""deploy/kubernetes/overlays/ray, without a cluster: rendered, and compared with Ray and Baton.
+"""deploy/kubernetes/overlays/ray without a cluster, compared with Ray and Baton.
 
-test_kubernetes.py tests its pods as those of the other overlays. KubeRay adds the command, probes and
-variables (KubeRay 1.7: `ray start` with rayStartParams, RAY_AUTH_*, a wait for the head).
+test_kubernetes.py also tests these pods. KubeRay 1.7 adds the command (`ray start` with rayStartParams),
+probes, variables and a wait for the head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.deploy.network_policies import (
 
 CRDS = "KUBERAY_CRDS"  # the folder with ray.io_rayservices.yaml, of KubeRay's ray-operator/config/crd/bases
 HEAD, WORKER = "ray-head", "ray-worker"
-# A node's ports, each with the option of `ray start` that changes it. Serve's port is in its configuration.
+# A node's ports: option of `ray start`, default. Serve's port is in its configuration.
 PORTS = {
     "gcs-server": ("port", 6379),
     "dashboard": ("dashboard-port", 8265),
@@ -46,7 +46,7 @@ PORTS = {
     "metrics": ("metrics-export-port", 8080),
 }
 OPERATOR = Place("kuberay", "operators", {"app.kubernetes.io/component": "kuberay-operator"})
-# The table in docs/clusters.md: from, to, port, setting. Among themselves nodes use every port.
+# The table in docs/clusters.md: from, to, port, setting. Between nodes all ports are used.
 DIALS = [
     ("client", "ray", 8000, "http_options.port"),
     ("kuberay", "ray", 8265, "dashboard-port"),
@@ -65,24 +65,24 @@ def test_a_head_and_workers_in_one_namespace(manifests: RayManifests) -> None:
     for one in [manifests.service, *manifests.documents]:
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
     (budget,) = [one["spec"]["selector"] for one in manifests.of("PodDisruptionBudget")]
-    # A budget for the one head would keep it on its node for ever.
+    # A budget for the only head would keep its node from being drained.
     assert [matches(budget, one.labels) for one in manifests.workloads] == [False, True]
 
 
-def test_serve_and_baton_know_every_option(manifests: RayManifests) -> None:
-    # Here: Ray takes a second, and each process of pytest imports this file.
+def test_options_of_serve_and_baton(manifests: RayManifests) -> None:
+    # Not at the top, because importing Ray takes a second.
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
     ServeDeploySchema.model_validate(manifests.serve)
     (application,) = manifests.serve["applications"]
-    assert manifests.serve.keys() <= ServeDeploySchema.model_fields.keys()  # Serve would not mind
+    assert manifests.serve.keys() <= ServeDeploySchema.model_fields.keys()  # Serve accepts others
     assert application.keys() <= ServeApplicationSchema.model_fields.keys()
     builder = f"{baton.ray.__name__}:{baton.ray.build_pd_openai_app.__name__}"
     assert application["import_path"] == builder
     assert manifests.arguments
 
 
-def test_the_most_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
+def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
     settings, options = manifests.arguments.settings, manifests.arguments.options
     cores = 0.0
     for group in manifests.groups:
@@ -100,7 +100,7 @@ def test_the_most_workers_have_room_on_the_nodes(manifests: RayManifests) -> Non
     assert wanted["CPU"] <= cores
 
 
-def test_nodes_start_as_ray_and_kuberay_want(manifests: RayManifests) -> None:
+def test_options_of_nodes(manifests: RayManifests) -> None:
     from ray.scripts.scripts import start
 
     known = {word.lstrip("-") for one in start.params for word in one.opts}
@@ -112,22 +112,22 @@ def test_nodes_start_as_ray_and_kuberay_want(manifests: RayManifests) -> None:
         assert one.ports == serve | (wanted if one.name == HEAD else {"metrics": wanted["metrics"]}), one
         assert one.environment.keys() <= VARIABLES, one
         assert not any(name.startswith(ENV_PREFIX) for name in one.environment), one
-        # Else engines give way to everything on their machine.
+        # By default engines would have the lowest priority.
         assert one.environment["RAY_worker_niceness"] == "0", one
         assert not one.container.get("command"), f"{one}: KubeRay writes the command"
         assert not one.container.get("args"), one
-    # KubeRay's own readiness probe needs wget, which the image lacks.
+    # KubeRay's default readiness probe needs wget, which is not in the image.
     probe = manifests.workers[0].container["readinessProbe"]["httpGet"]
     assert probe == {"path": "/-/healthz", "port": "serve"}
     pin = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pin
     assert manifests.cluster["rayVersion"] == pin[1]
-    assert manifests.cluster["authOptions"] == {"mode": "token"}  # whoever reaches Ray may use it
+    assert manifests.cluster["authOptions"] == {"mode": "token"}  # without it, anybody could use Ray
 
 
 def test_keys_are_mounted_and_the_ca_is_at_home(manifests: RayManifests) -> None:
     path = manifests.serve["applications"][0]["args"]["router"]["api_key_file"]
-    for one in manifests.workloads:  # a router may run on each
+    for one in manifests.workloads:  # any node may have a router
         assert one.secret_at(path) in secrets(), one
     assert Path(manifests.arguments.settings.security.ca).is_relative_to("~")
 
@@ -154,7 +154,7 @@ def network(manifests: RayManifests) -> list[str]:
     return differences(policies, own, others, needed)
 
 
-def test_policies_let_through_what_is_dialled_and_nothing_else(manifests: RayManifests) -> None:
+def test_policies_allow_exactly_the_table(manifests: RayManifests) -> None:
     assert not network(manifests)
 
 
@@ -163,10 +163,10 @@ def test_policies_let_through_what_is_dialled_and_nothing_else(manifests: RayMan
 
 @pytest.fixture(scope="module")
 def crd() -> Doc:
-    """The schema of RayService v1, closed: a key that it does not know is an error."""
+    """Return the schema of RayService v1, without additional properties."""
     folder = os.environ.get(CRDS)
     if not folder:
-        pytest.skip(f"{CRDS} names no folder with KubeRay's CRDs (ray-operator/config/crd/bases)")
+        pytest.skip(f"{CRDS} is not set to KubeRay's ray-operator/config/crd/bases")
     with (Path(folder) / "ray.io_rayservices.yaml").open() as file:
         versions = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
     (found,) = [one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == "v1"]
@@ -189,7 +189,6 @@ def _every(schema: Any) -> Iterator[Doc]:
 
 def test_kuberays_own_schema(crd: Doc, manifests: RayManifests) -> None:
     def against(service: Doc) -> list[str]:
-        # The API server checks the metadata itself.
         errors = jsonschema.Draft4Validator(crd).iter_errors({**service, "metadata": {}})
         return [error.message for error in errors]
 

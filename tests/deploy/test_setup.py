@@ -1,4 +1,4 @@
-"""The set-up uses any suitable Python, and asks for one if there is none."""
+"""The set-up script's choice of Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from harness.support import ROOT
 
 TOOLS = ("bash", "dirname", "env", "grep", "cat", "id")
-# Stands for a Python of some version: it answers the script's questions, and ends it where it makes .venv.
+# A fake Python that answers the script's checks, and stops it when it makes .venv.
 PYTHON = """#!/bin/sh
 case "$*" in
   *"(3, 11) <="*) exit {misfits} ;;
@@ -24,7 +24,7 @@ esac
 
 @pytest.fixture
 def run(tmp_path: Path) -> object:
-    """Run the script on a machine with only these Pythons; the values say whether they fit."""
+    """Return a function that runs the script with only these Pythons; values: whether they fit."""
 
     def script(pythons: dict[str, bool], **more: str) -> subprocess.CompletedProcess[str]:
         (tools := tmp_path / "tools").mkdir()
@@ -59,33 +59,33 @@ def run(tmp_path: Path) -> object:
         ({"python3": True, "python3.13": False}, "python3"),
     ],
 )
-def test_it_takes_the_first_that_fits(run: object, pythons: dict[str, bool], taken: str) -> None:
+def test_the_first_suitable_python_is_used(run: object, pythons: dict[str, bool], taken: str) -> None:
     done = run(pythons)  # type: ignore[operator]
     assert f"{taken} makes it" in done.stdout, done.stderr
     assert done.returncode == 7
 
 
-def test_it_takes_the_one_that_is_named(run: object) -> None:
+def test_a_named_python_is_used(run: object) -> None:
     done = run({"python3.11": True, "python3.12": True}, PYTHON="python3.12")  # type: ignore[operator]
     assert "python3.12 makes it" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("named", ["python3.10", "python3.14"])
-def test_it_takes_no_other_where_the_named_one_does_not_fit(run: object, named: str) -> None:
+def test_an_unsuitable_named_python_is_refused(run: object, named: str) -> None:
     done = run({"python3.11": True, "python3.14": False}, PYTHON=named)  # type: ignore[operator]
     assert done.returncode == 1
-    assert f"PYTHON ({named}) is not there, or neither 3.11, 3.12 nor 3.13: name another" in done.stderr
+    assert f"PYTHON ({named}) does not exist, or is not 3.11, 3.12 or 3.13: name another" in done.stderr
 
 
-def test_it_leaves_an_environment_of_another_version_alone(run: object, tmp_path: Path) -> None:
+def test_an_environment_of_another_version_is_kept(run: object, tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/echo")  # prints what it is asked to run
     done = run({"python3.12": True}, PYTHON="python3.12")  # type: ignore[operator]
     assert done.returncode == 1
-    assert "it is not of python3.12: make clean" in done.stderr
+    assert "there is a .venv of another version than python3.12: make clean" in done.stderr
 
 
-def test_it_says_what_is_missing(run: object) -> None:
+def test_missing_packages_are_listed(run: object) -> None:
     done = run({"python3": False})  # type: ignore[operator]
     assert done.returncode == 1
     assert "missing: python3 python3-venv" in done.stderr

@@ -193,5 +193,5 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
             await asyncio.to_thread(eventually, changed, 60, "a decode worker reads prompts")
             stop.set()
             await asyncio.gather(*load)
-        assert "is to prefill now" in (one.folder / "logs" / "scheduler.log").read_text()
+        assert "changes to prefill" in (one.folder / "logs" / "scheduler.log").read_text()
         eventually(lambda: idle(one), 20, "nothing is left")

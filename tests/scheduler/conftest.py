@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 import uuid
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from baton.scheduler.store import Store
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from harness.scheduling import Clock, RedisServer
+from harness.support import PATIENCE
 
 WORKER_LEASE_S = 5.0
 BOOKING_LEASE_S = 15.0
@@ -27,7 +33,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """One that the test may kill."""
+    """A server that the test may kill."""
     server = RedisServer(tmp_path)
     server.start()
     yield server
@@ -41,7 +47,7 @@ def topic() -> str:
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, topic: str) -> AsyncIterator[Store]:
-    """Give an empty store of each kind."""
+    """Return an empty store of each kind."""
     made: Store
     if request.param == "memory":
         made = MemoryStore()
@@ -64,3 +70,28 @@ def ledger(clock: Clock) -> Ledger:
 @pytest.fixture
 def roster(ledger: Ledger, clock: Clock) -> Roster:
     return Roster("topic", WORKER_LEASE_S, ledger, clock)
+
+
+PROGRAM = """
+import asyncio, sys
+from baton.scheduler.service import serve
+from baton.services.config import SchedulerSettings
+settings = SchedulerSettings.model_validate_json(sys.argv[1])
+asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
+"""
+
+
+@asynccontextmanager
+async def scheduler_process(**settings: object) -> AsyncIterator[tuple[Process, str]]:
+    """Run a scheduler in its own process; yield the process and the scheduler's address."""
+    arguments = ("-c", PROGRAM, json.dumps({"address": "127.0.0.1:0"} | settings))
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    try:
+        async with asyncio.timeout(60 * PATIENCE):
+            address = (await process.stdout.readline()).decode().strip()
+        yield process, address
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

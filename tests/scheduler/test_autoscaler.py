@@ -1,4 +1,4 @@
-"""Autoscaling through real schedulers: one decides, and its orders reach fleets."""
+"""Autoscaling by real schedulers: one decides, and its orders reach fleets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -16,25 +18,25 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from harness.scheduling import Options, RedisServer, capacity, identity, until
+from harness.scheduling import Options, RedisServer, capacity, identity, place, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
 
 
 def goals(mode: str = "on", least: int = 2) -> Goals:
-    """Two decode workers at least: one more than there are, whatever the load is."""
+    """Ask for at least two decode workers, one more than are running."""
     return Goals(mode, 1.0, 0.05, Bounds(1, 4), Bounds(least, 4), 0.05, 0.5, 0.1)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
 async def scheduler(
-    url: str, topic: str, wanted: Goals
+    url: str, topic: str, wanted: Goals | None, **options: Any
 ) -> AsyncIterator[tuple[SchedulerServer, SchedulerClient]]:
-    # A short lease: only workers that send heartbeats live, and the scheduler has soon heard all of them.
-    options = Options(store=url, topic=topic, worker_lease_s=0.5)
+    # The scheduler settles after a lease.
+    settings = Options(store=url, topic=topic, worker_lease_s=0.5, **options)
     async with (
-        SchedulerServer(options, goals=wanted) as server,
+        SchedulerServer(settings, goals=wanted) as server,
         SchedulerClient(server.address, router_id="router") as client,
     ):
         yield server, client
@@ -57,7 +59,7 @@ def figure(server: SchedulerServer, name: str, **labels: str) -> float:
 
 
 async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
-    """Ask as a fleet does, until these places are to be filled."""
+    """Ask as a fleet does, until the orders fill these places."""
     found = pb.OrdersReply()
 
     async def so() -> bool:
@@ -74,7 +76,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_server").url)
 
 
-async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, topic: str) -> None:
+async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
     async with scheduler(url, topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
         reply = await ordered(client, "p", "d", "x")
         assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
@@ -82,18 +84,14 @@ async def test_a_worker_that_is_missing_is_ordered_once_and_counts(url: str, top
         assert figure(server, "wanted_workers", role="decode") == 2
         steps = figure(server, "step_seconds_count")
         await client.refresh(pb.RouterLoad(over=1))
-
-        async def stepped() -> bool:
-            return figure(server, "step_seconds_count") > steps + 3
-
-        await until(stepped)
+        await until(lambda: figure(server, "step_seconds_count") > steps + 3)
         assert figure(server, "orders_total", order="start") == 1
         again = await client.orders("fleet", PLACES)
         assert (again.fence, len(again.orders)) == (reply.fence, 3)
         assert not (await client.orders("another", [])).fence
 
 
-async def test_advice_is_said_once_and_changes_nothing(
+async def test_advice_is_logged_once_and_changes_nothing(
     url: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
@@ -102,17 +100,15 @@ async def test_advice_is_said_once_and_changes_nothing(
         working(client, ("p", P), ("d", D)),
     ):
         await client.orders("fleet", PLACES)
-
-        async def decided() -> bool:
-            return (
+        await until(
+            lambda: (
                 figure(server, "step_seconds_count") > 5
                 and figure(server, "wanted_workers", role="decode") == 2
             )
-
-        await until(decided)
+        )
         assert not (await client.orders("fleet", PLACES)).fence
     said = [one.getMessage() for one in caplog.records]
-    advice = "advice: 1 prefill + 2 decode would do, 1 prefill + 1 decode are there"
+    advice = "advice: 1 prefill + 2 decode would be enough, 1 prefill + 1 decode are running"
     assert sum(one.startswith(advice) for one in said) == 1, said
 
 
@@ -131,7 +127,7 @@ async def test_a_fleet_may_be_ordered_to_run_nothing(url: str, topic: str) -> No
 
 
 class Flips(worker_pb2_grpc.WorkerServicer):
-    """Two decode workers at one address, without engines. Of two that are idle the first is asked."""
+    """Two decode workers at one address, without engines. The first one is asked to change its role."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[pb.Role, int]] = []
@@ -144,41 +140,50 @@ class Flips(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.SetRoleReply()
 
 
-async def test_a_role_changes_by_a_call_with_the_deciders_fence(url: str, topic: str) -> None:
+@asynccontextmanager
+async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
+    """Run a prefill worker and the two decode workers."""
     flips = Flips()
     worker = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)  # type: ignore[no-untyped-call]
     port = worker.add_insecure_port("127.0.0.1:0")
     await worker.start()
-    wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
-    async with (
-        scheduler(url, topic, wanted) as (server, client),
-        working(client, ("p", P)),
-        AsyncExitStack() as stack,
-    ):
+    async with working(client, ("p", P)), AsyncExitStack() as stack:
         for name in ("d1", "d2"):
             one = identity(name, D)
             one.address = f"127.0.0.1:{port}"
-            session = WorkerSession(client, one, pb.WorkerLoad)
+            session = WorkerSession(client, one, partial(pb.WorkerLoad, free_blocks=99))
             await session.start(5.0)
             stack.push_async_callback(session.close)
             await session.ready(capacity())
             flips.sessions.append(session)
+        yield flips
+    await worker.stop(None)
 
-        async def flipped() -> bool:
-            return figure(server, "orders_total", order="flip") == 1
 
-        await until(flipped)
+async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
+    wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
+    async with scheduler(url, topic, wanted) as (server, client), flipping(client) as flips:
+        await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
-
-        async def stepped() -> bool:
-            return figure(server, "step_seconds_count") > steps + 3
-
-        await until(stepped)
-        ((role, fence),) = flips.asked  # once: it counts as a prefill worker now
+        await until(lambda: figure(server, "step_seconds_count") > steps + 3)
+        ((role, fence),) = flips.asked  # once
         assert role == P
         assert fence > 0
-    await worker.stop(None)
+
+
+async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
+    options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
+    async with scheduler(url, topic, None, **options) as (server, client), flipping(client) as flips:
+        for request_id in ("a", "b"):  # together more than two steps of the prefill worker
+            await place(client, request_id, prompt=600)
+        await until(lambda: flips.asked)
+        ((role, fence),) = flips.asked
+        assert role == P
+        assert fence > 0
+        changes = "baton_scheduler_role_changes_total"
+        await until(lambda: server.metrics.registry.get_sample_value(changes, {"by": "balance"}) == 1)
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(
@@ -186,11 +191,7 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
 ) -> None:
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
-
-        async def leads() -> bool:
-            return figure(one, "leads") == 1
-
-        await until(leads)
+        await until(lambda: figure(one, "leads") == 1)
         async with (
             scheduler(redis_server.url, topic, goals(least=3)) as (other, client),
             SchedulerClient(f"{one.address},{other.address}") as both,
@@ -199,12 +200,12 @@ async def test_another_scheduler_takes_over_with_a_higher_fence(
             before = await ordered(client, "p", "d", "x")
             assert figure(other, "leads") == 0
             await first.aclose()
-            after = await ordered(client, "p", "d", "x", "y")  # the second one's goals
+            after = await ordered(client, "p", "d", "x", "y")  # by its own goals
             assert after.fence > before.fence
             assert figure(other, "leads") == 1
 
 
-async def test_nobody_decides_without_the_store(own_redis: RedisServer, topic: str) -> None:
+async def test_nothing_changes_without_the_store(own_redis: RedisServer, topic: str) -> None:
     async with (
         scheduler(own_redis.url, topic, goals()) as (server, client),
         working(client, ("p", P), ("d", D)),
@@ -216,6 +217,6 @@ async def test_nobody_decides_without_the_store(own_redis: RedisServer, topic: s
             return not (await client.orders("fleet", PLACES)).fence and figure(server, "leads") == 0
 
         await until(leaves_all_as_it_is)
-        own_redis.start()  # empty: fences go on above the last one all the same
+        own_redis.start()  # it is empty, and fences still rise
         after = await ordered(client, "p", "d", "x")
         assert after.fence > before.fence

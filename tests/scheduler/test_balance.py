@@ -1,4 +1,4 @@
-"""When a worker changes sides: under lasting pressure alone, and never to and fro."""
+"""Workers change roles only under lasting pressure, and not back and forth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFTER_S = 10.0
 def worker(
     name: str, role: pb.Role, reserved: Reserved | None = None, blocks_used: int = -1, **changes: object
 ) -> WorkerRecord:
-    """512 tokens a step, 4 requests in a batch, 99 blocks. A writer has what is booked on it."""
+    """Return a worker with steps of 512 tokens, batches of 4 and 99 blocks, which runs its bookings."""
     who = identity(name, role, **changes)  # type: ignore[arg-type]
     booked = reserved or Reserved()
     used = booked.blocks if blocks_used < 0 else blocks_used
@@ -27,8 +27,6 @@ def worker(
 
 
 class Cluster:
-    """Workers and a clock of the test's."""
-
     def __init__(self, *workers: WorkerRecord) -> None:
         self.now = 0.0
         self.workers = {one.worker_id: one for one in workers}
@@ -38,7 +36,7 @@ class Cluster:
         return self.balance.look(FleetView(self.workers))
 
     def first_flip(self, seconds: float) -> Flip | None:
-        """Within the time, looked for as often as the scheduler does; `now` is then its time."""
+        """Look twice a second; return the first change, at `now`."""
         until = self.now + seconds
         while self.now < until:
             if flip := self.look():
@@ -51,21 +49,23 @@ def waiting(tokens: int) -> Reserved:
     return Reserved(prompt_tokens=tokens, requests=tokens // 100)
 
 
-def writing(requests: int) -> Reserved:
+def decoding(requests: int) -> Reserved:
     return Reserved(requests=requests, blocks=requests * 10)
 
 
-def test_the_idlest_writer_goes_to_read_when_prompts_wait_for_long() -> None:
-    one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, writing(1)), worker("d2", D))
+def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
+    one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
     flip = one.first_flip(60)
     assert flip is not None
     assert (flip.worker.worker_id, flip.role) == ("d2", P)
     assert one.now == AFTER_S
+    assert one.first_flip(60) is not None
+    assert one.now == (1 + PAUSE) * AFTER_S
     assert "prefill side was at 3.9 for 10 s" in flip.why
 
 
-def test_the_idlest_reader_goes_to_write_when_batches_are_full_for_long() -> None:
-    one = Cluster(worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, writing(4)))
+def test_the_idlest_prefill_worker_changes_when_batches_are_full() -> None:
+    one = Cluster(worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, decoding(4)))
     flip = one.first_flip(60)
     assert flip is not None
     assert (flip.worker.worker_id, flip.role) == ("p2", D)
@@ -78,7 +78,7 @@ def test_a_full_cache_is_pressure_too() -> None:
     assert flip.role == D
 
 
-def test_what_waits_for_readers_is_no_pressure_on_writers() -> None:
+def test_requests_waiting_for_prefill_are_no_pressure_on_decode_workers() -> None:
     coming = Reserved(requests=4, blocks=40)
     flip = Cluster(
         worker("p", P, waiting(2_000)), worker("d1", D, coming, 0), worker("d2", D, coming, 0)
@@ -87,7 +87,7 @@ def test_what_waits_for_readers_is_no_pressure_on_writers() -> None:
     assert flip.role == P
 
 
-def test_a_moment_of_ease_begins_the_wait_anew() -> None:
+def test_pressure_must_last() -> None:
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D), worker("d2", D))
     assert one.first_flip(AFTER_S) is None
     one.workers["p"] = worker("p", P, waiting(100))
@@ -100,16 +100,16 @@ def test_a_moment_of_ease_begins_the_wait_anew() -> None:
 @pytest.mark.parametrize(
     "workers",
     [
-        [worker("p", P, waiting(2_000)), worker("d", D)],  # the last one of its side
-        [worker("p", P, waiting(2_000)), worker("d1", D, writing(2)), worker("d2", D, writing(2))],  # busy
-        [worker("p", P, waiting(600)), worker("d1", D), worker("d2", D)],  # not much waits
-        [  # one of them could not hold what will come to both
+        [worker("p", P, waiting(2_000)), worker("d", D)],  # the last decode worker
+        [worker("p", P, waiting(2_000)), worker("d1", D, decoding(2)), worker("d2", D, decoding(2))],  # busy
+        [worker("p", P, waiting(600)), worker("d1", D), worker("d2", D)],  # a short queue
+        [  # one worker has no room for the bookings of both
             worker("p", P, waiting(2_000)),
             worker("d1", D, Reserved(requests=6, blocks=60), 0),
             worker("d2", D, Reserved(requests=6, blocks=60), 0),
         ],
         [worker("p1", P), worker("p2", P), worker("d1", D), worker("d2", D)],
-        [worker("d1", D), worker("d2", D)],  # the other side covers for a lost one
+        [worker("d1", D), worker("d2", D)],  # no prefill worker
         [worker("p", P, waiting(2_000)), worker("m1", M), worker("m2", M)],
         [
             worker("p", P, waiting(2_000)),
@@ -118,28 +118,27 @@ def test_a_moment_of_ease_begins_the_wait_anew() -> None:
         ],
     ],
 )
-def test_else_nobody_changes(workers: list[WorkerRecord]) -> None:
+def test_no_change(workers: list[WorkerRecord]) -> None:
     assert Cluster(*workers).first_flip(100) is None
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_what_was_changed_is_not_at_once_changed_back(seed: int) -> None:
-    """The same load on the fleet that a change makes is no ground for the opposite change."""
+def test_a_change_does_not_cause_the_opposite_one(seed: int) -> None:
     draw = random.Random(seed)
-    readers, writers = draw.randint(1, 6), draw.randint(1, 6)
+    prefills, decodes = draw.randint(1, 6), draw.randint(1, 6)
     tokens, requests = draw.randrange(12_000), draw.randrange(24)
 
-    def fleet(readers: int, writers: int) -> list[WorkerRecord]:
+    def fleet(prefills: int, decodes: int) -> list[WorkerRecord]:
         return [
-            *(worker(f"p{n}", P, waiting(tokens // readers)) for n in range(readers)),
-            *(worker(f"d{n}", D, writing(requests // writers)) for n in range(writers)),
+            *(worker(f"p{n}", P, waiting(tokens // prefills)) for n in range(prefills)),
+            *(worker(f"d{n}", D, decoding(requests // decodes)) for n in range(decodes)),
         ]
 
-    one = Cluster(*fleet(readers, writers))
+    one = Cluster(*fleet(prefills, decodes))
     flip = one.first_flip(100)
     if flip is None:
         return
     change = 1 if flip.role == P else -1
-    one.workers = {worker.worker_id: worker for worker in fleet(readers + change, writers - change)}
+    one.workers = {worker.worker_id: worker for worker in fleet(prefills + change, decodes - change)}
     again = one.first_flip(PAUSE * 100)
     assert again is None or again.role == flip.role

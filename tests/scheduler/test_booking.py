@@ -29,30 +29,30 @@ def worker(reserved: Reserved | None = None, **changes: object) -> WorkerRecord:
     ("prompt", "new", "blocks"),
     [
         (1, 0, 1),  # 1 + 4
-        (12, 0, 1),  # 16: just one block
+        (12, 0, 1),  # 12 + 4
         (13, 0, 2),
         (100, 10, 8),  # 114
-        (100, 10_000, 23),  # 100 + 4 + 256 of an answer that may go on
-        (1_020, 10_000, 65),  # 1020 + 4 + 4: no more fit into max_model_len
+        (100, 10_000, 23),  # 100 + 4 + 256 of the output
+        (1_020, 10_000, 65),  # 1020 + 4 + 4, the rest of max_model_len
     ],
 )
-def test_prompt_lookahead_and_the_answers_beginning_are_booked(prompt: int, new: int, blocks: int) -> None:
+def test_prompt_lookahead_and_first_output_tokens_are_booked(prompt: int, new: int, blocks: int) -> None:
     assert OUTPUT_TOKENS_BOOKED == 256
     assert blocks_for(need(prompt=prompt, new=new), capacity()) == blocks
 
 
-def test_never_more_is_booked_than_there_is() -> None:
+def test_at_most_all_blocks_are_booked() -> None:
     small = capacity(num_blocks=11)
     assert usable_blocks(small) == 10
     assert blocks_for(need(prompt=150, new=200), small) == 10
 
 
-def test_what_can_never_fit() -> None:
+def test_requests_that_never_fit() -> None:
     assert could_prefill(need(prompt=1_023), worker())
-    assert not could_prefill(need(prompt=1_024), worker())  # no room for one token of the answer
+    assert not could_prefill(need(prompt=1_024), worker())  # no room for an output token
     assert not could_decode(need(prompt=1_024), worker())
     assert could_prefill(need(prompt=160), worker(num_blocks=11))
-    assert not could_decode(need(prompt=160), worker(num_blocks=11))  # look-ahead needs another block
+    assert not could_decode(need(prompt=160), worker(num_blocks=11))  # needs another block for look-ahead
     assert could_decode(need(prompt=156), worker(num_blocks=11))
     assert not could_prefill(need(prompt=161), worker(num_blocks=11))
 
@@ -78,12 +78,12 @@ def test_at_least_one_request_is_always_allowed() -> None:
         lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
     ],
 )
-def test_impossible_objects_cannot_be_made(make: object) -> None:
+def test_invalid_bookings(make: object) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()  # type: ignore[operator]
 
 
-def test_a_class_that_gives_way_leaves_room() -> None:
+def test_a_lower_class_leaves_room() -> None:
     half = replace(need(prompt=100), room=0.5)
     assert may_prefill(half, worker(Reserved(prompt_tokens=400)), LIMITS)
     assert not may_prefill(half, worker(Reserved(prompt_tokens=401)), LIMITS)

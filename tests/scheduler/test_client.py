@@ -24,12 +24,12 @@ async def client(server: SchedulerServer) -> AsyncIterator[SchedulerClient]:
         yield made
 
 
-async def test_a_placement_is_held_by_the_client_that_made_it(server: SchedulerServer) -> None:
+async def test_a_client_renews_its_placements(server: SchedulerServer) -> None:
     async with SchedulerClient(server.address) as operator:
         async with SchedulerClient(server.address, router_id="router") as router:
             await router.register(identity("m"), pb.WORKER_STATE_READY)
             await place(router, "held", 1, 1, 1)
-            for number in range(3):  # three leases, each as long as the held one's
+            for number in range(3):
                 async with SchedulerClient(server.address) as dies:
                     await place(dies, f"left{number}", 1, 1, 1)
 
@@ -42,11 +42,10 @@ async def test_a_placement_is_held_by_the_client_that_made_it(server: SchedulerS
         async def gone() -> bool:
             return not (await operator.describe()).attempts
 
-        await until(gone)  # the router is away: its lease runs out
+        await until(gone)  # its lease has expired
 
 
 async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -> None:
-    """Nobody would renew its lease: this client reports as its own router."""
     theirs = need(router_id="another")
     with pytest.raises(ValueError, match="a need of router 'another' is placed as router ''"):
         await client.place(theirs)

@@ -1,11 +1,10 @@
-"""The choice among several schedulers, of which real ones stand still, die and come back."""
+"""The choice among several schedulers that hang, die and come back."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import signal
-import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter
@@ -20,20 +19,13 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import CHECK_S, Endpoint, owner
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, RedisServer, free_port, identity, place, until
+from harness.scheduling import Options, free_port, identity, place, until
 from harness.support import PATIENCE
-
-PROGRAM = """
-import asyncio, sys
-from baton.scheduler.service import serve
-from baton.services.config import SchedulerSettings
-settings = SchedulerSettings(address=sys.argv[1])
-asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
-"""
+from tests.scheduler.conftest import scheduler_process
 
 
 class Elsewhere:
-    """A scheduler in a process of its own, which can be made to stand still."""
+    """A scheduler in its own process, which can be stopped."""
 
     def __init__(self, process: Process, address: str) -> None:
         self.process = process
@@ -48,15 +40,8 @@ class Elsewhere:
 
 @pytest.fixture
 async def elsewhere() -> AsyncIterator[Elsewhere]:
-    arguments = ("-c", PROGRAM, "127.0.0.1:0")
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout
-    async with asyncio.timeout(60 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
-    yield Elsewhere(process, address)
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+    async with scheduler_process() as (process, address):
+        yield Elsewhere(process, address)
 
 
 @pytest.fixture
@@ -66,14 +51,16 @@ async def router(elsewhere: Elsewhere) -> AsyncIterator[SchedulerClient]:
         yield made
 
 
-async def test_one_missed_snapshot_is_no_death(elsewhere: Elsewhere, router: SchedulerClient) -> None:
+async def test_one_missed_snapshot_does_not_make_it_dead(
+    elsewhere: Elsewhere, router: SchedulerClient
+) -> None:
     elsewhere.stand_still()
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
     elsewhere.go_on()
     assert router.answering
     await asyncio.gather(*(router.describe() for _ in range(3)))
-    for _ in range(2):  # missed ones count in a row alone
+    for _ in range(2):  # only misses in a row count
         elsewhere.stand_still()
         with pytest.raises(SchedulerUnavailable):
             await router.refresh()
@@ -82,9 +69,7 @@ async def test_one_missed_snapshot_is_no_death(elsewhere: Elsewhere, router: Sch
         assert router.answering
 
 
-async def test_calls_that_wait_side_by_side_miss_one_answer(
-    elsewhere: Elsewhere, router: SchedulerClient
-) -> None:
+async def test_concurrent_calls_count_as_one_miss(elsewhere: Elsewhere, router: SchedulerClient) -> None:
     elsewhere.stand_still()
     missed = await asyncio.gather(*(router.refresh() for _ in range(20)), return_exceptions=True)
     elsewhere.go_on()
@@ -92,23 +77,19 @@ async def test_calls_that_wait_side_by_side_miss_one_answer(
     assert router.answering
 
 
-async def test_one_that_hangs_is_found_dead_without_another_call(
+async def test_a_hanging_scheduler_is_found_dead_without_another_call(
     elsewhere: Elsewhere, router: SchedulerClient
 ) -> None:
     elsewhere.stand_still()
     with pytest.raises(SchedulerUnavailable):
         await router.refresh()
-
-    async def dead() -> bool:
-        return not router.answering
-
-    await until(dead)
+    await until(lambda: not router.answering)
     elsewhere.go_on()
     await router.describe()
     assert router.answering
 
 
-async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: SchedulerClient) -> None:
+async def test_a_killed_scheduler_is_dead_at_once(elsewhere: Elsewhere, router: SchedulerClient) -> None:
     elsewhere.process.kill()
     await elsewhere.process.wait()
     with pytest.raises(SchedulerUnavailable):
@@ -116,8 +97,8 @@ async def test_one_that_is_gone_is_dead_at_once(elsewhere: Elsewhere, router: Sc
     assert not router.answering
 
 
-async def test_one_of_another_version_is_named() -> None:
-    server = aio_server()  # without a method
+async def test_another_version_is_reported() -> None:
+    server = aio_server()  # without methods
     address = f"127.0.0.1:{listen(server, 'scheduler.address', '127.0.0.1:0')}"
     await server.start()
     async with SchedulerClient(address, router_id="router") as made:
@@ -126,10 +107,10 @@ async def test_one_of_another_version_is_named() -> None:
     await server.stop(None)
 
 
-async def test_a_placement_hears_that_its_scheduler_stands_still(
+async def test_a_placement_at_a_hanging_scheduler_times_out(
     elsewhere: Elsewhere, router: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its message has a deadline, and what comes later is told to nobody else."""
+    """A late answer is not taken for the next message's."""
     monkeypatch.setattr(exchange, "PLACE_TIMEOUT_S", 0.5)
     await router.register(identity("m"), pb.WORKER_STATE_READY)
     await place(router, "before", 1, 1, 1)
@@ -146,19 +127,16 @@ NAMES = [f"request-{number}" for number in range(40)]
 
 
 def homes(client: SchedulerClient) -> set[str]:
-    """Return the schedulers that requests go to; looking is what makes a client check them."""
+    """Return the schedulers that own keys. This also makes the client check them."""
     return {client.home(name) for name in NAMES}
 
 
 async def all_at(client: SchedulerClient, *wanted: str) -> None:
-    async def there() -> bool:
-        return homes(client) == set(wanted)
-
-    await until(there, 15)
+    await until(lambda: homes(client) == set(wanted), 15)
 
 
-async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have begun anew: workers and routers tell it first what they know."""
+async def test_a_dead_scheduler_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been restarted, and must first learn of workers and bookings."""
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 1.0)
     loop = asyncio.get_running_loop()
     options = Options(f"127.0.0.1:{free_port()}")
@@ -187,35 +165,17 @@ async def test_one_that_was_dead_gets_its_keys_back_after_a_while(monkeypatch: p
     async with SchedulerClient(options.address) as alone:
         with pytest.raises(SchedulerUnavailable):
             await alone.describe()
-        assert alone.home("") == options.address  # there is no other
+        assert alone.home("") == options.address  # the only one
 
 
-async def test_keys_go_to_one_without_its_store_as_before(own_redis: RedisServer, topic: str) -> None:
-    first = Options(f"127.0.0.1:{free_port()}", own_redis.url, topic)
-    async with (
-        SchedulerServer(first) as lost,
-        SchedulerServer(Options()) as other,
-        SchedulerClient(f"{first.address},{other.address}", router_id="router") as client,
-    ):
-        own_redis.stop()
-
-        async def away() -> bool:
-            return bool(lost._store.problem)
-
-        await until(away)
-        await asyncio.gather(*(one._ask_health() for one in client._schedulers))
-        assert homes(client) == {first.address, other.address}
-        assert client.home("") == first.address
-
-
-async def test_who_answers_calls_is_not_checked() -> None:
+async def test_a_scheduler_that_answers_calls_is_not_checked() -> None:
     loop = asyncio.get_running_loop()
     async with (
         SchedulerServer(Options()) as server,
         SchedulerServer(Options()) as other,
         SchedulerClient(f"{server.address},{other.address}", router_id="router") as client,
     ):
-        await client.describe()  # a check begins with the first call
+        await client.describe()  # the first call starts a check
         checked = [one._checked_at for one in client._schedulers]
         began = loop.time()
         while loop.time() - began < 1.2 * CHECK_S:
@@ -227,7 +187,7 @@ async def test_who_answers_calls_is_not_checked() -> None:
         assert min(one._checked_at for one in client._schedulers) > max(checked)
 
 
-async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> None:
+async def test_keys_spread_evenly_and_only_those_of_a_dead_scheduler_move() -> None:
     draw = random.Random(1)
     for count in (2, 3, 5, 8):
         endpoints = [Endpoint(f"10.0.0.{number}:7400") for number in range(count)]
@@ -238,7 +198,7 @@ async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> N
         assert all(abs(shares[one.address] - mean) < 5 * mean**0.5 for one in endpoints)
         gone = draw.choice(endpoints)
         left = [one for one in endpoints if one is not gone]
-        draw.shuffle(left)  # a list in another order is the same list
+        draw.shuffle(left)  # order does not matter
         moved = {key: owner(left, key) for key in keys if owner(left, key) is not before[key]}
         assert all(before[key] is gone for key in moved)
         assert len(moved) == shares[gone.address]
@@ -248,7 +208,7 @@ async def test_keys_spread_evenly_and_only_those_of_one_that_is_gone_move() -> N
             await one.close()
 
 
-async def test_the_requests_of_one_that_hangs_move_and_come_back(
+async def test_the_keys_of_a_hanging_scheduler_move_and_come_back(
     elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.3)

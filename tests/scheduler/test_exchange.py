@@ -1,4 +1,4 @@
-"""A router's messages to a real scheduler: placements that share them, and reports that ride along."""
+"""A router's messages to a real scheduler: batches of placements, with reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.support import free_port
 
 
 class Line:
-    """A router's exchange, which notes each message; messages wait while `held` is clear."""
+    """A router's exchange that records its messages, and delays them while `held` is clear."""
 
     def __init__(self, address: str) -> None:
         self._schedulers = Endpoints(address)
@@ -40,16 +40,12 @@ class Line:
 
     @property
     def sizes(self) -> list[int]:
-        """How many placements each message asked for; those without any are left out."""
+        """The number of placements in each message that has any."""
         return [len(one.needs) for one in self.sent if one.needs]
 
     async def asked(self, size: int) -> None:
-        """Wait for the first message, which asks for so many placements."""
-
-        async def sent() -> bool:
-            return self.sizes == [size]
-
-        await until(sent)
+        """Wait for the first message, with this many placements."""
+        await until(lambda: self.sizes == [size])
 
     async def close(self) -> None:
         await self.reports.close()
@@ -81,11 +77,11 @@ async def booked(operator: SchedulerClient) -> list[str]:
     return sorted(one.attempt.request_id for one in (await operator.describe()).attempts)
 
 
-async def test_those_that_wait_share_a_message_and_each_gets_its_own_answer(line: Line) -> None:
+async def test_waiting_requests_share_a_message(line: Line) -> None:
     line.held.clear()
     names = [f"r{number}" for number in range(2 * MOST)]
     first = asyncio.create_task(line.ask("first"))
-    await line.asked(1)  # nothing to wait for
+    await line.asked(1)  # sent at once
     others = [asyncio.create_task(line.ask(name)) for name in names]
     await asyncio.sleep(0)
     line.held.set()
@@ -94,30 +90,29 @@ async def test_those_that_wait_share_a_message_and_each_gets_its_own_answer(line
     assert line.sizes == [1, MOST, MOST]
 
 
-async def test_a_malformed_one_spoils_no_other(line: Line, operator: SchedulerClient) -> None:
+async def test_a_malformed_request_does_not_affect_others(line: Line, operator: SchedulerClient) -> None:
     found = await asyncio.gather(line.ask("first"), line.ask("bad", prompt_tokens=0), line.ask("good"))
     assert [reply.WhichOneof("outcome") for reply in found] == ["placement", "refusal", "placement"]
     assert found[1].refusal == "request 'bad' has no prompt tokens"
     assert await booked(operator) == ["first", "good"]
 
 
-async def test_a_malformed_report_spoils_no_placement(line: Line) -> None:
+async def test_a_malformed_report_does_not_affect_placements(line: Line) -> None:
     line.reports._reporters[line._address].add(pb.Attempt(epoch=1))
     assert (await line.ask("r")).HasField("placement")
     assert line.sent[0].report.prefilled
     assert line.reports.dropped == 1
 
 
-async def test_reports_wait_for_a_placements_message_unless_room_is_wanted(
+async def test_reports_wait_for_a_message_with_placements_unless_room_is_wanted(
     line: Line, operator: SchedulerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter_module, "RIDE_S", 60.0)
 
     async def told(name: str) -> None:
-        async def finished() -> bool:
-            return name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
-
-        await until(finished)
+        await until(
+            lambda: name in [one.attempt.request_id for sent in line.sent for one in sent.report.finished]
+        )
 
     await line.ask("first")
     line.reports.prefilled(Attempt("first", 1))
@@ -133,8 +128,7 @@ async def test_reports_wait_for_a_placements_message_unless_room_is_wanted(
     assert not line.sent[-1].needs
 
 
-async def test_room_that_a_message_reports_is_there_for_its_placement() -> None:
-    """Else the router would be told that all is full, and ask again."""
+async def test_a_placement_can_use_room_reported_in_its_message() -> None:
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         await operator.register(identity("m", max_num_seqs=1), pb.WORKER_STATE_READY)
         line = Line(server.address)
@@ -154,8 +148,7 @@ async def test_room_that_a_message_reports_is_there_for_its_placement() -> None:
         await line.close()
 
 
-async def test_who_waits_behind_a_message_that_nobody_answers_hears_so(line: Line) -> None:
-    """Its own message would wait as long again."""
+async def test_requests_behind_an_unanswered_message_fail_with_it(line: Line) -> None:
     line.held.clear()
     stuck = asyncio.create_task(line.ask("stuck"))
     await line.asked(1)
@@ -169,7 +162,7 @@ async def test_who_waits_behind_a_message_that_nobody_answers_hears_so(line: Lin
     assert line.sizes == [1]
 
 
-async def test_nobody_waits_for_an_answer_after_the_end(line: Line) -> None:
+async def test_close_fails_waiting_requests(line: Line) -> None:
     line.held.clear()
     stuck = asyncio.create_task(line.ask("stuck"))
     await line.asked(1)
@@ -181,7 +174,7 @@ async def test_nobody_waits_for_an_answer_after_the_end(line: Line) -> None:
             await one
 
 
-async def test_a_placement_whose_caller_left_is_given_back(line: Line, operator: SchedulerClient) -> None:
+async def test_a_placement_is_returned_if_its_caller_has_left(line: Line, operator: SchedulerClient) -> None:
     line.held.clear()
     leaves = asyncio.create_task(line.ask("leaves"))
     await line.asked(1)
@@ -195,7 +188,7 @@ async def test_a_placement_whose_caller_left_is_given_back(line: Line, operator:
     await until(given_back)
 
 
-async def test_a_caller_that_leaves_as_the_answer_comes_gives_it_back(
+async def test_a_placement_is_returned_if_its_caller_leaves_as_it_arrives(
     line: Line, operator: SchedulerClient
 ) -> None:
     leaves = asyncio.create_task(line.ask("leaves"))
@@ -209,7 +202,9 @@ async def test_a_caller_that_leaves_as_the_answer_comes_gives_it_back(
     await until(given_back)
 
 
-async def test_who_left_before_the_message_is_not_placed(line: Line, operator: SchedulerClient) -> None:
+async def test_a_request_cancelled_before_the_message_is_not_sent(
+    line: Line, operator: SchedulerClient
+) -> None:
     line.held.clear()
     first = asyncio.create_task(line.ask("first"))
     await line.asked(1)
@@ -222,8 +217,7 @@ async def test_who_left_before_the_message_is_not_placed(line: Line, operator: S
     assert await booked(operator) == ["first", "stays"]
 
 
-async def test_a_scheduler_that_ends_waits_for_no_router_and_the_next_one_is_found() -> None:
-    """The stream of the first one is of no use any more."""
+async def test_a_scheduler_stops_without_waiting_for_streams_and_the_next_one_is_found() -> None:
     options = Options(address=f"127.0.0.1:{free_port()}")
     async with SchedulerClient(options.address, router_id="router") as router:
         for name in ("first", "second"):
@@ -231,13 +225,4 @@ async def test_a_scheduler_that_ends_waits_for_no_router_and_the_next_one_is_fou
                 await router.register(identity("m"), pb.WORKER_STATE_READY)
                 await place(router, name, 1, 1, 1)
                 began = asyncio.get_running_loop().time()
-            assert asyncio.get_running_loop().time() - began < 1.5  # not its grace of 2 s
-
-
-async def test_all_of_a_message_hear_that_nobody_answers() -> None:
-    async with SchedulerClient(f"127.0.0.1:{free_port()}") as router:
-        found = await asyncio.gather(
-            *(place(router, f"r{number}", 1, 1, 1) for number in range(5)),
-            return_exceptions=True,
-        )
-        assert [type(one) for one in found] == [SchedulerUnavailable] * 5
+            assert asyncio.get_running_loop().time() - began < 1.5  # less than its grace of 2 s

@@ -1,4 +1,4 @@
-"""What routers are told of the fleet: by changes, and yet the same as all of it."""
+"""Routers get changes of the fleet, with the same result as a full snapshot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shown(copy: FleetCopy) -> dict[str, bytes]:
 
 
 def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
-    """Let a worker come, go, register anew, be heard, or be booked on."""
+    """Add, remove or change a worker."""
     name = draw.choice("abcdef")
     what = draw.randrange(6)
     if what == 0:
@@ -60,8 +60,8 @@ def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
-    """Also where replies are lost, routers come late, and another scheduler answers."""
+def test_changes_give_the_same_copy_as_a_full_snapshot(seed: int) -> None:
+    """Also if replies are lost, routers skip revisions, or another scheduler answers."""
     draw = random.Random(seed)
     feed, workers = FleetFeed(LEASE_S, Clock()), {"a": record("a")}
     copies = [FleetCopy() for _ in range(3)]
@@ -80,7 +80,7 @@ def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
                 continue
             answer = reply(feed, copy, mine)
             if draw.random() < 0.2:
-                continue  # it is lost on its way
+                continue  # the reply is lost
             before = set(copy.workers)
             missing = copy.learn(answer)
             assert {one.identity.worker_id for one in missing} == before - workers.keys()
@@ -91,7 +91,7 @@ def test_a_copy_by_changes_is_as_one_of_all(seed: int) -> None:
             assert set(copy.workers) == set(workers)
 
 
-def test_what_has_not_changed_is_not_sent_and_bytes_are_shared() -> None:
+def test_only_changes_are_sent_and_serialized_once() -> None:
     feed, workers = FleetFeed(LEASE_S, Clock()), {f"w{number}": record(f"w{number}") for number in range(50)}
     first, second = FleetCopy(), FleetCopy()
     feed.refresh(view(workers), [])
@@ -99,7 +99,7 @@ def test_what_has_not_changed_is_not_sent_and_bytes_are_shared() -> None:
     first.learn(whole)
     second.learn(whole)
     for one in workers.values():
-        one.heard_at = NOW - 1.0  # heard a second ago: no change
+        one.heard_at = NOW - 1.0  # a heartbeat is not a change
     workers["w7"].load = pb.WorkerLoad(running=3)
     feed.refresh(view(workers), [])
     update = feed.since(first.feed, first.revision)
@@ -112,7 +112,7 @@ def test_what_has_not_changed_is_not_sent_and_bytes_are_shared() -> None:
     assert first.workers["w7"].identity == workers["w7"].identity
 
 
-def test_a_silent_worker_is_told_with_its_age_until_it_is_heard_again() -> None:
+def test_the_age_of_a_silent_workers_heartbeat_is_sent() -> None:
     feed, copy, workers = FleetFeed(LEASE_S, Clock()), FleetCopy(), {"a": record("a"), "b": record("b")}
     for age_s, told_s in (
         (0.4, 0.0),
@@ -128,7 +128,7 @@ def test_a_silent_worker_is_told_with_its_age_until_it_is_heard_again() -> None:
         assert copy.workers["b"].heartbeat_age_s == 0.0
 
 
-def test_a_router_that_is_far_behind_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_with_an_old_revision_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "GONE_KEPT", 3)
     feed, copy = FleetFeed(LEASE_S, Clock()), FleetCopy()
     workers = {f"w{number}": record(f"w{number}") for number in range(8)}

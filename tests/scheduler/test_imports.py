@@ -1,4 +1,4 @@
-"""The scheduler runs on machines without an engine, and knows nothing of the services around it."""
+"""The scheduler runs on machines without an engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from harness.support import CALL_S, PYTHON, ROOT
 
 
-def test_the_scheduler_needs_neither_an_engine_nor_the_services() -> None:
+def test_the_scheduler_imports_neither_engines_nor_services() -> None:
     code = (
         "import importlib, pkgutil, sys; import baton.scheduler as top\n"
         "for one in pkgutil.walk_packages(top.__path__, 'baton.scheduler.'):\n"

@@ -1,4 +1,4 @@
-"""Random lives of requests and workers with two schedulers, which hear of all late, twice, or never."""
+"""Random requests and workers with two schedulers, whose messages are late, duplicated or lost."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from harness.scheduling import LIMITS, Clock, held, identity, need, report
 WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}
 WORKERS |= {"m": pb.ROLE_MIXED}
 WORKER_LEASE_S, BOOKING_LEASE_S = 3.0, 6.0
-QUEUED = 30  # reports on their way to a scheduler; the oldest are dropped
+QUEUED = 30  # reports in flight to a scheduler; the oldest are dropped
 STEPS = 500
 
 
 class Scheduler:
-    """One of them, with all that must hold of it at any moment."""
+    """A scheduler that checks its invariants."""
 
     def __init__(self, clock: Clock, draw: random.Random) -> None:
         self.ledger = Ledger(BOOKING_LEASE_S, clock)
         self.roster = Roster("t", WORKER_LEASE_S, self.ledger, clock)
         self.placer = Placer(self.roster, self.ledger, Policy(LIMITS, LIMITS.policy, draw), clock=clock)
         self._clock = clock
-        self._last: dict[str, tuple[tuple[int, bool], float]] = {}  # since when
+        self._last: dict[str, tuple[tuple[int, bool], float]] = {}  # and since when
 
     def check(self) -> None:
         assert not self.ledger.live.keys() & self.ledger._past.keys()
@@ -51,7 +51,7 @@ class Scheduler:
             now = self.ledger.last(request_id)
             if now != last:
                 forgotten = now == (0, False) and self._clock.now - since >= EPOCH_KEEP_S
-                assert forgotten or now > last  # a later epoch, or the same one is over
+                assert forgotten or now > last  # a later epoch, or the end of the same one
                 self._last[request_id] = now, self._clock.now
 
     def within_limits(self, worker_id: str, *, prompts: bool = True, decodes: bool = True) -> None:
@@ -73,22 +73,22 @@ class Scheduler:
 
 @dataclass
 class Link:
-    """The way from a router to a scheduler."""
+    """Reports in flight from a router to a scheduler."""
 
     waiting: deque[RouterReport] = field(default_factory=deque)
     cut: bool = False
-    generation: str = ""  # of the scheduler, as last heard
+    generation: str = ""  # of the scheduler
 
     def add(self, what: RouterReport) -> None:
         if len(self.waiting) == QUEUED:
             self.waiting.popleft()
-            self.generation = ""  # it is told all again
+            self.generation = ""  # everything is reported again
         self.waiting.append(what)
 
 
 @dataclass
 class Router:
-    """The truth of its requests, and what it does to have all schedulers know it."""
+    """A router's bookings, and the reports that tell schedulers of them."""
 
     name: str
     links: list[Link]
@@ -104,11 +104,11 @@ class Router:
         link.add(RouterReport(placed=tuple(self.held.values())))
 
     def deliver(self, at: int, scheduler: Scheduler, *, reply_lost: bool = False) -> None:
-        """Let the next report arrive; without a reply it is sent again."""
+        """Deliver the next report. If the reply is lost, the report stays in flight."""
         link = self.links[at]
         result = scheduler.ledger.report(link.waiting[0])
         live = {one.attempt: one for one in self.held.values()}
-        assert not live.keys() & set(result.fenced)  # nobody stops a request that runs
+        assert not live.keys() & set(result.fenced)  # running requests are never fenced
         if reply_lost:
             return
         link.waiting.popleft()
@@ -120,18 +120,18 @@ class Router:
 
 
 class World:
-    """Two routers, each at home with another scheduler, and the workers of both."""
+    """Two schedulers, a router with its home at each, and workers."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.clock = Clock()
         self.schedulers = [Scheduler(self.clock, self.draw) for _ in range(2)]
         self.routers = [Router(f"r{number}", [Link(), Link()]) for number in range(2)]
-        self.silent: set[tuple[str, int]] = set()  # workers that this scheduler does not hear
+        self.silent: set[tuple[str, int]] = set()  # (worker, scheduler) whose heartbeats are lost
         self.tick()
 
     def tick(self) -> None:
-        """Half a second: heartbeats, and a renewal three times a lease."""
+        """Pass half a second: send heartbeats, and renewals three times per lease."""
         self.clock.now += 0.5
         for number, scheduler in enumerate(self.schedulers):
             for name in WORKERS:
@@ -150,7 +150,7 @@ class World:
         assert not self.schedulers[number].roster.register(identity(name, role), pb.WORKER_STATE_READY)
 
     def place(self, router: Router, request_id: str) -> None:
-        """Ask a home, whose reply may be lost: its router then gives the epoch up."""
+        """Ask the home scheduler. If its reply is lost, the router gives up the epoch."""
         epoch = router.epochs[request_id] = router.epochs.get(request_id, 0) + 1
         home = self.schedulers[self.routers.index(router)]
         placed = home.place(request_id, epoch, router.name, self.draw.randint(1, 700))
@@ -197,7 +197,7 @@ class World:
             self.schedulers[at] = Scheduler(self.clock, draw)
 
     def settle(self) -> None:
-        """All ways are open for a lease."""
+        """Deliver all messages for a lease."""
         self.silent.clear()
         for router in self.routers:
             for link in router.links:
@@ -217,7 +217,7 @@ def sizes(ledger: Ledger) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_two_schedulers_that_hear_late_or_never_agree_in_the_end(seed: int) -> None:
+def test_schedulers_agree_after_late_and_lost_messages(seed: int) -> None:
     world = World(seed)
     for _ in range(STEPS):
         world.step()
@@ -249,8 +249,7 @@ def test_two_schedulers_that_hear_late_or_never_agree_in_the_end(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_one_scheduler_books_never_passes_a_limit(seed: int) -> None:
-    """Every booking is its own, and none ends for want of a lease."""
+def test_one_scheduler_never_exceeds_a_limit(seed: int) -> None:
     draw, clock = random.Random(seed), Clock()
     scheduler = Scheduler(clock, draw)
     for name, role in WORKERS.items():

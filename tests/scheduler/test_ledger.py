@@ -1,4 +1,4 @@
-"""Attempts and their bookings: what each event of a router does, early, late or twice."""
+"""Attempts and their bookings: the effect of each event, also if it is early, late or duplicated."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ def tells(*placed: Known) -> RouterReport:
 
 
 def booked(ledger: Ledger) -> Sums:
-    """Return what is booked on workers; as all is of one router, the router's sums are the same."""
+    """Return the bookings, which must equal those of the only router."""
     found = {name: replace(ledger.join(name)) for name in ("p", "d", "d2", "m")}
     found = {name: one for name, one in found.items() if not one.empty}
     assert ledger.booked_by("router") == found
     return found
 
 
-def test_a_pair_is_booked_and_released_side_by_side(ledger: Ledger) -> None:
+def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
     ledger.place(known("other").booking)
     ledger.place(known().booking)
     assert booked(ledger) == {"p": Reserved(200, 2, 0, 0), "d": Reserved(0, 2, 16, 0)}
-    for _ in range(2):  # told twice, counted once
+    for _ in range(2):  # duplicates change nothing
         ledger.report(report(prefilled=[ONE]))
         assert booked(ledger) == {"p": PAIR["p"], "d": Reserved(0, 2, 16, 1)}
     for _ in range(2):
         ledger.report(report(finished=[ONE]))
         assert booked(ledger) == PAIR
-    ledger.report(report(finished=[Attempt("other", 1)]))  # before it was prefilled
+    ledger.report(report(finished=[Attempt("other", 1)]))  # without "prefilled"
     assert booked(ledger) == {}
     assert not ledger.live
 
 
-def test_a_worker_alone_reads_and_writes(ledger: Ledger) -> None:
+def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
     ledger.place(known(prefill="", decode="m").booking)
     assert booked(ledger) == {"m": Reserved(100, 1, 8, 0)}
     ledger.report(report(prefilled=[ONE]))
@@ -72,25 +72,25 @@ def test_a_worker_alone_reads_and_writes(ledger: Ledger) -> None:
     assert booked(ledger) == {}
 
 
-def test_blocks_that_others_hold_are_not_booked_twice(ledger: Ledger) -> None:
+def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
     for name in ("first", "r"):
         ledger.place(known(name).booking)
-    for blocks in (3, 3, 5):  # that are left of 8; a later word never books more
+    for blocks in (3, 3, 5):  # of 8; a later report never books more
         ledger.report(report(shared=[(ONE, blocks)]))
         assert booked(ledger)["d"] == Reserved(0, 2, 8 + 3, 0)
-    ledger.report(tells(known(blocks=2)))  # told again by its router
+    ledger.report(tells(known(blocks=2)))  # reported again
     assert booked(ledger)["d"] == Reserved(0, 2, 8 + 2, 0)
     ledger.report(report(finished=[ONE], shared=[(ONE, 0)]))
     assert booked(ledger) == PAIR
 
 
-def test_what_runs_elsewhere_is_booked_once_however_often_it_is_told(ledger: Ledger) -> None:
+def test_a_running_attempt_is_booked_once_however_often_it_is_reported(ledger: Ledger) -> None:
     twenty = [known(f"r{number}") for number in range(20)]
     for _ in range(3):
         assert ledger.report(tells(*twenty)).fenced == []
         assert booked(ledger) == {"p": Reserved(2_000, 20, 0, 0), "d": Reserved(0, 20, 160, 0)}
     ledger.report(tells(*(replace(one, prefilled=True) for one in twenty)))
-    ledger.report(tells(*twenty))  # it was sent before the prompt was read
+    ledger.report(tells(*twenty))  # late: sent before the prefill ended
     assert booked(ledger) == {"d": Reserved(0, 20, 160, 20)}
     ledger.report(report(finished=[one.attempt for one in twenty]))
     assert booked(ledger) == {}
@@ -126,7 +126,7 @@ LATER = known(epoch=2, decode="d2")
         (over(1), over(2), (2, True), {}),
     ],
 )
-def test_the_later_wins_whoever_was_heard_first(
+def test_the_later_epoch_wins_in_any_order(
     clock: Clock, first: Event, second: Event, last: tuple[int, bool], held: Sums
 ) -> None:
     for order in ((first, second), (second, first), (first, second, first)):
@@ -137,7 +137,7 @@ def test_the_later_wins_whoever_was_heard_first(
         assert booked(ledger) == held
 
 
-def test_a_later_epoch_takes_the_earlier_ones_place(ledger: Ledger) -> None:
+def test_a_later_epoch_replaces_an_earlier_one(ledger: Ledger) -> None:
     ledger.place(known().booking)
     ledger.place(LATER.booking)
     assert booked(ledger) == {"p": PAIR["p"], "d2": PAIR["d"]}
@@ -149,7 +149,7 @@ def test_a_later_epoch_takes_the_earlier_ones_place(ledger: Ledger) -> None:
     assert ledger.last("r") == (2, False)
 
 
-def test_what_is_over_stays_over(ledger: Ledger) -> None:
+def test_a_finished_attempt_stays_finished(ledger: Ledger) -> None:
     ledger.place(known().booking)
     ledger.report(report(finished=[ONE]))
     result = ledger.report(RouterReport(placed=(known(),), renewed=(ONE,)))
@@ -157,8 +157,8 @@ def test_what_is_over_stays_over(ledger: Ledger) -> None:
     assert (booked(ledger), ledger.last("r")) == ({}, (1, True))
 
 
-def test_an_end_that_comes_before_its_booking_is_remembered(ledger: Ledger) -> None:
-    """A router gave up waiting for its placement; or another scheduler placed it, and it was short."""
+def test_an_end_before_its_booking_is_remembered(ledger: Ledger) -> None:
+    """The router gave up waiting for the placement, or another scheduler placed it."""
     result = ledger.report(report(finished=[ONE], renewed=[ONE]))
     assert (result.stale, result.lost, result.fenced) == (0, [], [ONE])
     assert ledger.report(tells(known())).fenced == [ONE]
@@ -167,13 +167,13 @@ def test_an_end_that_comes_before_its_booking_is_remembered(ledger: Ledger) -> N
     assert ledger.last("r") == (2, False)
 
 
-def test_events_of_the_unknown_change_nothing(ledger: Ledger) -> None:
+def test_events_of_unknown_attempts_change_nothing(ledger: Ledger) -> None:
     result = ledger.report(report(prefilled=[ONE], renewed=[ONE], shared=[(ONE, 1)]))
     assert (result.stale, result.lost, result.fenced) == (0, [ONE], [])
     assert (booked(ledger), ledger.last("r")) == ({}, (0, False))
 
 
-def test_a_booking_that_is_not_renewed_runs_out_on_time(ledger: Ledger, clock: Clock) -> None:
+def test_a_booking_expires_unless_it_is_renewed(ledger: Ledger, clock: Clock) -> None:
     renewed = Attempt("renewed", 1)
     for name in ("r", "renewed"):
         ledger.place(known(name).booking)
@@ -192,7 +192,7 @@ def test_a_booking_that_is_not_renewed_runs_out_on_time(ledger: Ledger, clock: C
     assert (ledger.expired, booked(ledger)) == (2, {})
 
 
-def test_a_lease_that_ran_out_is_no_proof_of_the_end(ledger: Ledger) -> None:
+def test_an_expired_attempt_may_be_booked_again(ledger: Ledger) -> None:
     ledger.place(known().booking)
     expired(ledger)
     assert ledger.last("r") == (1, False)
@@ -201,11 +201,11 @@ def test_a_lease_that_ran_out_is_no_proof_of_the_end(ledger: Ledger) -> None:
     assert ledger.report(tells(known(prefilled=True))).fenced == []
     assert booked(ledger) == READ
     expired(ledger)
-    ledger.report(report(finished=[ONE]))  # without having told it again
+    ledger.report(report(finished=[ONE]))
     assert ledger.last("r") == (1, True)
 
 
-def test_one_told_again_has_another_lease(ledger: Ledger, clock: Clock) -> None:
+def test_a_reported_booking_has_another_lease(ledger: Ledger, clock: Clock) -> None:
     ledger.place(known().booking)
     clock.now += BOOKING_LEASE_S - 1
     ledger.report(tells(known()))
@@ -214,7 +214,7 @@ def test_one_told_again_has_another_lease(ledger: Ledger, clock: Clock) -> None:
     assert (set(ledger.live), ledger.expired) == ({"r"}, 0)
 
 
-def test_routers_hear_of_their_own_bookings(ledger: Ledger) -> None:
+def test_bookings_by_router(ledger: Ledger) -> None:
     ledger.place(known().booking)
     ledger.report(tells(known("other", router="another", prefilled=True)))
     mine = ledger.booked_by("router")
@@ -223,7 +223,7 @@ def test_routers_hear_of_their_own_bookings(ledger: Ledger) -> None:
     assert ledger.booked_by("router") == PAIR
 
 
-def test_a_workers_sum_outlives_it_as_long_as_its_bookings(ledger: Ledger) -> None:
+def test_a_workers_sum_stays_as_long_as_its_bookings(ledger: Ledger) -> None:
     ledger.place(known().booking)
     sums = ledger.join("d")
     ledger.leave("d")
@@ -237,7 +237,7 @@ def test_a_workers_sum_outlives_it_as_long_as_its_bookings(ledger: Ledger) -> No
     assert ledger.join("d") == PAIR["d"]
 
 
-def test_each_life_of_a_scheduler_has_a_generation() -> None:
+def test_each_ledger_has_another_generation() -> None:
     assert Ledger(1.0).generation != Ledger(1.0).generation
 
 
@@ -261,7 +261,7 @@ def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> No
 
 
 def held(*objects: object) -> dict[str, int]:
-    """Return how much each container of these objects holds, if it holds anything."""
+    """Return the sizes of all containers in these objects that are not empty."""
     sizes = {
         name: len(value)
         for one in objects
@@ -271,10 +271,8 @@ def held(*objects: object) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def test_requests_and_workers_that_come_and_go_leave_nothing(
-    ledger: Ledger, roster: Roster, clock: Clock
-) -> None:
-    """Some end as they should, some are replaced, and some are never heard of again; so do workers."""
+def test_no_memory_leaks(ledger: Ledger, roster: Roster, clock: Clock) -> None:
+    """Requests end, are replaced or expire, and so do workers."""
     for number in range(50_000):
         worker, name = f"w{number % 100}.{number // 1_000}", f"r{number}"
         if number % 1_000 < 100:
@@ -301,7 +299,7 @@ def test_requests_and_workers_that_come_and_go_leave_nothing(
     assert held(roster) == {}
 
 
-def test_an_epoch_is_remembered_while_it_is_of_use(ledger: Ledger, clock: Clock) -> None:
+def test_epochs_are_remembered_for_a_while(ledger: Ledger, clock: Clock) -> None:
     ledger.place(known().booking)
     ledger.report(report(finished=[ONE]))
     clock.now += EPOCH_KEEP_S - 0.001
@@ -320,9 +318,7 @@ def test_an_epoch_is_remembered_while_it_is_of_use(ledger: Ledger, clock: Clock)
     assert ledger.last("r") == (0, False)
 
 
-def test_an_epoch_that_is_noted_twice_keeps_no_other_from_being_forgotten(
-    ledger: Ledger, clock: Clock
-) -> None:
+def test_an_updated_epoch_does_not_delay_the_expiry_of_others(ledger: Ledger, clock: Clock) -> None:
     for name in ("r", "other"):
         ledger.report(report(finished=[Attempt(name, 1)]))
     clock.now += 1
@@ -332,7 +328,7 @@ def test_an_epoch_that_is_noted_twice_keeps_no_other_from_being_forgotten(
     assert (ledger.last("r"), ledger.last("other")) == ((2, True), (0, False))
 
 
-def test_many_tries_of_a_request_leave_one_lease_to_look_at(ledger: Ledger, clock: Clock) -> None:
+def test_superseded_attempts_leave_no_leases(ledger: Ledger, clock: Clock) -> None:
     for epoch in range(1, 100):
         ledger.place(known(epoch=epoch).booking)
     for _ in range(2):
@@ -341,8 +337,7 @@ def test_many_tries_of_a_request_leave_one_lease_to_look_at(ledger: Ledger, cloc
     assert (len(ledger.live), len(ledger._looks)) == (1, 1)
 
 
-def test_ended_requests_are_forgotten_in_time(clock: Clock) -> None:
-    """What is kept is an OrderedDict: to find its first key a plain dict passes over all deleted before."""
+def test_finished_requests_are_forgotten(clock: Clock) -> None:
     ledger = Ledger(1.0, clock)
     kept = 100
     for number in range(20 * kept):

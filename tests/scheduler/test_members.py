@@ -1,4 +1,4 @@
-"""Where the processes of a deployment serve their metrics, and what a scheduler loses sight of."""
+"""The processes of a deployment and their metrics addresses; lost workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from baton import rpc
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import members as module
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.losses import Losses
 from baton.scheduler.members import Member, Members, members, targets
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import Options, identity, until
@@ -24,7 +22,7 @@ def process(name: str, kind: str = "router", address: str = "10.0.0.1:9402") -> 
     return pb.Process(id=name, kind=kind, host="here", metrics_address=address)
 
 
-async def test_two_schedulers_know_each_other_and_the_routers_of_both(
+async def test_schedulers_share_what_they_know_of_processes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
@@ -36,7 +34,7 @@ async def test_two_schedulers_know_each_other_and_the_routers_of_both(
         await each.tend()
     assert [known.id for known in one.known] == ["s1", "r1", "s2"]
     assert [known.id for known in other.known] == ["s2", "r1", "s1"]
-    one.hear(process("r1", address=""))  # it ends
+    one.hear(process("r1", address=""))  # it is leaving
     await other.leave()
 
     async def alone() -> bool:
@@ -46,7 +44,7 @@ async def test_two_schedulers_know_each_other_and_the_routers_of_both(
     await until(alone)
 
 
-async def test_what_was_known_stays_while_the_store_is_away(
+async def test_known_processes_stay_while_the_store_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
@@ -54,12 +52,12 @@ async def test_what_was_known_stays_while_the_store_is_away(
     one.hear(process("r1"))
     await one.tend()
     monkeypatch.setattr(store, "problem", "it does not answer")
-    monkeypatch.setattr(store, "told", None)  # not to be called
+    monkeypatch.setattr(store, "told", None)  # must not be called
     await one.tend()
     assert [known.id for known in one.known] == ["r1"]
 
 
-def test_targets_are_those_that_say_where_they_are() -> None:
+def test_targets_need_an_address() -> None:
     worker = identity("d.1", D)
     silent = identity("p.1", P)
     worker.host, worker.metrics_address = rpc.host_id(), "127.0.0.1:4711"
@@ -76,12 +74,11 @@ def test_targets_are_those_that_say_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9402", "[::1]:9402", "localhost:9402", "no address"])
-def test_one_that_cannot_be_dialled_from_here_is_no_target(address: str) -> None:
-    """As a target it would be shown as down for ever."""
+def test_an_unreachable_process_is_not_a_target(address: str) -> None:
     assert not targets([Member("r1", "router", "another host", address)])
 
 
-async def test_a_snapshot_tells_of_the_router_that_asks_until_it_hangs_up() -> None:
+async def test_a_router_is_known_from_its_first_snapshot_until_it_leaves() -> None:
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         router = SchedulerClient(server.address, router_id="r1")
         router.process = process("r1")
@@ -91,7 +88,7 @@ async def test_a_snapshot_tells_of_the_router_that_asks_until_it_hangs_up() -> N
             return [one.id for one in (await operator.describe()).processes] == ["r1"]
 
         async def told() -> bool:
-            await router.refresh()  # views are made anew some two times a second
+            await router.refresh()  # the feed is refreshed twice a second
             return [one.id for one in router.standby.processes] == ["r1"]
 
         await until(known)
@@ -102,21 +99,6 @@ async def test_a_snapshot_tells_of_the_router_that_asks_until_it_hangs_up() -> N
             return not (await operator.describe()).processes
 
         await until(gone, 10)
-
-
-async def test_a_heartbeat_brings_the_schedulers_clock() -> None:
-    heard: list[tuple[float, float]] = []
-
-    def listen(reply: pb.HeartbeatReply, took_s: float) -> None:
-        heard.append((reply.clock_s, took_s))
-
-    async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:
-        session = WorkerSession(client, identity("d.1", D), pb.WorkerLoad, listen)
-        await session.start(5)
-        await session.close()
-    assert heard
-    assert heard[0][0] > 1.7e9
-    assert 0 < heard[0][1] < 30
 
 
 # -- losses
@@ -131,29 +113,28 @@ def view(*names: str) -> FleetView:
 
 
 class Look:
-    """A scheduler's looks at its workers, and how many it counted as lost."""
+    """Look at these workers, and return how many were lost so far."""
 
     def __init__(self) -> None:
         self._metrics = Metrics()
-        self._losses = Losses(self._metrics)
 
     def __call__(self, *names: str, left: tuple[str, ...] = (), unsure: bool = False) -> float:
-        self._losses.look(view(*names), left, unsure=unsure)
+        self._metrics.lost(view(*names), left, unsure=unsure)
         name = "baton_scheduler_workers_lost_total"
         return self._metrics.registry.get_sample_value(name, {"role": "decode"}) or 0.0
 
 
-def test_a_worker_that_goes_without_a_word_is_lost_once() -> None:
+def test_a_worker_is_lost_once() -> None:
     look = Look()
     assert [look("a", "b"), look("b"), look("b"), look("a", "b"), look("b")] == [0, 1, 1, 1, 2]
 
 
-def test_one_that_says_goodbye_is_not_lost() -> None:
+def test_a_worker_that_deregistered_is_not_lost() -> None:
     look = Look()
     assert [look("a", "b"), look("b", left=("a",)), look("b")] == [0, 0, 0]
 
 
-def test_nobody_is_missed_before_all_are_known_again() -> None:
+def test_no_worker_is_lost_while_settling() -> None:
     look = Look()
     look("a", "b")
     assert [look("b", unsure=True) for _ in range(2)] == [0, 0]
@@ -162,7 +143,7 @@ def test_nobody_is_missed_before_all_are_known_again() -> None:
     assert look("a") == 1
 
 
-def test_every_role_is_shown_with_zeros() -> None:
+def test_roles_without_workers_are_zero() -> None:
     metrics = Metrics()
     metrics.seen(FleetView({}), 0)
     for role in ("prefill", "decode", "mixed"):

@@ -1,4 +1,4 @@
-"""A need on its way from a router to the policy."""
+"""Needs and their messages."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FULL = Need(
 )
 
 
-def test_every_field_comes_back_from_the_wire() -> None:
+def test_every_field_is_sent() -> None:
     bare = need("other", 1, 1, 0, router_id="")
     same = [one.name for one in fields(Need) if getattr(FULL, one.name) == getattr(bare, one.name)]
-    assert same == ["match"]  # a new field needs a value above: what the wire lost would not be missed
+    assert same == ["match"]  # every new field needs a value in FULL
     raw = need_to_wire(FULL).SerializeToString()
     assert need_from_wire(pb.Need.FromString(raw)) == FULL
     assert need_from_wire(need_to_wire(bare)) == bare
 
 
-def test_routers_and_schedulers_of_the_releases_before_are_understood() -> None:
-    """The bytes of a call as one made it whose messages still had other names, and one field more."""
+def test_messages_of_earlier_releases_are_understood() -> None:
+    """These bytes were made when the messages had other names, and one more field."""
     raw = bytes.fromhex(
         "0a570a01721206726f7574657218032064280a3a01614206302e33322e304a0266315100000000000004405a"
         "10100000000000000021000000000000006020680171000000000000e83f7a0a0a036c61771203663030800101"
@@ -57,6 +57,6 @@ def test_routers_and_schedulers_of_the_releases_before_are_understood() -> None:
         *((lambda room=room: need(room=room), f"room is {room}") for room in (0.0, -1.0, 1.1)),
     ],
 )
-def test_an_impossible_need_is_not_made(make: Callable[[], Need], why: str) -> None:
+def test_invalid_needs(make: Callable[[], Need], why: str) -> None:
     with pytest.raises(ValueError, match=f"request 'r'.*{why}"):
         make()

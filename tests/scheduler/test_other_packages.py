@@ -1,4 +1,4 @@
-"""A scorer of another package, of which Baton knows nothing: a scheduler's process places by it."""
+"""A scheduler's process places by the scorer of another package."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PREFIXES = [number * 0x0101_0101_0101 for number in range(24)]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder into which pip installed the package, with its entry point."""
-    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds where the source lies
+    """Install the package with pip; return the folder."""
+    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds in the source folder
     shutil.copytree(PACKAGE, source)
     folder = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
@@ -41,7 +41,7 @@ def command(address: str) -> list[str]:
 
 @pytest.fixture
 def address(installed: Path) -> Iterator[str]:
-    """Give the address of a scheduler's process that places by the package's scorer."""
+    """Return the address of a scheduler that uses the package's scorer."""
     port = free_port()
     path = os.pathsep.join([str(installed), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     process = subprocess.Popen(command(f"127.0.0.1:{port}"), env={**os.environ, "PYTHONPATH": path})
@@ -54,7 +54,7 @@ def address(installed: Path) -> Iterator[str]:
 
 
 async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
-    """Return the id of the prefill worker; the placement is over at once."""
+    """Place and finish a request; return its prefill worker."""
     asked = need(request_id, 1, 20, 1, router_id="router", prefix=PromptKeys((prefix, len(request_id)), 10))
     placement = await client.place(asked)
     client.reporter.finished(placement.attempt, "stop")
@@ -62,7 +62,7 @@ async def place(client: SchedulerClient, request_id: str, prefix: int) -> str:
     return placement.prefill.worker_id
 
 
-async def test_prompts_that_begin_alike_go_to_the_same_worker(address: str) -> None:
+async def test_prompts_with_the_same_prefix_go_to_the_same_worker(address: str) -> None:
     async with SchedulerClient(address, router_id="router") as client:
         for name, role in (("p1", pb.ROLE_PREFILL), ("p2", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE)):
             who = identity(name, role, max_num_seqs=100, num_blocks=10_000)
@@ -73,7 +73,7 @@ async def test_prompts_that_begin_alike_go_to_the_same_worker(address: str) -> N
         assert set(first) == {"p1", "p2"}
 
 
-def test_without_the_package_the_name_is_refused() -> None:
+def test_the_name_is_unknown_without_the_package() -> None:
     done = subprocess.run(
         command(f"127.0.0.1:{free_port()}"), capture_output=True, text=True, timeout=CALL_S, check=False
     )

@@ -1,4 +1,4 @@
-"""Choosing and booking in one step."""
+"""Choosing and booking."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import replace
 import pytest
 
 from baton.attempts import Attempt
-from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
-from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Known, PlacementLimits, Reserved, RouterReport
 from harness.scheduling import LIMITS, Clock, Options, need, register, report
@@ -53,7 +50,7 @@ def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Led
     found = placed(placer, need(prompt=100, new=10))
     assert found.prefill is not None
     assert (found.prefill.worker_id, found.decode.worker_id) == ("p", "d")
-    # 100 tokens of prompt, 4 of look-ahead, 10 of answer: 8 blocks of 16
+    # 100 prompt, 4 look-ahead and 10 output tokens: 8 blocks of 16
     assert (found.booking.prompt_tokens, found.booking.blocks, found.waits, found.held) == (
         100,
         8,
@@ -69,22 +66,13 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
     for name in ("a", "b"):
         register(roster, name)
     names = [placed(placer, need(f"r{number}", prompt=1)).decode.worker_id for number in range(8)]
-    assert (names.count("a"), names.count("b")) == (4, 4)  # of two, the less loaded one each time
+    assert (names.count("a"), names.count("b")) == (4, 4)
 
 
-def test_what_routers_tell_counts_at_once(placer: Placer, roster: Roster, ledger: Ledger) -> None:
-    register(roster, "p", P)
-    register(roster, "d", D, num_blocks=200)
-    placed(placer, need("big", prompt=900))
-    assert refused(placer, need("next", prompt=900)) == FULL
-    ledger.report(report(prefilled=[Attempt("big", 1)]))
-    placed(placer, need("next", prompt=900))
-
-
-def test_a_full_house_takes_what_it_has_room_for_and_gets_it_all_back(
+def test_full_workers_refuse_requests_until_others_finish(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
-    """Room for twice 8: of 300 placements exactly 16 get in."""
+    """Two decode workers take 8 requests each."""
     for name in ("d1", "d2"):
         register(roster, name, D)
     for name in ("p1", "p2", "p3"):
@@ -100,8 +88,8 @@ def test_a_full_house_takes_what_it_has_room_for_and_gets_it_all_back(
 
 
 @pytest.mark.parametrize("bound", ["prompt tokens", "requests", "blocks"])
-def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
-    """A prompt above the limit is taken by a worker with nothing queued alone, or it would never run."""
+def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
+    """Only a worker with an empty queue takes a prompt above the limit."""
     placer = made(roster, ledger, clock, Options(idle_decode_tokens=0))
     register(roster, "p", P, max_model_len=4_096, num_blocks=1_000)
     register(roster, "d", D, max_model_len=4_096, num_blocks=100)
@@ -112,7 +100,7 @@ def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: C
         ledger.report(report(finished=[Attempt("a", 1), Attempt("b", 1)]))
         placed(placer, need("giant", prompt=1_500, new=0))
     elif bound == "requests":
-        for number in range(8):  # 4 in its batch, twice
+        for number in range(8):  # twice its batch
             assert placed(placer, need(f"r{number}", prompt=1, new=1)).waits is (number >= 4)
         assert refused(placer, need("more", prompt=1, new=1)) == FULL
     else:
@@ -122,18 +110,8 @@ def test_each_limit_is_kept_to_the_last(roster: Roster, ledger: Ledger, clock: C
         placed(placer, need("less", prompt=572, new=0))  # 36
 
 
-def test_who_left_or_is_drained_is_not_chosen(placer: Placer, roster: Roster) -> None:
-    register(roster, "d")
-    placed(placer, need("a", prompt=1))
-    register(roster, "d2")
-    roster.deregister("d")
-    assert placed(placer, need("b", prompt=1)).decode.worker_id == "d2"
-    roster.drain(["d2"])
-    assert refused(placer, need("c", prompt=1)) == pb.Rejection.CODE_NO_WORKERS
-
-
 def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock: Clock) -> None:
-    """Also when the last one is over, ran out of lease, ended before its call came, or the house is full."""
+    """Also if the last one has ended, has expired, ended before its placement, or all workers are full."""
     register(roster, "m", max_num_seqs=1)
     placed(placer, need(epoch=2))
     for _ in range(2):
@@ -148,26 +126,12 @@ def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock:
     placed(placer, need(epoch=3))
     clock.now += BOOKING_LEASE_S
     assert refused(placer, need(epoch=3)) == STALE
-    register(roster, "m", max_num_seqs=1)  # its lease is over as well
+    register(roster, "m", max_num_seqs=1)  # its lease has expired, too
     placed(placer, need(epoch=4))
-    assert ledger.expired == 2  # they have made room
+    assert ledger.expired == 2
 
 
-def test_a_later_epoch_is_placed_in_place_of_the_earlier(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
-    for name in ("a", "b"):
-        register(roster, name)
-    first = placed(placer, need(prompt=100, new=10)).decode.worker_id
-    second = placed(placer, need("r", 2, 105, 5, first)).decode.worker_id
-    reserved = {key: one.reserved for key, one in roster.view().workers.items()}
-    assert reserved == {first: Reserved(), second: Reserved(105, 1, 8, 0)}
-    assert [one.booking.attempt for one in ledger.live.values()] == [Attempt("r", 2)]
-
-
-def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
+def test_the_oldest_request_of_all_routers_goes_first(placer: Placer, roster: Roster, ledger: Ledger) -> None:
     register(roster, "m", max_num_seqs=1)
     for name in ("a", "b"):
         placed(placer, need(name))
@@ -175,28 +139,16 @@ def test_in_a_full_house_the_eldest_of_all_routers_goes_first(
     ledger.report(report(finished=[Attempt("a", 1)]))
     outcome = placer.place(need("mine"))
     assert outcome == NoChoice(FULL, "a request of router other goes first")
-    assert ledger.last("mine") == (0, False)  # its epoch is still free
+    assert ledger.last("mine") == (0, False)  # the epoch may be used again
     placed(placer, need("theirs", router_id="other", waited_s=5.0))
     ledger.report(report(finished=[Attempt("b", 1)]))
     placed(placer, need("mine"))
 
 
-def test_only_what_is_not_held_is_booked(roster: Roster, ledger: Ledger, clock: Clock) -> None:
-    prefixes = PrefixLedger(PrefixIndex(1_000), clock)
-    placer = Placer(roster, ledger, Policy(LIMITS, LIMITS.policy), prefixes=prefixes, clock=clock)
-    register(roster, "m")
-    keys = tuple(key_of(number << 32, number) for number in range(1, 7))
-    prefixes.hear("m", pb.BlockOperations(instance=1, operations=keys))
-    prefixes.keep({"m": pb.ROLE_MIXED})
-    found = placed(placer, replace(need(prompt=100), prefix=PromptKeys(keys, 16)))
-    assert (found.held, found.booking.prompt_tokens) == (96, 4)
-    assert placed(placer, need("other", prompt=100)).booking.prompt_tokens == 100
-
-
-def test_what_others_placed_counts_whatever_the_limits(
+def test_bookings_of_other_schedulers_may_exceed_limits(
     placer: Placer, roster: Roster, ledger: Ledger
 ) -> None:
-    """Two schedulers may give the same room away at the same moment. Nobody gets more until it is free."""
+    """Two schedulers may use the same room. Nothing more is placed until there is room again."""
     register(roster, "m")
     for number in range(8):
         mine = placed(placer, need(f"mine{number}", prompt=1)).booking

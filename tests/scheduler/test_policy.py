@@ -13,9 +13,7 @@ from baton.scheduler.errors import BadPolicy
 from baton.scheduler.need import Adapter, Need
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
 from baton.scheduler.policy import choose as choose_module
-from baton.scheduler.policy.base import Filter, PairFilter, Picker, PolicyPart, Scorer
 from baton.scheduler.policy.pickers import Best
-from baton.scheduler.policy.registry import PARTS, load
 from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
@@ -48,7 +46,7 @@ def choose(
     idle_decode: int = LIMITS.idle_decode_tokens,
     **config: object,
 ) -> tuple[str, str]:
-    """(prefill, decode) or (code, message)."""
+    """Return (prefill, decode) or (code, message)."""
     limits = replace(LIMITS, handoff_min_tokens=handoff_min, idle_decode_tokens=idle_decode)
     view = FleetView({one.worker_id: one for one in workers})
     options = PolicySettings(picker="best", **config)  # type: ignore[arg-type]
@@ -63,8 +61,8 @@ def test_a_pair_comes_before_a_mixed_worker() -> None:
     assert choose(need(), worker("m", M), worker("d", D), worker("p", P)) == ("p", "d")
 
 
-def test_a_request_goes_where_its_adapter_is() -> None:
-    """Among workers with the same files; both sides have them. Others serve the rest."""
+def test_a_request_needs_workers_with_its_adapter() -> None:
+    """Both workers must have it, with the same files as the router."""
     wanted = replace(need(), adapter=Adapter("sql", "f5"))
     able = [worker("p1", P), worker("d1", D)]
     unable = [worker("p2", P), worker("d2", D), worker("m", M)]
@@ -73,7 +71,7 @@ def test_a_request_goes_where_its_adapter_is() -> None:
     unable[0].capacity.adapters["sql"] = "f6"
     assert choose(wanted, *unable, *able) == ("p1", "d1")
     assert choose(need(), *unable) == ("p2", "d2")
-    assert choose(wanted, *unable, able[0]) == ("", "p1")  # it can do both alone
+    assert choose(wanted, *unable, able[0]) == ("", "p1")  # also decodes
     code, message = choose(wanted, unable[2])
     assert code == "NO_WORKERS"
     assert message.endswith(": m does not have the adapter 'sql' (engine.lora)")
@@ -81,8 +79,8 @@ def test_a_request_goes_where_its_adapter_is() -> None:
     assert message.endswith(": p2 has other files than the router under the adapter's name 'sql'")
 
 
-def test_two_revisions_and_two_vllms_side_by_side() -> None:
-    """Pairs are made of equal ones; what has begun, and a router, get no other than their own."""
+def test_two_revisions_and_two_versions_of_vllm() -> None:
+    """Pairs have equal weights. Requests that have begun keep their weights, and routers their vLLM."""
     old = [worker("p1", P), worker("d1", D)]
     new = [worker("p2", P, fingerprint="f2"), worker("d2", D, fingerprint="f2")]
     later = [worker("p3", P, vllm="0.33.0"), worker("d3", D, vllm="0.33.0")]
@@ -90,7 +88,7 @@ def test_two_revisions_and_two_vllms_side_by_side() -> None:
         busy = [worker(one.worker_id, one.role, CROWDED) if one.role == P else one for one in first]
         other = new if first is old else old
         assert choose(need(), *busy, *other) == (other[0].worker_id, other[1].worker_id)
-    assert "have other weights (f1, f2)" in choose(need(), old[0], new[1])[1]
+    assert "have different weights (f1, f2)" in choose(need(), old[0], new[1])[1]
     for wanted, pair in (("f1", ("p1", "d1")), ("f2", ("p2", "d2"))):
         assert choose(replace(need(), model_fingerprint=wanted), *old, *new) == pair
     for wanted, pair in (("0.32.0", ("p1", "d1")), ("0.33.0", ("p3", "d3"))):
@@ -113,7 +111,7 @@ def test_a_short_prompt_is_not_handed_over(prompt: int, expected: tuple[str, str
     assert choose(need(prompt=prompt), worker("p", P), worker("d", D), handoff_min=100) == expected
 
 
-def test_for_a_short_prompt_mixed_and_decode_workers_are_equals() -> None:
+def test_a_short_prompt_goes_to_the_best_mixed_or_decode_worker() -> None:
     busy = Reserved(requests=3, blocks=30)
     assert choose(need(), worker("d", D, busy), worker("m", M), worker("p", P), handoff_min=500) == ("", "m")
     assert choose(need(), worker("d", D), worker("m", M, busy), worker("p", P), handoff_min=500) == ("", "d")
@@ -129,15 +127,15 @@ def test_for_a_short_prompt_mixed_and_decode_workers_are_equals() -> None:
         [worker("failed", P)],
     ],
 )
-def test_a_decode_worker_covers_for_lost_prefill_workers(lost: list[WorkerRecord]) -> None:
+def test_a_decode_worker_stands_in_for_lost_prefill_workers(lost: list[WorkerRecord]) -> None:
     assert choose(need("r", 2, 100, 10, "failed"), worker("d", D), *lost) == ("", "d")
 
 
 IDLE = pb.WorkerLoad(free_blocks=99)
 
 
-def test_an_idle_decode_worker_reads_prompts_while_others_queue() -> None:
-    """As its own queue is the shorter one; it takes no more once it runs something, or its queue is long."""
+def test_an_idle_decode_worker_prefills_while_others_queue() -> None:
+    """Only while its own queue is shorter and it decodes nothing."""
 
     def chosen(queued: int, own: int, load: pb.WorkerLoad | None, decoding: int = 1) -> tuple[str, str]:
         reader, booked = worker("p", P, Reserved(prompt_tokens=queued)), Reserved(own, decoding=decoding)
@@ -148,22 +146,21 @@ def test_an_idle_decode_worker_reads_prompts_while_others_queue() -> None:
     assert chosen(300, 0, IDLE) == alone
     assert chosen(300, 200, IDLE) == alone
     assert chosen(300, 300, IDLE) == pair
-    assert chosen(300, 0, None, decoding=0) == pair  # nothing is known of it yet
+    assert chosen(300, 0, None, decoding=0) == pair  # no heartbeat yet
     running, waiting = (pb.WorkerLoad(free_blocks=99, **{what: 1}) for what in ("running", "waiting"))
     assert chosen(300, 0, running) == pair
     assert chosen(300, 0, waiting) == pair
-    assert chosen(300, 0, running, decoding=0) == alone  # its last answer ended after its last heartbeat
+    assert chosen(300, 0, running, decoding=0) == alone  # its last request ended after the heartbeat
 
 
-def test_an_idle_decode_worker_reads_only_so_much() -> None:
+def test_an_idle_decode_worker_has_a_limit() -> None:
     reader, own = worker("p", P, Reserved(prompt_tokens=500)), Reserved(prompt_tokens=200)
     for bound, expected in ((300, ("", "d")), (299, ("p", "d")), (0, ("p", "d"))):
         idle = worker("d", D, own, load=IDLE)
         assert choose(need(prompt=100), reader, idle, idle_decode=bound) == expected
 
 
-def test_an_idle_decode_worker_reads_for_none_that_gives_way() -> None:
-    """Else a request that goes first would be handed to it in the midst of their prompts."""
+def test_an_idle_decode_worker_does_not_help_lower_classes() -> None:
     reader, idle = worker("p", P, Reserved(prompt_tokens=300)), worker("d", D, load=IDLE)
     assert choose(need(prompt=100), reader, idle) == ("", "d")
     assert choose(replace(need(prompt=100), room=0.75), reader, idle) == ("p", "d")
@@ -172,7 +169,7 @@ def test_an_idle_decode_worker_reads_for_none_that_gives_way() -> None:
 PROMPTS = "1000 of 1000 prompt tokens: scheduler.max_queued_prompt_tokens"
 
 
-def test_full_prefill_workers_are_not_covered_for() -> None:
+def test_nothing_stands_in_for_full_prefill_workers() -> None:
     code, message = choose(need(), worker("p", P, CROWDED), worker("d", D))
     assert (code, message) == ("FULL", f"no worker can prefill: all are full (p: {PROMPTS})")
 
@@ -182,7 +179,9 @@ SHORT_OR_NOT = pytest.mark.parametrize("handoff_min", [0, 500])
 
 @SHORT_OR_NOT
 @pytest.mark.parametrize("lost", [[], [worker("d", D, drain=True)], [worker("failed", D)]])
-def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord], handoff_min: int) -> None:
+def test_a_prefill_worker_stands_in_for_lost_decode_workers(
+    lost: list[WorkerRecord], handoff_min: int
+) -> None:
     what = need("r", 2, 100, 10, "failed")
     able = worker("p", P)
 
@@ -190,18 +189,18 @@ def test_a_prefill_worker_covers_for_lost_decode_workers(lost: list[WorkerRecord
         return choose(what, able, *workers, *lost, handoff_min=handoff_min)
 
     assert chosen() == ("", "p")
-    assert chosen(worker("m", M)) == ("", "m")  # better: it decodes anyway
+    assert chosen(worker("m", M)) == ("", "m")  # preferred
     assert chosen(worker("m", M, CROWDED)) == ("", "p")
 
 
 @SHORT_OR_NOT
-def test_full_decode_workers_are_not_covered_for(handoff_min: int) -> None:
+def test_nothing_stands_in_for_full_decode_workers(handoff_min: int) -> None:
     code, message = choose(need(), worker("p", P), worker("d", D, CROWDED), handoff_min=handoff_min)
     assert code == "FULL"
     assert ": all are full (d: " in message
 
 
-def test_nobody_at_all() -> None:
+def test_no_workers() -> None:
     assert choose(need()) == ("NO_WORKERS", "no worker to take the request is registered")
 
 
@@ -217,29 +216,26 @@ def test_the_rejection_is_the_most_hopeful_one() -> None:
     failed = need("r", 2, 100, 10, "m")
     assert choose(failed, worker("m", M)) == (
         "NO_WORKERS",
-        "no worker can take the request: those that are ready failed an earlier attempt",
+        "no worker can take the request: all that are ready failed an earlier attempt",
     )
 
 
-def test_a_pair_must_keep_kv_alike() -> None:
-    code, message = choose(
-        need(), worker("p", P, compatibility_hash="aa"), worker("d", D, compatibility_hash="bb")
-    )
-    assert code == "NO_WORKERS"
-    assert message == (
-        "prefill worker p and decode worker d keep KV differently (aa, bb): "
+def test_a_pair_must_have_compatible_kv() -> None:
+    def message(there: dict[str, str], here: dict[str, str]) -> str:
+        code, found = choose(
+            need(),
+            worker("p", P, compatibility_hash="aa", facts=there),
+            worker("d", D, compatibility_hash="bb", facts=here),
+        )
+        assert code == "NO_WORKERS"
+        return found
+
+    assert message({}, {}) == (
+        "prefill worker p and decode worker d store KV differently (aa, bb): "
         "start them with the same engine settings"
     )
-
-
-def test_a_pair_that_keeps_kv_differently_says_in_what() -> None:
     plain, drafting = {"dtype": "float32"}, {"dtype": "float32", "speculative method": "mtp"}
-    _, message = choose(
-        need(),
-        worker("p", P, compatibility_hash="aa", facts=plain),
-        worker("d", D, compatibility_hash="bb", facts=drafting),
-    )
-    assert "differently (speculative method: none on prefill, mtp on decode): start them" in message
+    assert "(speculative method: none on prefill, mtp on decode)" in message(plain, drafting)
 
 
 def test_a_pair_must_share_a_transport() -> None:
@@ -247,7 +243,7 @@ def test_a_pair_must_share_a_transport() -> None:
     assert (code, "p and decode worker d share no transport (shm; tcp)" in message) == ("NO_WORKERS", True)
 
 
-def test_the_best_decode_worker_without_a_partner_is_passed_over() -> None:
+def test_a_decode_worker_without_a_compatible_prefill_worker_is_skipped() -> None:
     workers = [
         worker("p", P, compatibility_hash="aa"),
         worker("free", D, compatibility_hash="bb"),
@@ -273,7 +269,7 @@ def test_the_decode_worker_with_fewest_requests_or_most_blocks_is_best() -> None
     )
 
 
-def test_what_a_worker_says_counts_where_it_is_more_than_was_booked() -> None:
+def test_a_heartbeat_counts_if_it_is_higher_than_the_bookings() -> None:
     loaded = worker("a", D, load=pb.WorkerLoad(running=4, waiting=2, free_blocks=10))
     idle = worker("b", D, load=pb.WorkerLoad(free_blocks=99))
     assert choose(need(), worker("p", P), loaded, idle)[1] == "b"
@@ -288,7 +284,7 @@ def test_scores_stay_within_bounds() -> None:
         assert 0.0 <= scorer.score(worker("w", M, Reserved(500, 4, 50)), need()) < free
 
 
-def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
+def test_free_blocks_include_look_ahead() -> None:
     scorer = FreeBlocks(LIMITS)
     plain = scorer.score(worker("w", D, lookahead_tokens=1), need(prompt=96, new=0))
     ahead = scorer.score(worker("w", D, lookahead_tokens=17), need(prompt=96, new=0))
@@ -296,7 +292,7 @@ def test_room_with_look_ahead_is_what_free_blocks_means() -> None:
 
 
 def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **config: object) -> list[str]:
-    """Return the decode workers of so many choices by the default picker."""
+    """Return the decode workers of this many choices."""
     policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))  # type: ignore[arg-type]
     view = FleetView({one.worker_id: one for one in workers})
     choices = [policy.choose(view, what) for _ in range(times)]
@@ -306,23 +302,23 @@ def drawn(workers: list[WorkerRecord], what: Need, times: int, seed: int = 7, **
 
 @pytest.mark.parametrize("full", [0, 30, 300])
 @pytest.mark.parametrize(("picker", "draws"), [("power_of_two", 2), ("power_of_four", 4)])
-def test_the_best_of_few_drawn_is_taken(full: int, picker: str, draws: int) -> None:
-    """However many others have no room."""
+def test_the_best_of_a_few_random_workers_is_picked(full: int, picker: str, draws: int) -> None:
     mixed = [worker(f"w{number}", M, Reserved(blocks=80 - 8 * number)) for number in range(10)]
     others = [worker(f"full{number}", M, CROWDED) for number in range(full)]
     picks = drawn([*mixed, *others], need(), 800, picker=picker)
     counts = [picks.count(f"w{number}") for number in range(10)]
     assert sum(counts) == 800
-    if full * draws <= 60:  # else there may be fewer among those that are looked at
-        assert not any(counts[: draws - 1])  # the worst are never the best one of those drawn
-        assert counts[9] == pytest.approx(800 * draws / 10, rel=0.2)  # taken whenever it is drawn
+    if full * draws <= 60:  # otherwise LOOKS workers may have fewer with room
+        assert not any(counts[: draws - 1])  # the worst ones are never picked
+        # The best one is picked whenever it is drawn.
+        assert counts[9] == pytest.approx(800 * draws / 10, rel=0.2)
         assert counts[draws - 1] == pytest.approx(800 / comb(10, draws), rel=0.6, abs=10)
     assert drawn([*mixed, *others], need(), 50, picker=picker) == picks[:50]
     assert drawn(mixed[:1], need(), 1, picker=picker) == ["w0"]
 
 
-def test_the_last_workers_with_room_are_drawn_from_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none of those looked at has room, all are looked at; not all requests then go to the best one."""
+def test_the_last_workers_with_room_are_also_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no drawn worker has room, workers are drawn from all that have."""
     monkeypatch.setattr(choose_module, "LOOKS", 1)
     free = [worker(f"d{at}", D, Reserved(requests=at)) for at in range(8)]
     full = [worker(f"full{at}", D, CROWDED) for at in range(200)]
@@ -331,30 +327,10 @@ def test_the_last_workers_with_room_are_drawn_from_as_well(monkeypatch: pytest.M
     assert names.count("d0") < 0.65 * len(names)
 
 
-def test_best_draws_among_equals() -> None:
+def test_best_breaks_ties_at_random() -> None:
     scored = [(worker("a", M), 0.5), (worker("b", M), 0.5), (worker("c", M), 0.1)]
     rng = random.Random(1)
     assert {Best(LIMITS).pick(scored, rng).worker_id for _ in range(50)} == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (Filter, ["fits", "has_adapter", "not_excluded", "placeable", "room", "same_revision"]),
-        (PairFilter, ["compatible"]),
-        (
-            Scorer,
-            [
-                *("free_blocks", "held_tokens", "prefill_work", "queued_prompt_tokens", "running_requests"),
-                "staging_room",
-            ],
-        ),
-        (Picker, ["best", "power_of_four", "power_of_two"]),
-    ],
-)
-def test_what_is_built_in_is_found_by_its_kind(kind: type[PolicyPart], names: list[str]) -> None:
-    assert [name for name in PARTS.names() if issubclass(PARTS.load(name), kind)] == names
-    assert all(issubclass(load(name, kind), kind) for name in names)
 
 
 def test_names_are_checked() -> None:
@@ -368,7 +344,7 @@ def test_names_are_checked() -> None:
         Policy(LIMITS, PolicySettings(filters=["free_blocks"]))
 
 
-def test_a_worker_with_room_for_the_kv_is_preferred() -> None:
+def test_a_worker_with_staging_room_is_preferred() -> None:
     full, empty = (pb.WorkerLoad(pinned_bytes=pinned, staging_bytes=100) for pinned in (90, 0))
     pair = worker("a", P, load=full), worker("b", P, load=empty)
     assert choose(need(), *pair, worker("d", D)) == ("b", "d")
@@ -387,6 +363,6 @@ def test_weights_decide_between_scorers() -> None:
     assert choose(need(), *pair, scorers={"running_requests": 1.0, "free_blocks": 9.0})[1] == "many"
 
 
-def test_without_scorers_every_worker_is_as_good() -> None:
+def test_without_scorers_all_workers_are_equal() -> None:
     names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
     assert names <= {"a", "b"}

@@ -1,4 +1,4 @@
-"""Choices by what workers hold of a prompt, and choices that do not look at every worker."""
+"""Choices by cached prefixes, and choices among many workers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import knowledge
 from baton.scheduler.booking import Source, booking_of
 from baton.scheduler.knowledge import LATE_S, Knowledge
+from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.need import Need
 from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import COMPUTED, PrefillWork
-from baton.scheduler.policy.speed import GUESSED_SPEED, MEASURED_S
-from baton.scheduler.prefix_metrics import PrefixMetrics
+from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
@@ -32,13 +31,13 @@ from harness.scheduling import LIMITS, Clock, need
 from tests.scheduler.test_policy import D, M, P, worker
 
 BLOCK = 16
-# The default, and `held_tokens`, which sends repeated short prompts to one decode worker.
+# The default and `held_tokens`, which sends repeated short prompts to one decode worker.
 HOLDERS_DECODE = PolicySettings(scorers={**PolicySettings().scorers, "held_tokens": 0.5})
 KEYS = tuple(key_of(number << 32, number) for number in range(1, 65))
 
 
 class Held:
-    """A fleet of which some workers hold so many blocks of one prompt."""
+    """A fleet, and how many blocks of one prompt its workers hold."""
 
     def __init__(
         self, workers: Iterable[WorkerRecord], held: dict[str, int], clock: Clock | None = None
@@ -72,7 +71,7 @@ def pairs(number: int, **reserved: Reserved) -> list[WorkerRecord]:
     return [worker(name, role, reserved.get(name)) for name, role in names]
 
 
-def test_by_default_a_repeated_prompt_does_not_gather_at_the_decode_worker_that_holds_it() -> None:
+def test_by_default_repeated_prompts_are_spread_over_decode_workers() -> None:
     held = Held(pairs(2), {"p1": 4, "d1": 4})
     policy = Policy(LIMITS, PolicySettings(), random.Random(1))
     choices = [policy.choose(held.view, held.need(4)) for _ in range(40)]
@@ -82,13 +81,13 @@ def test_by_default_a_repeated_prompt_does_not_gather_at_the_decode_worker_that_
 
 
 @pytest.mark.parametrize("number", [2, 8, 200])
-def test_a_prompt_goes_where_most_of_it_is_however_many_workers_there_are(number: int) -> None:
+def test_a_prompt_goes_to_the_worker_that_holds_most_of_it(number: int) -> None:
     held = Held(pairs(number), {"p1": 50, "p0": 20, "d1": 60})
     assert held.chosen(60, 20) == {("p1", "d1"): 20}
 
 
-def test_a_queue_is_worth_waiting_for_only_as_long_as_it_is_shorter_than_thrice_the_work() -> None:
-    """800 tokens are held of 960: 2,300 queued are less than to compute them thrice, 2,500 are more."""
+def test_a_queue_is_worth_three_times_the_computed_tokens() -> None:
+    """The worker holds 800 of 960 tokens, so a queue of up to 2,400 tokens is worth waiting for."""
     for queued, expected in ((2_300, "p1"), (2_500, "p0")):
         held = Held(pairs(2, p1=Reserved(prompt_tokens=queued)), {"p1": 50})
         assert {prefill for prefill, _ in held.chosen(60, 20, max_queued_prompt_tokens=10_000)} == {expected}
@@ -103,16 +102,16 @@ def test_a_slow_worker_gets_less() -> None:
     slow, fast, new = with_speed("slow", 10_000), with_speed("fast", 80_000), worker("new", P)
     scores = [scorer.score(one, need(prompt=1_000)) for one in (slow, new, fast)]
     assert scores == sorted(scores)
-    assert scores[0] == pytest.approx(1 / (1 + COMPUTED))  # a second of work of its own
+    assert scores[0] == pytest.approx(1 / (1 + COMPUTED))  # a second of work
 
 
-def test_where_all_hold_the_same_beginning_they_share_the_load() -> None:
+def test_workers_with_the_same_prefix_share_the_load() -> None:
     number = 40
     held = Held(pairs(number), {f"p{one}": 10 for one in range(number)})
     assert len({prefill for prefill, _ in held.chosen(30, 200)}) > number * 0.9
 
 
-def test_a_decode_worker_prefills_what_it_lacks_where_that_is_little() -> None:
+def test_a_decode_worker_prefills_a_small_rest_itself() -> None:
     held = Held(pairs(2), {"d1": 58})
     assert held.chosen(60, 10, handoff_min=2 * BLOCK + 1) == {("", "d1"): 10}
     assert ("", "d1") not in held.chosen(60, 10, handoff_min=2 * BLOCK)
@@ -121,7 +120,7 @@ def test_a_decode_worker_prefills_what_it_lacks_where_that_is_little() -> None:
 def source_of(
     held: Held, blocks: int = 60, least: int = 10 * BLOCK, options: PolicySettings = HOLDERS_DECODE
 ) -> Source | None:
-    """Return the source of a prefill worker for which `least` tokens are the fewest that pay."""
+    """Return the source if pulling at least `least` tokens is worth it."""
     limits = replace(LIMITS, prefix_pull_s=least / GUESSED_SPEED)
     policy = Policy(limits, options, random.Random(1))
     choice = policy.choose(held.view, held.need(blocks))
@@ -140,7 +139,7 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> 
     assert [source_of(one, options=options) for one in nobody] == [None, None]
 
 
-def test_a_source_among_many_is_found_where_it_is_not_the_decode_worker_of_the_request() -> None:
+def test_a_source_is_found_among_many_workers() -> None:
     full = Reserved(requests=8)
     held = Held(pairs(100, d7=Reserved(requests=3, decoding=3)), {"d7": 50})
     policy = Policy(replace(LIMITS, prefix_pull_s=0.01), PolicySettings(), random.Random(1))
@@ -153,53 +152,53 @@ def test_a_source_among_many_is_found_where_it_is_not_the_decode_worker_of_the_r
     assert source_of(Held(pairs(100, d7=full), {"d7": 50})) is None
 
 
-def test_nobody_pulls_where_it_does_not_pay_or_is_turned_off() -> None:
+def test_no_pull_if_it_is_not_worth_it_or_turned_off() -> None:
     held = Held(pairs(1), {"p0": 40, "d0": 50})
     assert source_of(held, least=10 * BLOCK) is not None
     assert source_of(held, least=10 * BLOCK + 1) is None
     assert source_of(held, least=0) is None
     fast = pb.EngineCounts(computed_tokens=int(3 * MEASURED_S * GUESSED_SPEED), busy_s=2 * MEASURED_S)
     held.view.workers["p0"].load = pb.WorkerLoad(counts=fast)
-    assert source_of(held, least=10 * BLOCK) is None  # computing takes less time there
+    assert source_of(held, least=10 * BLOCK) is None  # computing is faster there
 
 
 @pytest.mark.parametrize(
     "holder",
     [
         worker("d1", D, Reserved(requests=4)),  # all of its slots are booked
-        worker("d1", D, Reserved(prompt_tokens=1)),  # it computes prompts
+        worker("d1", D, Reserved(prompt_tokens=1)),  # it prefills
         worker("d1", D, state=pb.WORKER_STATE_DRAINING),
         worker("d1", D, fingerprint="other weights"),
         worker("d1", D, transports=["other"]),
     ],
 )
-def test_a_worker_that_cannot_hand_over_at_once_is_no_source(holder: WorkerRecord) -> None:
+def test_a_busy_or_incompatible_worker_is_no_source(holder: WorkerRecord) -> None:
     held = Held([*pairs(1), holder], {"d1": 50})
     assert source_of(held) is None
 
 
-def test_what_is_pulled_is_not_booked_as_work() -> None:
+def test_pulled_tokens_are_not_booked() -> None:
     held = Held(pairs(1), {"d0": 50})
     what, source = held.need(60), source_of(held)
     booking = booking_of(what, held.view.workers["p0"], held.view.workers["d0"], source)
     assert booking.prompt_tokens == 10 * BLOCK
 
 
-def test_only_what_is_not_held_is_booked_and_counts_for_room() -> None:
+def test_only_uncached_tokens_count_for_room() -> None:
     held = Held([worker("m", M, Reserved(prompt_tokens=900))], {"m": 58})
     what = held.need(60)
     assert what.tokens_for("m") == 2 * BLOCK
     assert held.chosen(60) == {("", "m"): 1}  # 932 of 1,000 tokens
-    assert held.need(58).tokens_for("m") == 1  # the last one is computed in any case
+    assert held.need(58).tokens_for("m") == 1  # the last token is always computed
 
 
-def test_workers_that_hold_all_and_have_no_room_are_passed_over() -> None:
+def test_full_workers_are_skipped_whatever_they_hold() -> None:
     full = Reserved(requests=8, blocks=99)
     held = Held(pairs(3, d1=full), {"p1": 60, "d1": 60})
     assert all(prefill == "p1" and decode != "d1" for prefill, decode in held.chosen(60, 20))
 
 
-def test_a_choice_among_a_thousand_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_among_a_thousand_workers_filters_few(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     inner = HasRoom.keeps
 
@@ -214,8 +213,8 @@ def test_a_choice_among_a_thousand_looks_at_few(monkeypatch: pytest.MonkeyPatch)
     assert looks < 10 * 30
 
 
-def test_two_revisions_among_many_are_paired_each_with_its_own() -> None:
-    """Those that are drawn first may have no partner of their kind among those drawn of the other side."""
+def test_a_pair_with_equal_weights_is_found_among_many() -> None:
+    """The workers drawn first may have no compatible partner among those drawn on the other side."""
     workers = [worker(f"p{one}", P, fingerprint="f1") for one in range(60)] + [
         worker("q", P, fingerprint="f2")
     ]
@@ -223,7 +222,7 @@ def test_two_revisions_among_many_are_paired_each_with_its_own() -> None:
     assert {prefill for prefill, _ in Held(workers, {}).chosen(20, 20)} == {"q"}
 
 
-def test_who_tells_nothing_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_that_do_not_report_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, knowledge.__name__)
     clock, registry = Clock(), CollectorRegistry()
     held = Held(pairs(1), {"p0": 5}, clock)

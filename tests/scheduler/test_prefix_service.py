@@ -1,4 +1,4 @@
-"""What workers tell of their caches, from a heartbeat to the next placement, over gRPC."""
+"""Workers' cache reports, from a heartbeat to the next placement, over gRPC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
 
 
 async def placed(client: SchedulerClient) -> tuple[str, int]:
-    """Place 100 tokens, 96 of them in KEYS; return the prefill worker and what is booked on it then."""
+    """Place 100 tokens, 96 of them in KEYS; return the prefill worker and its booked tokens."""
     placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
     assert placement.prefill is not None
     name = placement.prefill.worker_id
@@ -37,8 +37,8 @@ async def placed(client: SchedulerClient) -> tuple[str, int]:
     return name, workers[name].reserved_prompt_tokens
 
 
-async def test_a_worker_is_found_by_what_it_told_of_its_cache() -> None:
-    """One that begins anew with its id holds nothing."""
+async def test_a_prompt_goes_to_the_worker_that_reported_its_blocks() -> None:
+    """A restarted worker with the same id holds nothing."""
     log = BlockLog()
     log.take(Change(stored=KEYS))
     async with (
@@ -67,8 +67,7 @@ async def test_a_worker_is_found_by_what_it_told_of_its_cache() -> None:
         assert figures("baton_scheduler_prefix_placements_total", {"holds": "nothing"})
 
 
-async def test_what_a_worker_told_is_known_until_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far apart the settings have them."""
+async def test_a_report_is_kept_until_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = SchedulerServer(Options(heartbeat_s=60.0, worker_lease_s=300.0))._prefixes
     now = 100.0
     monkeypatch.setattr(ledger, "_clock", lambda: now)
@@ -78,7 +77,7 @@ async def test_what_a_worker_told_is_known_until_its_next_heartbeat(monkeypatch:
     assert "w" in ledger
 
 
-async def test_a_heartbeat_of_a_worker_that_is_not_registered_is_not_heard() -> None:
+async def test_reports_of_unregistered_workers_are_ignored() -> None:
     log = BlockLog()
     log.take(Change(stored=KEYS))
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as client:

@@ -1,4 +1,4 @@
-"""A scheduler's store while its server changes: failovers, Sentinels, a Redis Cluster."""
+"""The store in Redis during failovers, with Sentinels, and with a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = topic_keys("t")[0]
 
 @asynccontextmanager
 async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
-    """Yield the stores of this many schedulers over one URL."""
+    """Yield the stores of this many schedulers."""
     made = [open_store(url, "t") for _ in range(count)]
     try:
         for store in made:
@@ -43,14 +43,14 @@ async def schedulers(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
 
 
 async def shared(stores: list[Store], *names: str) -> bool:
-    """Drain the last of these names at the first store, and return whether the last one knows all of them."""
+    """Drain the last name at the first store; return whether the last store knows all names."""
     await stores[0].drain(names[-1])
     await stores[-1].tend()
     return stores[-1].drained >= set(names)
 
 
 async def recovered(stores: list[Store], within_s: float = 5.0) -> None:
-    """Wait until all stores have Redis again, with upkeep twice a second, as in schedulers."""
+    """Wait until all stores have Redis again."""
 
     async def well() -> bool:
         for store in stores:
@@ -65,7 +65,7 @@ def keys_on(server: RedisServer) -> int:
         return int(client.dbsize())
 
 
-async def test_both_schedulers_follow_to_the_new_master_though_their_connections_stay(tmp_path: Path) -> None:
+async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_open(tmp_path: Path) -> None:
     with servers(tmp_path, 2) as (one, other):
         follow(other, one)
         forwarder = Proxy(target=one.port)
@@ -74,7 +74,7 @@ async def test_both_schedulers_follow_to_the_new_master_though_their_connections
         try:
             async with schedulers(url) as stores:
                 assert await shared(stores, "before")
-                forwarder.target = other.port  # of new connections
+                forwarder.target = other.port  # for new connections
                 await asyncio.to_thread(promote, other, one)
                 await asyncio.to_thread(follow, one, other)
                 assert not await shared(stores, "during")
@@ -86,10 +86,8 @@ async def test_both_schedulers_follow_to_the_new_master_though_their_connections
 
 
 @pytest.mark.parametrize("setting", [("min-replicas-to-write", "1", "0"), ("maxmemory", "1", "0")])
-async def test_an_answer_that_is_an_error_ends_the_connection(
-    own_redis: RedisServer, setting: tuple[str, str, str]
-) -> None:
-    """This holds for any error: the next call may have to go elsewhere."""
+async def test_an_error_closes_the_connection(own_redis: RedisServer, setting: tuple[str, str, str]) -> None:
+    """After any error, the next call may have to use another server."""
     name, wrong, right = setting
     async with schedulers(own_redis.url, 1) as (store,):
         with admin(own_redis) as client:
@@ -110,20 +108,20 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer
         yield nodes
 
 
-async def test_a_cluster_serves_whichever_node_the_url_names(three: list[RedisServer]) -> None:
+async def test_any_node_of_a_cluster_may_be_named(three: list[RedisServer]) -> None:
     for node in three:
         async with schedulers(f"redis+cluster://127.0.0.1:{node.port}") as stores:
             assert await shared(stores, f"at-{node.port}")
     assert keys_on(owner(three, KEY)) > 0
 
 
-async def test_a_cluster_serves_while_one_of_the_named_nodes_is_away(three: list[RedisServer]) -> None:
+async def test_a_named_node_may_be_away(three: list[RedisServer]) -> None:
     url = f"redis+cluster://127.0.0.1:1,127.0.0.1:{three[0].port}"
     async with schedulers(url) as stores:
         assert await shared(stores, "one-is-away")
 
 
-async def test_a_plain_url_of_a_cluster_s_node_is_refused_by_name_unless_it_is_the_right_one(
+async def test_a_plain_url_of_the_wrong_cluster_node_is_refused(
     three: list[RedisServer],
 ) -> None:
     right = owner(three, KEY)
@@ -140,8 +138,8 @@ async def test_a_plain_url_of_a_cluster_s_node_is_refused_by_name_unless_it_is_t
         await store.close()
 
 
-async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
-    """Each node is told the new owner, as `redis-cli --cluster reshard` does; the keys are written again."""
+async def test_a_moved_slot_is_found(three: list[RedisServer]) -> None:
+    """Nodes learn of the new owner as with `redis-cli --cluster reshard`. The drains are written again."""
     async with schedulers(f"redis+cluster://127.0.0.1:{three[0].port}") as stores:
         assert await shared(stores, "before-the-move")
         was = owner(three, KEY)
@@ -150,7 +148,7 @@ async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
             name = target.cluster("MYID").decode()
             slot = target.cluster("KEYSLOT", KEY)
         with admin(was) as source:
-            source.flushall()  # a node cannot give away a slot that holds keys
+            source.flushall()  # a slot with keys cannot be moved
         for node in (to, was, *three):
             with admin(node) as client:
                 client.cluster("SETSLOT", slot, "NODE", name)
@@ -159,8 +157,7 @@ async def test_a_slot_that_moves_is_followed(three: list[RedisServer]) -> None:
         assert keys_on(to) > 0
 
 
-async def test_a_cluster_s_failover_is_followed(tmp_path: Path) -> None:
-    """The topic's node dies, and the other nodes promote its replica."""
+async def test_failover_in_a_cluster(tmp_path: Path) -> None:
     with cluster(tmp_path, replicas=1) as nodes:
         async with schedulers(f"redis+cluster://127.0.0.1:{nodes[0].port}") as stores:
             assert await shared(stores, "before")
@@ -174,7 +171,7 @@ async def test_a_cluster_s_failover_is_followed(tmp_path: Path) -> None:
             assert keys_on(owner(alive, KEY)) > 0
 
 
-async def test_a_server_without_cluster_mode_is_named(own_redis: RedisServer) -> None:
+async def test_a_server_without_cluster_mode_is_refused(own_redis: RedisServer) -> None:
     store = open_store(f"redis+cluster://127.0.0.1:{own_redis.port}", "t")
     with pytest.raises(
         StoreRefuses, match=r"no cluster mode: write redis://HOST:PORT/DB into scheduler\.store"
@@ -183,7 +180,7 @@ async def test_a_server_without_cluster_mode_is_named(own_redis: RedisServer) ->
     await store.close()
 
 
-async def test_sentinels_name_the_master_before_and_after_a_failover(tmp_path: Path) -> None:
+async def test_failover_with_sentinels(tmp_path: Path) -> None:
     """Servers and Sentinels have passwords; one Sentinel dies with the master."""
     with servers(tmp_path, 2, password="s3cret") as (one, other):
         follow(other, one)
@@ -205,7 +202,7 @@ async def test_sentinels_name_the_master_before_and_after_a_failover(tmp_path: P
             await store.close()
 
 
-async def test_a_plain_url_of_a_sentinel_is_refused_by_name(own_redis: RedisServer, tmp_path: Path) -> None:
+async def test_a_plain_url_of_a_sentinel_is_refused(own_redis: RedisServer, tmp_path: Path) -> None:
     with sentinels(tmp_path, own_redis, 1, replicas=0) as (port,):
         store = open_store(f"redis://127.0.0.1:{port}", "t")
         with pytest.raises(StoreRefuses, match=r"a Sentinel.*write redis\+sentinel://HOST:PORT/MASTER into"):

@@ -1,4 +1,4 @@
-"""A router's reports, to real stubs of the schedulers' calls."""
+"""A router's reports to fake schedulers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE, THERE = "here:1", "there:1"
 
 
 class Wire:
-    """Takes what a reporter sends; `failures` of the first calls find nobody."""
+    """A fake scheduler. The first `failures` calls raise `error`."""
 
     def __init__(
         self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
@@ -54,7 +54,6 @@ class Wire:
 
 
 def reports(wire: Wire) -> Reports:
-    """Make the reports to a single scheduler."""
     return Reports({HERE: wire}, lambda: HERE)
 
 
@@ -68,17 +67,13 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
 
 
-async def test_events_go_out_together() -> None:
+async def test_events_are_sent_together() -> None:
     wire = Wire()
     reporter = reports(wire)
     for number in range(100):
         reporter.prefilled(Attempt(f"r{number}", 1))
         reporter.finished(Attempt(f"r{number}", 1), "stop", pb.Cost(output_tokens=number))
-
-    async def sent() -> bool:
-        return bool(wire.sent)
-
-    await until(sent)
+    await until(lambda: bool(wire.sent))
     assert len(wire.sent) == 1
     assert len(wire.sent[0].prefilled) == len(wire.sent[0].finished) == 100
     assert wire.sent[0].finished[99].cost.output_tokens == 99
@@ -91,12 +86,12 @@ async def test_batches_and_queue_are_bounded() -> None:
     for _ in range(QUEUED_EVENTS + 3):
         reporter.finished(Attempt("r", 1), "stop")
     assert reporter.dropped == 3
-    await reporter.close()  # sends what is left
+    await reporter.close()  # sends the rest
     assert sum(len(one.finished) for one in wire.sent) == QUEUED_EVENTS
     assert max(len(one.finished) for one in wire.sent) == BATCH
 
 
-async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
+async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
     wire = Wire()
     reporter = reports(wire)
     reporter.hold(live("held"), 30.0, booked_by=HERE)
@@ -104,15 +99,15 @@ async def test_what_is_held_is_told_again_where_events_were_dropped() -> None:
         reporter.prefilled(Attempt("another", 1))
     reporter.prefilled(Attempt("held", 1))
     assert reporter.dropped == 1
-
-    async def told() -> bool:
-        return any(one.attempt.request_id == "held" and one.read for sent in wire.sent for one in sent.placed)
-
-    await until(told)
+    await until(
+        lambda: any(
+            one.attempt.request_id == "held" and one.read for sent in wire.sent for one in sent.placed
+        )
+    )
     await reporter.close()
 
 
-async def test_sums_are_those_of_what_is_held() -> None:
+async def test_sums_are_those_of_the_bookings() -> None:
     draw = random.Random(5)
     reporter = reports(Wire())
     for _ in range(2_000):
@@ -132,79 +127,23 @@ async def test_sums_are_those_of_what_is_held() -> None:
     assert reporter.reserved == {}
 
 
-async def test_a_batch_is_tried_again() -> None:
-    wire = Wire(failures=3)
-    reporter = reports(wire)
-    reporter.finished(Attempt("r", 1), "stop")
-
-    async def sent() -> bool:
-        return bool(wire.sent)
-
-    await until(sent)
-    assert (wire.calls, reporter.dropped) == (4, 0)
-    await reporter.close()
-
-
 async def test_a_refused_batch_is_dropped() -> None:
     wire = Wire(failures=1, error=Refused)
     reporter = reports(wire)
     reporter.finished(Attempt("r", 1), "stop")
-
-    async def dropped() -> bool:
-        return reporter.dropped == 1
-
-    await until(dropped)
+    await until(lambda: reporter.dropped == 1)
     assert wire.calls == 1
     reporter.finished(Attempt("next", 1), "stop")
-
-    async def sent() -> bool:
-        return [one.finished[0].attempt.request_id for one in wire.sent] == ["next"]
-
-    await until(sent)
+    await until(lambda: [one.finished[0].attempt.request_id for one in wire.sent] == ["next"])
     await reporter.close()
 
 
-async def test_events_are_kept_while_nobody_answers_and_told_in_order() -> None:
-    wire = Wire(failures=10)
-    reporter = reports(wire)
-    for number in range(3):
-        reporter.hold(live(f"r{number}"), 30.0)
-        reporter.finished(Attempt(f"r{number}", 1), "stop")
-
-    async def sent() -> bool:
-        return bool(wire.sent)
-
-    await until(sent)
-    assert reporter.dropped == 0
-    names = ["r0", "r1", "r2"]
-    assert [one.attempt.request_id for one in wire.sent[0].placed] == names
-    assert [one.attempt.request_id for one in wire.sent[0].finished] == names
-    await reporter.close()
-
-
-async def test_old_events_are_dropped_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
-    wire = Wire(failures=1_000_000)
-    reporter = reports(wire)
-    reporter.finished(Attempt("r", 1), "stop")
-
-    async def dropped() -> bool:
-        return reporter.dropped == 1
-
-    await until(dropped)
-    await reporter.close()
-
-
-async def test_renewals_go_on_as_soon_as_somebody_answers() -> None:
+async def test_renewals_resume_after_an_outage() -> None:
     wire = Wire(failures=5)
     reporter = reports(wire)
     reporter.hold(live("held"), 0.03, booked_by=HERE)
     reporter.prefilled(Attempt("r", 1))
-
-    async def renewed() -> bool:
-        return any(one.renewed for one in wire.sent)
-
-    await until(renewed)
+    await until(lambda: any(one.renewed for one in wire.sent))
     await reporter.close()
 
 
@@ -222,22 +161,18 @@ async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> None:
+async def test_bookings_are_renewed_three_times_per_lease() -> None:
     wire = Wire()
     reporter = reports(wire)
     began = time.monotonic()
     reporter.hold(live("a"), 0.3, booked_by=HERE)
     reporter.hold(live("b"), 0.3, booked_by=HERE)
-    reporter.hold(live("a", 2), 0.3, booked_by=HERE)  # takes the first one's place
-
-    async def renewed() -> bool:
-        return sum(bool(one.renewed) for one in wire.sent) >= 3
-
-    await until(renewed)
+    reporter.hold(live("a", 2), 0.3, booked_by=HERE)  # replaces the first one
+    await until(lambda: sum(bool(one.renewed) for one in wire.sent) >= 3)
     assert 0.28 <= time.monotonic() - began < PATIENCE
     renewals = [[(one.request_id, one.epoch) for one in sent.renewed] for sent in wire.sent]
     assert renewals[0] == [("a", 2), ("b", 1)]
-    reporter.finished(Attempt("a", 1), "retried")  # the old one: the new one stays held
+    reporter.finished(Attempt("a", 1), "retried")  # an old epoch
     assert reporter.held == 2
     reporter.finished(Attempt("a", 2), "stop")
     reporter.finished(Attempt("b", 1), "stop")
@@ -245,7 +180,7 @@ async def test_what_is_held_is_renewed_thrice_a_lease_until_it_is_finished() -> 
     await reporter.close()
 
 
-async def test_a_lost_booking_is_told_again_and_a_fenced_one_is_not() -> None:
+async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> None:
     wire = Wire()
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
     wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
@@ -253,18 +188,14 @@ async def test_a_lost_booking_is_told_again_and_a_fenced_one_is_not() -> None:
     reporter.hold(live("a"), 0.03, booked_by=HERE)
     reporter.hold(live("b"), 0.03, booked_by=HERE)
     reporter.prefilled(Attempt("a", 1))
-
-    async def told() -> bool:
-        return any(one.placed for one in wire.sent)
-
-    await until(told)
+    await until(lambda: any(one.placed for one in wire.sent))
     again = next(one.placed for one in wire.sent if one.placed)
     assert [(one.attempt.request_id, one.read, one.blocks) for one in again] == [("a", True, 7)]
     assert reporter.held == 2
     await reporter.close()
 
 
-async def test_another_generation_is_told_all_that_is_held() -> None:
+async def test_a_new_generation_gets_all_bookings() -> None:
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
@@ -285,37 +216,29 @@ async def test_another_generation_is_told_all_that_is_held() -> None:
         return await placed() == [["a"], ["a", "b"]]
 
     await until(all_told)
-    reporter.saw_generation("", HERE)  # of one that knows none
+    reporter.saw_generation("", HERE)
     reporter.saw_generation("two", HERE)
     reporter.finished(Attempt("other", 1), "stop")
     await reporter.close()
     assert await all_told()
 
 
-async def test_one_that_began_anew_is_told_at_once_though_a_placement_failed() -> None:
+async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
     reporter.hold(live("a"), 30.0)
-
-    async def told() -> bool:
-        return [len(one.placed) for one in wire.sent] == [1]
-
-    await until(told)
-    wire._failures = 2  # of all calls: the next one
+    await until(lambda: [len(one.placed) for one in wire.sent] == [1])
+    wire._failures = 2  # the second call fails
     with pytest.raises(SchedulerUnavailable):
         await reporter.exchanges[HERE].ask(pb.Need())
     reporter.saw_generation("two", HERE)
-
-    async def again() -> bool:
-        return [len(one.placed) for one in wire.sent] == [1, 1]
-
-    await until(again)
+    await until(lambda: [len(one.placed) for one in wire.sent] == [1, 1])
     await reporter.close()
 
 
 class Pair:
-    """The reports to two schedulers, of which HERE is the router's home unless `home` says otherwise."""
+    """Reports to two schedulers. HERE is the router's home by default."""
 
     def __init__(self, *, there_fails: int = 0) -> None:
         self.here, self.there = Wire(), Wire(failures=there_fails)
@@ -329,23 +252,19 @@ class Pair:
 
 
 def heard(wire: Wire, kind: str) -> list[str]:
-    """Return the requests of all events of a kind, in their order."""
+    """Return the requests of all events of a kind."""
     events = (event for sent in wire.sent for event in getattr(sent, kind))
     return [getattr(event, "attempt", event).request_id for event in events]
 
 
-async def test_the_others_hear_what_one_booked_and_all_hear_what_becomes_of_it() -> None:
+async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
     pair = Pair()
     pair.reports.hold(live("by-here"), 30.0, booked_by=HERE)
     pair.reports.hold(live("alone"), 30.0)
     pair.reports.shared(Attempt("by-here", 1), 3)
     pair.reports.prefilled(Attempt("by-here", 1))
     pair.reports.finished(Attempt("by-here", 1), "stop", pb.Cost(output_tokens=9))
-
-    async def told() -> bool:
-        return all(heard(wire, "finished") == ["by-here"] for wire in (pair.here, pair.there))
-
-    await until(told)
+    await until(lambda: all(heard(wire, "finished") == ["by-here"] for wire in (pair.here, pair.there)))
     assert heard(pair.here, "placed") == ["alone"]
     assert heard(pair.there, "placed") == ["by-here", "alone"]
     for wire in (pair.here, pair.there):
@@ -355,141 +274,67 @@ async def test_the_others_hear_what_one_booked_and_all_hear_what_becomes_of_it()
     await pair.reports.close()
 
 
-async def test_a_single_scheduler_is_not_told_what_it_booked() -> None:
-    wire = Wire()
-    reporter = reports(wire)
-    reporter.hold(live("r"), 0.3, booked_by=HERE)
-
-    async def renewed() -> bool:
-        return bool(wire.sent)
-
-    await until(renewed)
-    assert wire.sent[0] == pb.ReportRequest(renewed=[pb.Attempt(request_id="r", epoch=1)])
-    await reporter.close()
-
-
-async def test_one_that_is_away_holds_up_no_other_and_hears_all_when_it_is_back() -> None:
+async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later() -> None:
     pair = Pair(there_fails=10)
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
         pair.reports.finished(Attempt(f"r{number}", 1), "stop")
-
-    async def told() -> bool:
-        return len(heard(pair.here, "finished")) == 3
-
-    await until(told)
+    await until(lambda: len(heard(pair.here, "finished")) == 3)
     assert not pair.there.sent
-
-    async def back() -> bool:
-        return heard(pair.there, "placed") == heard(pair.there, "finished") == ["r0", "r1", "r2"]
-
-    await until(back)
+    await until(lambda: heard(pair.there, "placed") == heard(pair.there, "finished") == ["r0", "r1", "r2"])
     assert pair.reports.dropped == 0
     await pair.reports.close()
 
 
-async def test_one_that_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
-    wire = Wire()
-
-    async def never(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    reporter = Reports({HERE: wire, THERE: never}, lambda: HERE)
-    for number in range(20):
-        reporter.finished(Attempt(f"r{number}", 1), "stop")
-        await asyncio.sleep(0)
-
-    async def told() -> bool:
-        return len(heard(wire, "finished")) == 20
-
-    await until(told)
-    await reporter.close()
-
-
-async def test_what_no_scheduler_heard_counts_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_events_are_dropped_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
     pair = Pair(there_fails=1_000_000)
     pair.reports.finished(Attempt("r", 1), "stop")
     there = pair.reports._reporters[THERE]
-
-    async def dropped() -> bool:
-        return there.dropped == 1
-
-    await until(dropped)
+    await until(lambda: there.dropped == 1)
     assert heard(pair.here, "finished") == ["r"]
     assert pair.reports.dropped == 0
     await pair.reports.close()
 
 
-async def test_who_begins_anew_is_told_what_is_held_in_place_of_what_was_queued() -> None:
+async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None:
     pair = Pair()
     pair.here.generation = pair.there.generation = "one"
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
     pair.reports.finished(Attempt("r0", 1), "stop")
-
-    async def told() -> bool:
-        return heard(pair.there, "finished") == heard(pair.here, "finished") == ["r0"]
-
-    await until(told)
+    await until(lambda: heard(pair.there, "finished") == heard(pair.here, "finished") == ["r0"])
     before = len(pair.there.sent)
     pair.there.generation = "two"
     pair.reports.prefilled(Attempt("r1", 1))
-    pair.reports.saw_generation("two", THERE)  # by a snapshot, before the report goes
+    pair.reports.saw_generation("two", THERE)  # from a snapshot
     pair.reports.finished(Attempt("r2", 1), "stop")
-
-    async def again() -> bool:
-        return "r2" in heard(pair.there, "finished")
-
-    await until(again)
+    await until(lambda: "r2" in heard(pair.there, "finished"))
     sent = pair.there.sent[before:]
     assert [(one.attempt.request_id, one.read) for part in sent for one in part.placed] == [("r1", True)]
     assert not any(part.prefilled for part in sent)
-    assert heard(pair.here, "placed") == []  # it has lost nothing
-    await pair.reports.close()
-
-
-async def test_a_lost_booking_is_told_to_the_one_that_lost_it() -> None:
-    pair = Pair()
-    pair.there.lost = [pb.Attempt(request_id="a", epoch=1)]
-    pair.reports.hold(live("a"), 0.03, booked_by=HERE)
-
-    async def twice() -> bool:
-        return heard(pair.there, "placed")[:2] == ["a", "a"]
-
-    await until(twice)
     assert heard(pair.here, "placed") == []
     await pair.reports.close()
 
 
-async def test_what_a_late_placement_ended_goes_on_under_the_next_epoch() -> None:
-    """The scheduler heard of the end of an epoch whose placement never got a reply."""
+async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
+    """A scheduler has the end of a later epoch, whose placement got no reply."""
     pair = Pair()
     pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
     pair.reports.hold(live("a"), 0.03, booked_by=HERE)
-
-    async def fenced() -> bool:
-        return any(one.renewed for one in pair.there.sent)
-
-    await until(fenced)
+    await until(lambda: any(one.renewed for one in pair.there.sent))
     assert pair.reports.hold_on(Attempt("a", 1), 3) == Attempt("a", 3)
-
-    async def told() -> bool:
-        return any(one.attempt.epoch == 3 for sent in pair.there.sent for one in sent.placed)
-
-    await until(told)
+    await until(lambda: any(one.attempt.epoch == 3 for sent in pair.there.sent for one in sent.placed))
     await pair.reports.close()
 
 
-async def test_nothing_is_renewed_before_it_was_told() -> None:
-    """Else it would count as lost, and be told twice."""
+async def test_nothing_is_renewed_before_it_was_reported() -> None:
+    """It would count as lost, and be reported twice."""
     pair = Pair()
     answer = pair.there.__call__
 
     async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.sleep(0.003)  # more is held meanwhile
+        await asyncio.sleep(0.003)
         return await answer(message, timeout_s)
 
     pair.reports.exchanges[THERE]._send = slow
@@ -506,7 +351,7 @@ async def test_nothing_is_renewed_before_it_was_told() -> None:
     await pair.reports.close()
 
 
-async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
+async def test_room_is_free_when_the_home_knows_of_it() -> None:
     pair = Pair()
     gate = asyncio.Event()
     answer = pair.here.__call__
@@ -517,30 +362,18 @@ async def test_room_is_free_when_the_routers_home_knows_of_it() -> None:
 
     pair.reports.exchanges[HERE]._send = slow
     pair.reports.finished(Attempt("r", 1), "stop")
-
-    async def there_knows() -> bool:
-        return heard(pair.there, "finished") == ["r"]
-
-    await until(there_knows)
+    await until(lambda: heard(pair.there, "finished") == ["r"])
     assert pair.released == 0
     gate.set()
-
-    async def freed() -> bool:
-        return pair.released == 1
-
-    await until(freed)
+    await until(lambda: pair.released == 1)
     await pair.reports.close()
 
 
-async def test_nobody_waits_for_a_home_that_does_not_answer() -> None:
+async def test_room_is_free_at_once_if_the_home_does_not_answer() -> None:
     pair = Pair(there_fails=1_000_000)
     pair.home = THERE
     pair.reports.finished(Attempt("r", 1), "stop")
-
-    async def freed() -> bool:
-        return pair.released > 0
-
-    await until(freed)
+    await until(lambda: pair.released > 0)
     before = pair.released
     pair.reports.finished(Attempt("next", 1), "stop")
     assert pair.released == before + 1

@@ -1,4 +1,4 @@
-"""The workers that a scheduler knows: who comes, stays, goes, and what is late."""
+"""The workers that a scheduler knows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def beat(roster: Roster, worker_id: str = "w", epoch: int = 0) -> Heard:
     return roster.heartbeat(worker_id, READY, pb.WorkerLoad(), epoch)
 
 
-def test_a_worker_is_seen_as_it_said(roster: Roster, clock: Clock) -> None:
+def test_registration_and_heartbeat(roster: Roster, clock: Clock) -> None:
     register(roster, "p", pb.ROLE_PREFILL)
     worker = roster.view().workers["p"]
     assert (worker.identity, worker.load) == (identity("p", pb.ROLE_PREFILL), None)
@@ -45,7 +45,7 @@ def test_registering_again_replaces_the_identity_and_keeps_the_load(roster: Rost
     assert roster.register(bare, STARTING) == ""
     assert not roster.view().workers["w"].placeable
     roster.heartbeat("w", READY, pb.WorkerLoad(running=2))
-    assert not roster.view().workers["w"].placeable  # nobody knows its capacity
+    assert not roster.view().workers["w"].placeable  # its capacity is unknown
     register(roster, "w", pb.ROLE_DECODE)
     view = roster.view()
     assert view.workers["w"].placeable
@@ -53,13 +53,13 @@ def test_registering_again_replaces_the_identity_and_keeps_the_load(roster: Rost
     assert (len(view.of(pb.ROLE_DECODE)), view.of(pb.ROLE_PREFILL)) == (1, [])
 
 
-def test_a_view_is_replaced_when_somebody_comes_or_goes_and_only_then(roster: Roster, clock: Clock) -> None:
+def test_a_view_is_replaced_only_when_workers_come_or_go(roster: Roster, clock: Clock) -> None:
     register(roster, "a")
     first = roster.view()
     beat(roster, "a")
     roster.drain(["a"])
     assert roster.view() is first
-    assert first.workers["a"].drain_asked  # its records follow what happens
+    assert first.workers["a"].drain_asked  # updated in place
     register(roster, "b")
     second = roster.view()
     roster.deregister("a")
@@ -69,18 +69,18 @@ def test_a_view_is_replaced_when_somebody_comes_or_goes_and_only_then(roster: Ro
     assert seen == [{"a"}, {"a", "b"}, {"b"}, set()]
 
 
-def test_who_serves_another_model_is_refused_by_name(roster: Roster) -> None:
+def test_another_model_is_refused(roster: Roster) -> None:
     register(roster, "first")
     refusal = roster.register(of_epoch(0, "other", model="large"), READY)
     assert refusal == "model 'large' here, 'tiny' in topic 'topic' (worker first): serve one model a topic"
-    register(roster, "weights", fingerprint="f2")  # another revision may come, and another vLLM
+    register(roster, "weights", fingerprint="f2")  # other weights and another vLLM are accepted
     register(roster, "vllm", vllm="0.33.0")
     assert set(roster.view().workers) == {"first", "weights", "vllm"}
 
 
-def test_another_model_may_come_when_nobody_serves_the_first(roster: Roster, clock: Clock) -> None:
+def test_another_model_is_accepted_when_no_worker_serves_the_first(roster: Roster, clock: Clock) -> None:
     register(roster, "a")
-    assert roster.register(of_epoch(0, "a", model="second"), READY) == ""  # the only one, as another
+    assert roster.register(of_epoch(0, "a", model="second"), READY) == ""  # the only worker
     roster.deregister("a")
     assert roster.register(of_epoch(0, "b", model="third"), READY) == ""
     assert "'second' here, 'third'" in roster.register(of_epoch(0, "c", model="second"), READY)
@@ -88,7 +88,7 @@ def test_another_model_may_come_when_nobody_serves_the_first(roster: Roster, clo
     assert roster.register(of_epoch(0, "c", model="second"), READY) == ""
 
 
-def test_a_lease_ends_on_time_unless_a_heartbeat_comes(roster: Roster, clock: Clock) -> None:
+def test_leases_expire_without_heartbeats(roster: Roster, clock: Clock) -> None:
     for name in ("silent", "heard"):
         register(roster, name)
     clock.now += WORKER_LEASE_S - 0.001
@@ -97,12 +97,12 @@ def test_a_lease_ends_on_time_unless_a_heartbeat_comes(roster: Roster, clock: Cl
     clock.now += 0.001
     assert set(roster.view().workers) == {"heard"}
     assert beat(roster, "silent") == UNKNOWN
-    assert roster.left() == ()  # it said no goodbye
+    assert roster.left() == ()  # it did not deregister
     clock.now += WORKER_LEASE_S
     assert not roster.view().workers
 
 
-def test_late_messages_of_a_worker_change_nothing(roster: Roster, clock: Clock) -> None:
+def test_late_messages_change_nothing(roster: Roster, clock: Clock) -> None:
     assert roster.register(of_epoch(2), READY) == ""
     with pytest.raises(StaleWorker) as caught:
         roster.register(of_epoch(1), STARTING)
@@ -113,14 +113,12 @@ def test_late_messages_of_a_worker_change_nothing(roster: Roster, clock: Clock) 
     worker = roster.view().workers["w"]
     assert (worker.placeable, worker.heard_at) == (True, clock.now - 1)
     assert roster.heartbeat("w", DRAINING, pb.WorkerLoad(), 3).known
-    assert beat(roster, epoch=2) == STALE  # it would be placed on again
+    assert beat(roster, epoch=2) == STALE
     assert not roster.view().workers["w"].placeable
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
-def test_a_gone_workers_epoch_is_remembered_for_a_while(
-    roster: Roster, clock: Clock, *, goodbye: bool
-) -> None:
+def test_the_epoch_of_a_gone_worker_is_remembered(roster: Roster, clock: Clock, *, goodbye: bool) -> None:
     roster.register(of_epoch(2), READY)
     if goodbye:
         assert roster.deregister("w", 4)
@@ -140,7 +138,7 @@ def test_a_gone_workers_epoch_is_remembered_for_a_while(
     assert roster.left() == ()
 
 
-def test_who_left_and_comes_back_has_not_left(roster: Roster) -> None:
+def test_a_worker_that_comes_back_has_not_left(roster: Roster) -> None:
     for epoch in (1, 2):
         assert roster.register(of_epoch(epoch), READY) == ""
         assert roster.left() == ()
@@ -149,10 +147,8 @@ def test_who_left_and_comes_back_has_not_left(roster: Roster) -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_goodbye_counts_though_the_worker_is_not_known_any_more_or_not_yet(
-    roster: Roster, clock: Clock, *, heard: bool
-) -> None:
-    """The way to it was cut, or this scheduler has just begun: routers may hold it for alive."""
+def test_an_unknown_worker_can_deregister(roster: Roster, clock: Clock, *, heard: bool) -> None:
+    """Its heartbeats were lost, or the scheduler was restarted. Routers may still use the worker."""
     if heard:
         roster.register(of_epoch(1), READY)
     clock.now += WORKER_LEASE_S
@@ -160,13 +156,13 @@ def test_a_goodbye_counts_though_the_worker_is_not_known_any_more_or_not_yet(
     assert roster.deregister("w", 3)
     assert roster.left() == ("w",)
     with pytest.raises(StaleWorker):
-        roster.register(of_epoch(2), READY)  # it was overtaken
+        roster.register(of_epoch(2), READY)  # late
     clock.now += EPOCH_KEEP_S
     roster.view()
     assert roster.left() == ()
 
 
-def test_a_drain_is_of_a_name_over_all_its_workers_lives(roster: Roster) -> None:
+def test_a_drain_applies_to_all_workers_of_a_name(roster: Roster) -> None:
     def comes(worker_id: str) -> bool:
         assert roster.register(of_epoch(0, worker_id, name="w"), READY) == ""
         drain = beat(roster, worker_id).drain
@@ -186,9 +182,7 @@ def test_a_drain_is_of_a_name_over_all_its_workers_lives(roster: Roster) -> None
     assert not comes("w.3")
 
 
-def test_what_is_booked_is_the_ledgers_own_sum_over_all_lives(
-    roster: Roster, ledger: Ledger, clock: Clock
-) -> None:
+def test_bookings_survive_restarts_of_a_worker(roster: Roster, ledger: Ledger, clock: Clock) -> None:
     register(roster, "d")
     book(roster, ledger, need(prompt=100, new=10), "d")
     booked = Reserved(100, 1, 8, 0)
@@ -200,7 +194,7 @@ def test_what_is_booked_is_the_ledgers_own_sum_over_all_lives(
         goes()
         assert not roster.view().workers
         register(roster, "d")
-        assert roster.view().workers["d"].reserved == booked  # its requests may still run
+        assert roster.view().workers["d"].reserved == booked
     roster.deregister("d")
     ledger.report(report(finished=[Attempt("r", 1)]))
     register(roster, "d")

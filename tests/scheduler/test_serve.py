@@ -1,35 +1,33 @@
-"""The scheduler's process: what stops its start, what it serves beside its calls, and its end."""
+"""The scheduler's process: failures at the start, metrics, and SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import signal
-import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2
 from prometheus_client import REGISTRY
 
 from baton.metrics import CannotServe
-from baton.scheduler.errors import BadPolicy, ListenFailed, StoreRefuses
+from baton.scheduler.errors import ListenFailed, StoreRefuses
 from baton.scheduler.service import SchedulerServer, serve
-from baton.services.config import PolicySettings
 from harness.scheduling import Options, RedisServer, free_port
 from harness.support import PATIENCE
+from tests.scheduler.conftest import scheduler_process
 from tests.scheduler.test_service import health
 
 
-async def test_a_taken_port_is_named() -> None:
+async def test_a_port_in_use() -> None:
     async with SchedulerServer(Options()) as first:
         with pytest.raises(ListenFailed, match=f"cannot listen on {first.address}: the port is taken"):
             async with SchedulerServer(Options(address=first.address)):
                 pass
 
 
-async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -> None:
+async def test_a_wrong_store_password_stops_the_start(redis_server: RedisServer) -> None:
     url = redis_server.url.replace("s3cret", "wr0ng")
     with pytest.raises(StoreRefuses, match="refused the password") as caught:
         async with SchedulerServer(Options(store=url)):
@@ -37,14 +35,7 @@ async def test_a_store_that_refuses_stops_the_start(redis_server: RedisServer) -
     assert "wr0ng" not in str(caught.value)
 
 
-async def test_a_wrong_policy_stops_the_start() -> None:
-    with pytest.raises(
-        BadPolicy, match=r"scheduler\.policy: there is no policy part 'lucky'; there are: best, "
-    ):
-        SchedulerServer(Options(policy=PolicySettings(picker="lucky")))
-
-
-async def test_serve_tells_its_address_and_its_figures() -> None:
+async def test_serve_reports_its_address_and_serves_metrics() -> None:
     stop, started = asyncio.Event(), asyncio.Event()
     addresses: list[str] = []
     port = free_port()
@@ -82,20 +73,8 @@ async def test_serve_tells_its_address_and_its_figures() -> None:
         await running
 
 
-async def test_serve_ends_on_sigterm(tmp_path: Path) -> None:
-    program = (
-        "import asyncio\n"
-        "from baton.scheduler.service import serve\n"
-        "from baton.services.config import SchedulerSettings\n"
-        "settings = SchedulerSettings(address='127.0.0.1:0')\n"
-        "asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))\n"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
-    )
-    assert process.stdout
-    async with asyncio.timeout(20 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
+async def test_serve_ends_on_sigterm() -> None:
+    async with scheduler_process() as (process, address), asyncio.timeout(20 * PATIENCE):
         assert await health(address) == health_pb2.HealthCheckResponse.SERVING
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0

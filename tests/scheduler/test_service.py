@@ -32,7 +32,7 @@ def figure(server: SchedulerServer, name: str, **labels: str) -> float:
 
 
 class Sent:
-    """The messages of one stream: an empty one and, when it may go on, one that asks for a placement."""
+    """The messages of a stream: an empty one and, after `go_on`, a request for a placement."""
 
     def __init__(self, need: Need) -> None:
         self._need = need
@@ -74,33 +74,21 @@ async def health(address: str, service: str = "") -> int:
         return int(reply.status)
 
 
-def test_the_configuration_tree_is_what_the_scheduler_takes() -> None:
+def test_the_configuration_implements_the_options() -> None:
     settings: SchedulerOptions = SchedulerSettings(address="127.0.0.1:0")
     SchedulerServer(settings)
 
 
-async def test_what_peers_have_learned_of_their_drafts(client: SchedulerClient) -> None:
-    """A heartbeat's reply has the best reference of the others with the same method."""
-
-    async def beat(name: str, method: str, learned: float) -> float:
-        made = identity(name, D, speculative_method=method)
-        await client.register(made, pb.WORKER_STATE_READY)
-        load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=learned))
-        reply = await client.heartbeat(name, pb.WORKER_STATE_READY, load)
-        return reply.peer_reference
-
-    for name, method, learned in (("a", "mtp", 0.5), ("b", "mtp", 0.75), ("c", "ngram", 0.9)):
-        await beat(name, method, learned)
-
-    async def heard() -> tuple[float, ...]:
-        return await beat("new", "mtp", 0.0), await beat("b", "mtp", 0.75), await beat("c", "ngram", 0.9)
-
-    async def told() -> bool:
-        return await heard() == (0.75, 0.5, 0.0)
-
-    await until(told, 10)  # the scheduler's view may be seconds old
-    plain = await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())
-    assert plain.peer_reference == 0.0
+async def test_heartbeats_return_the_peers_reference(
+    client: SchedulerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.scheduler.peers.PEERS_AGE_S", 0.0)
+    load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.75))
+    for name in ("a", "b"):
+        await client.register(identity(name, D, speculative_method="mtp"), pb.WORKER_STATE_READY)
+        await client.heartbeat(name, pb.WORKER_STATE_READY, load)
+    assert (await client.heartbeat("a", pb.WORKER_STATE_READY, load)).peer_reference == 0.75
+    assert (await client.heartbeat("a", pb.WORKER_STATE_READY, pb.WorkerLoad())).peer_reference == 0.0
 
 
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
@@ -140,7 +128,7 @@ async def test_the_description_names_topic_and_store(redis_server: RedisServer, 
         assert "s3cret" not in told.store
 
 
-async def test_no_capacity_says_why_and_when_to_come_back(
+async def test_no_capacity_has_a_reason_and_a_retry_time(
     server: SchedulerServer, client: SchedulerClient
 ) -> None:
     with pytest.raises(NoCapacity, match="no worker to take the request is registered") as caught:
@@ -169,11 +157,7 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
         await place(client, "r", 2, 105, 5)
     assert caught.value.code == pb.Rejection.CODE_STALE_EPOCH
     client.reporter.finished(first.attempt, "retried")
-
-    async def counted() -> bool:
-        return figure(server, "stale_epochs_total", what="report") == 1
-
-    await until(counted)
+    await until(lambda: figure(server, "stale_epochs_total", what="report") == 1)
     assert figure(server, "stale_epochs_total", what="placement") == 1
     assert [one.attempt.epoch for one in (await client.describe()).attempts] == [2]
 
@@ -188,7 +172,9 @@ async def test_an_attempt_is_fenced_by_the_next(server: SchedulerServer, client:
         ({"state": pb.WORKER_STATE_UNSPECIFIED}, "has no state"),
     ],
 )
-async def test_nonsense_is_refused(client: SchedulerClient, change: dict[str, object], text: str) -> None:
+async def test_invalid_registrations_are_refused(
+    client: SchedulerClient, change: dict[str, object], text: str
+) -> None:
     who = identity("w")
     state = change.get("state", pb.WORKER_STATE_READY)
     for field, value in change.items():
@@ -214,7 +200,7 @@ async def test_malformed_calls_are_refused(server: SchedulerServer, client: Sche
 
 
 async def test_a_snapshot_has_every_limit(topic: str) -> None:
-    """Routers that place alone keep them. One that is missing would be 0."""
+    """A missing one would be 0."""
     options = Options(
         topic=topic,
         max_queued_prompt_tokens=11,
@@ -232,21 +218,17 @@ async def test_a_snapshot_has_every_limit(topic: str) -> None:
         assert same_limits(snapshot, options)
 
 
-async def test_drain_takes_a_unique_beginning(server: SchedulerServer, client: SchedulerClient) -> None:
+async def test_drain_accepts_a_unique_prefix(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("decode-1", D), ("decode-12", D), ("prefill-1", P))
     assert "means several workers: decode-1, decode-12" in (await client.drain("dec")).problem
     assert "no worker's id begins with 'x'; there are: decode-1" in (await client.drain("x")).problem
-    assert (await client.drain("decode-1")).worker_id == "decode-1"  # exact, though another begins so
+    assert (await client.drain("decode-1")).worker_id == "decode-1"  # an exact match
     assert (await client.drain("pre")).worker_id == "prefill-1"
     states = {one.identity.worker_id: one.state for one in (await client.describe()).workers}
     assert states["decode-1"] == states["prefill-1"] == pb.WORKER_STATE_DRAINING
     assert states["decode-12"] == pb.WORKER_STATE_READY
     assert list((await client.describe()).drained) == ["decode-1", "prefill-1"]
-
-    async def counted() -> bool:
-        return figure(server, "workers", role="decode", state="drained") == 1
-
-    await until(counted)
+    await until(lambda: figure(server, "workers", role="decode", state="drained") == 1)
     assert (await client.undrain("x")).problem == (
         "'x' is no drained worker's name; drained are: decode-1, prefill-1"
     )
@@ -263,21 +245,19 @@ async def test_health_and_gauges(server: SchedulerServer, client: SchedulerClien
     assert await health(server.address) == serving
     await add(client, ("m", M))
     await place(client, "r", 1, 1, 1)
-
-    async def seen() -> bool:
-        return (
+    await until(
+        lambda: (
             figure(server, "live_attempts") == 1
             and figure(server, "workers", role="mixed", state="ready") == 1
         )
-
-    await until(seen)
+    )
     assert figure(server, "store_up") == 1
 
 
-async def test_leases_that_ran_out_are_counted() -> None:
+async def test_expired_leases_are_counted() -> None:
     options = Options(placement_lease_s=0.05)
     async with SchedulerServer(options) as server, aio_channel(server.address, Role.SCHEDULER) as channel:
-        # A router that places and then dies.
+        # a router that places and then dies
         stub = rpc.SchedulerStub(channel)
         await stub.Register(
             pb.RegisterRequest(identity=identity("m"), state=pb.WORKER_STATE_READY), timeout=2
@@ -286,18 +266,14 @@ async def test_leases_that_ran_out_are_counted() -> None:
         await stream.write(pb.ExchangeRequest(needs=[need_to_wire(need())]))
         found = await stream.read()
         assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
-
-        async def counted() -> bool:
-            return figure(server, "leases_expired_total") == 1
-
-        await until(counted)  # nobody places: it is swept all the same
+        await until(lambda: figure(server, "leases_expired_total") == 1)  # without further placements
         assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
 
 
-async def test_a_placement_that_nobody_waits_for_any_more_before_its_turn_is_not_made() -> None:
+async def test_a_cancelled_request_is_not_placed() -> None:
     async with SchedulerServer(Options()) as server, SchedulerClient(server.address) as operator:
         await add(operator, ("m", M))
-        with grpc.insecure_channel(server.address) as channel:  # its threads send meanwhile
+        with grpc.insecure_channel(server.address) as channel:
             stub = rpc.SchedulerStub(channel)
             sent = [Sent(need(f"r{number}")) for number in range(20)]
             calls = [stub.Exchange(iter(one)) for one in sent]
@@ -305,40 +281,20 @@ async def test_a_placement_that_nobody_waits_for_any_more_before_its_turn_is_not
                 assert not (await asyncio.to_thread(next, call)).replies
             for one in sent:
                 one.go_on.set()
-            time.sleep(0.3)  # noqa: ASYNC251 (a scheduler that is busy with others)
+            time.sleep(0.3)  # noqa: ASYNC251 (the scheduler is busy)
             for call in calls:
                 call.cancel()
-            time.sleep(0.2)  # noqa: ASYNC251 (it still is)
-
-        async def counted() -> bool:
-            return figure(server, "rejections_total", code="deadline") > 0
-
-        await until(counted)
+            time.sleep(0.2)  # noqa: ASYNC251 (still busy)
+        await until(lambda: figure(server, "rejections_total", code="deadline") > 0)
         assert not (await operator.describe()).attempts
         await place(operator, "next", 1, 1, 1)
         assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["next"]
 
 
-async def test_what_runs_already_is_booked_and_what_is_over_is_not(
-    server: SchedulerServer, client: SchedulerClient
-) -> None:
-    """Each router tells every scheduler of each booking; the reply names this scheduler's life."""
-    await add(client, ("d", D))
-    runs = pb.Booking(attempt=pb.Attempt(request_id="r", epoch=1), decode_worker_id="d", prompt_tokens=10)
-    ended = pb.Attempt(request_id="ended", epoch=1)
-    late = pb.Booking(attempt=ended, decode_worker_id="d", prompt_tokens=10)
-    first = await told(client, pb.ReportRequest(finished=[pb.Finished(attempt=ended, outcome="stop")]))
-    reply = await told(client, pb.ReportRequest(placed=[runs, late]))
-    assert list(reply.fenced) == [ended]
-    assert reply.generation == first.generation != ""
-    assert (await client.describe()).workers[0].reserved_requests == 1
-    assert figure(server, "adopted_total") == 1
-
-
 async def test_late_messages_of_a_worker_are_counted(
     server: SchedulerServer, client: SchedulerClient
 ) -> None:
-    """A worker that starts again under its name goes on above the earlier life's epoch."""
+    """A restarted worker continues above the last epoch."""
     first = WorkerSession(client, identity("w"), pb.WorkerLoad)
     await first.start(2)
     await first.ready(capacity())
@@ -358,7 +314,9 @@ async def test_late_messages_of_a_worker_are_counted(
     assert not (await client.describe()).workers
 
 
-async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client: SchedulerClient) -> None:
+async def test_a_snapshot_has_the_bookings_of_other_routers(
+    server: SchedulerServer, client: SchedulerClient
+) -> None:
     await add(client, ("p", P), ("d", D))
     await place(client, "mine", 1, 10, 1)
     async with SchedulerClient(server.address, router_id="other") as other:
@@ -382,13 +340,13 @@ async def test_a_snapshot_tells_what_others_hold(server: SchedulerServer, client
 
         async def gone() -> bool:
             await client.refresh()
-            return len(client.standby.workers) == 1  # though this scheduler has begun just now
+            return len(client.standby.workers) == 1  # although the scheduler is settling
 
         await until(gone)
 
 
 class Slow(SchedulerClient):
-    """Its first registration's reply and its second registration take until they are let go."""
+    """Delays the first registration's reply, and the second registration."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -409,7 +367,7 @@ class Slow(SchedulerClient):
 
 
 async def test_no_worker_is_ready_before_its_capacity_is_known(server: SchedulerServer) -> None:
-    """A heartbeat behind a registration that a later one has overtaken would say so."""
+    """A heartbeat between two registrations must not say ready."""
     one = identity("m")
     one.ClearField("capacity")
     async with Slow(server.address) as client:

@@ -1,15 +1,13 @@
-"""Several schedulers over one Redis: each knows all, whichever is asked, and goes on without the others."""
+"""Several schedulers over one Redis: each knows everything, and works without the others."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import signal
-import sys
 import uuid
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -23,21 +21,13 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Reserved
 from harness.scheduling import Options, RedisServer, capacity, free_port, held, identity, need, until
-from harness.support import PATIENCE
+from tests.scheduler.conftest import scheduler_process
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
-PROGRAM = """
-import asyncio, sys
-from baton.scheduler.service import serve
-from baton.services.config import SchedulerSettings
-address, store, topic = sys.argv[1:]
-settings = SchedulerSettings(address=address, store=store, topic=topic, worker_lease_s=60)
-asyncio.run(serve(settings, on_started=lambda address: print(address, flush=True)))
-"""
 
 
 class Pair:
-    """Two schedulers of this process over one Redis, with the workers and routers of a test."""
+    """Two schedulers over one Redis, with workers and routers."""
 
     def __init__(self, store: str, topic: str) -> None:
         self.options = [Options(f"127.0.0.1:{free_port()}", store, topic, heartbeat_s=0.1) for _ in range(2)]
@@ -52,7 +42,6 @@ class Pair:
         return server
 
     async def end(self, number: int) -> None:
-        """Stop one: all that it knows is gone."""
         await self.servers.pop(number).__aexit__(None, None, None)
 
     async def close(self) -> None:
@@ -61,7 +50,6 @@ class Pair:
             await self.end(number)
 
     async def work(self, worker_id: str, role: pb.Role = M) -> WorkerSession:
-        """Start a worker that is ready."""
         client = await self._stack.enter_async_context(SchedulerClient(self.address))
         session = WorkerSession(client, identity(worker_id, role), pb.WorkerLoad)
         self._stack.push_async_callback(session.close)
@@ -70,23 +58,23 @@ class Pair:
         return session
 
     async def route(self, number: int) -> SchedulerClient:
-        """Start a router whose home is that scheduler."""
+        """Start a router with this home scheduler."""
         async with SchedulerClient(self.address) as anybody:
             name = self.named(anybody, number)
         return await self._stack.enter_async_context(SchedulerClient(self.address, router_id=name))
 
     def named(self, client: SchedulerClient, number: int) -> str:
-        """Return an id that belongs to one of them."""
+        """Return an id whose home is this scheduler."""
         address = self.options[number].address
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
     def booked(self, number: int) -> dict[str, Reserved]:
-        """Return what one of them has booked, by worker."""
+        """Return a scheduler's bookings by worker."""
         workers = self.servers[number]._roster.view().workers.values()
         return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
 
     async def agree_with(self, *routers: SchedulerClient) -> None:
-        """Wait until each scheduler has booked exactly what these routers hold."""
+        """Wait until each scheduler has exactly these routers' bookings."""
 
         async def so() -> bool:
             holding = held(known for router in routers for known in router.reporter._held.values())
@@ -95,9 +83,9 @@ class Pair:
         await until(so)
 
 
-@asynccontextmanager
-async def pair(store: str, topic: str) -> AsyncIterator[Pair]:
-    made = Pair(store, topic)
+@pytest.fixture
+async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
+    made = Pair(redis_server.url, topic)
     try:
         await made.begin(0)
         await made.begin(1)
@@ -106,15 +94,8 @@ async def pair(store: str, topic: str) -> AsyncIterator[Pair]:
         await made.close()
 
 
-@pytest.fixture
-async def two(redis_server: RedisServer, topic: str) -> AsyncIterator[Pair]:
-    async with pair(redis_server.url, topic) as made:
-        yield made
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes back gets keys half a second later."""
     monkeypatch.setattr("baton.scheduler.endpoints.CHECK_S", 0.2)
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 0.5)
 
@@ -123,37 +104,8 @@ async def place(client: SchedulerClient, request_id: str, epoch: int = 1, **more
     return await client.place(need(request_id, epoch, 20, 10, router_id=client.router_id, **more))
 
 
-async def test_what_one_has_booked_the_other_knows_a_moment_later(two: Pair) -> None:
-    await two.work("p", P)
-    await two.work("d", D)
-    router = await two.route(0)
-    placed = await place(router, "r")
-    assert (placed.scheduler, placed.moved) == (two.options[0].address, False)
-    assert two.booked(0).keys() == {"p", "d"}  # at once
-    await two.agree_with(router)
-    router.reporter.prefilled(placed.attempt)
-    assert router.reporter.held
-    await two.agree_with(router)
-    assert two.booked(1).keys() == {"d"}
-    router.reporter.shared(placed.attempt, 1)
-    await two.agree_with(router)
-    router.reporter.finished(placed.attempt, "stop")
-    await two.agree_with(router)
-    assert two.booked(1) == {}
-
-
-async def test_a_router_has_all_its_placements_from_its_home(two: Pair) -> None:
-    await two.work("m")
-    routers = [await two.route(number) for number in range(2)]
-    for number, router in enumerate(routers):
-        placed = [await place(router, uuid.uuid4().hex) for _ in range(3)]
-        assert {one.scheduler for one in placed} == {two.options[number].address}
-        assert {one.moved for one in placed} == {False}
-    await two.agree_with(*routers)
-
-
-async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
-    """Rounds of more requests than there is room for, by routers of both, of which some end meanwhile."""
+async def test_both_schedulers_reach_the_same_sums(two: Pair) -> None:
+    """Routers of both schedulers place more requests than there is room for, and finish some."""
     draw = random.Random(1)
     for name, role in (("p1", P), ("p2", P), ("d1", D), ("d2", D), ("m", M)):
         await two.work(name, role)
@@ -170,7 +122,7 @@ async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
             else:
                 assert isinstance(outcome, NoCapacity)
                 assert outcome.code == pb.Rejection.CODE_FULL
-        assert len(running) >= 24  # none stands empty
+        assert len(running) >= 24  # all workers are in use
         await two.agree_with(*routers)
         draw.shuffle(running)
         ended, running = running[:10], running[10:]
@@ -180,8 +132,8 @@ async def test_both_count_the_same_whatever_happens(two: Pair) -> None:
         await two.agree_with(*routers)
 
 
-async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) -> None:
-    """It comes back empty, and is told of the worker and of all bookings before it is asked again."""
+async def test_the_other_scheduler_takes_over_with_all_bookings(two: Pair) -> None:
+    """The dead one comes back empty, and gets the worker and all bookings before it is asked again."""
     await two.work("m")
     router = await two.route(0)
     running = [await place(router, f"r{number}") for number in range(6)]
@@ -205,106 +157,40 @@ async def test_the_other_places_beside_the_bookings_of_one_that_died(two: Pair) 
     await two.agree_with(router)
     assert again._roster.view().workers.keys() == {"m"}
     assert again._ledger.live.keys() == {"seventh", "eighth", *(f"r{number}" for number in range(1, 6))}
-
-    async def at_home_again() -> bool:
-        return router.home(router.router_id) == two.options[0].address
-
-    await until(at_home_again, 10)
+    await until(lambda: router.home(router.router_id) == two.options[0].address, 10)
     assert not (await place(router, "tenth")).moved
     with pytest.raises(NoCapacity):
         await place(router, "eleventh")
 
 
-async def test_both_go_on_without_redis(own_redis: RedisServer, topic: str) -> None:
-    async with pair(own_redis.url, topic) as two:
-        await two.work("m")
-        routers = [await two.route(number) for number in range(2)]
-        before = [await place(router, uuid.uuid4().hex) for router in routers]
-        own_redis.stop()
-
-        async def away() -> bool:
-            return all(server._store.problem for server in two.servers.values())
-
-        await until(away)
-        for number, router in enumerate(routers):
-            placed = await place(router, uuid.uuid4().hex)
-            assert (placed.scheduler, placed.moved) == (two.options[number].address, False)
-            router.reporter.finished(before[number].attempt, "stop")
-        await two.agree_with(*routers)
-        assert len(two.servers[0]._ledger.live) == 2
-        await two.work("late", D)  # workers come
-        assert all("late" in server._roster.view().workers for server in two.servers.values())
-        own_redis.start()
-
-        async def back() -> bool:
-            return not any(server._store.problem for server in two.servers.values())
-
-        await until(back, 10)
-        await two.agree_with(*routers)
-
-
-async def test_a_drain_is_known_to_both(two: Pair) -> None:
-    session = await two.work("m")
-    router = await two.route(1)
-    assert (await router.drain("m")).worker_id == "m"
-    async with asyncio.timeout(5 * PATIENCE):
-        await session.draining.wait()
-
-    async def known() -> bool:
-        return all(set(server._store.drained) == {"m"} for server in two.servers.values())
-
-    await until(known)
-    with pytest.raises(NoCapacity, match="none is ready"):
-        await place(router, "r")
-    assert (await router.undrain("m")).name == "m"
-
-    async def forgotten() -> bool:
-        return not any(server._store.drained for server in two.servers.values())
-
-    await until(forgotten)
-
-
-@pytest.fixture
-async def paused_one(redis_server: RedisServer, topic: str) -> AsyncIterator[tuple[Process, str]]:
-    arguments = ("-c", PROGRAM, f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout
-    async with asyncio.timeout(60 * PATIENCE):
-        address = (await process.stdout.readline()).decode().strip()
-    yield process, address
-    process.kill()
-    await process.wait()
-
-
-async def test_what_one_that_stood_still_places_late_gives_way(
-    paused_one: tuple[Process, str], redis_server: RedisServer, topic: str
+async def test_late_placements_of_a_hanging_scheduler_are_superseded(
+    redis_server: RedisServer, topic: str
 ) -> None:
-    """It goes on while its callers still wait: their requests were placed elsewhere meanwhile."""
-    process, address = paused_one
+    """The requests were placed by the other scheduler before the callers gave up."""
     options = Options(f"127.0.0.1:{free_port()}", redis_server.url, topic)
-    both = f"{address},{options.address}"
+    shared = {"store": redis_server.url, "topic": topic, "worker_lease_s": 60}
     async with (
+        scheduler_process(**shared) as (process, address),
         SchedulerServer(options) as server,
-        SchedulerClient(both) as anybody,
+        SchedulerClient(f"{address},{options.address}") as anybody,
         SchedulerClient(address, router_id="router") as late,
     ):
         session = WorkerSession(anybody, identity("m"), pb.WorkerLoad)
         await session.start(5)
         await session.ready(capacity())
         name = next(name for name in iter(lambda: uuid.uuid4().hex, "") if anybody.home(name) == address)
-        async with SchedulerClient(both, router_id=name) as client:
+        async with SchedulerClient(anybody.address, router_id=name) as client:
             await late.describe()
             process.send_signal(signal.SIGSTOP)
             asked = [asyncio.create_task(place(late, f"r{number}")) for number in range(4)]
             for number in range(4):
-                for epoch in (2, 3):  # as a router does; the first is asked of the one that stands still
+                for epoch in (2, 3):  # the first one goes to the hanging scheduler
                     with suppress(SchedulerUnavailable):
                         placed = await place(client, f"r{number}", epoch)
                         break
                 assert placed.scheduler == options.address
             process.send_signal(signal.SIGCONT)
             for one in await asyncio.gather(*asked, return_exceptions=True):
-                # Too late for its caller's patience, or for the scheduler, which has heard of the later ones.
                 assert isinstance(one, Placement | SchedulerUnavailable) or (
                     isinstance(one, NoCapacity) and one.code == pb.Rejection.CODE_STALE_EPOCH
                 )
@@ -322,7 +208,7 @@ async def test_what_one_that_stood_still_places_late_gives_way(
             await session.close()
 
 
-async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair) -> None:
+async def test_the_oldest_request_goes_first_at_any_scheduler(two: Pair) -> None:
     await two.work("m")
     other, mine = await two.route(0), await two.route(1)
     running = [await place(mine, uuid.uuid4().hex) for _ in range(8)]
@@ -330,7 +216,7 @@ async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair)
     epochs = iter(range(1, 1_000))
 
     async def known() -> bool:
-        """The elder goes on asking, and is refused; the other scheduler has heard of it."""
+        """Ask again until the other scheduler knows that the older request waits."""
         with pytest.raises(NoCapacity):
             await place(other, "theirs", next(epochs), waited_s=5.0)
         return bool(two.servers[1]._placer.turns._elsewhere)
@@ -354,13 +240,13 @@ async def test_the_eldest_of_all_routers_comes_first_whoever_is_asked(two: Pair)
     await until(placed)
 
 
-async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer, topic: str) -> None:
-    """Also one that is started again; the others' knowledge does not begin anew for it."""
+async def test_every_scheduler_gets_cache_reports(redis_server: RedisServer, topic: str) -> None:
+    """A restarted scheduler gets everything again, and the others do not."""
     options = [
         Options(f"127.0.0.1:{free_port()}", redis_server.url, topic, heartbeat_s=0.05) for _ in range(2)
     ]
     draw = random.Random(1)
-    keys = [key_of(draw.getrandbits(64), depth) for depth in range(1, 9_001)]  # more than two messages carry
+    keys = [key_of(draw.getrandbits(64), depth) for depth in range(1, 9_001)]  # more than two messages
     both = ",".join(one.address for one in options)
     async with SchedulerServer(options[0]) as home, SchedulerClient(both) as client:
         async with SchedulerServer(options[1]) as other:
@@ -389,7 +275,7 @@ async def test_every_scheduler_hears_what_caches_hold(redis_server: RedisServer,
             await session.close()
 
 
-async def test_operators_hear_of_all_of_them(two: Pair) -> None:
+async def test_operators_see_all_schedulers(two: Pair) -> None:
     await two.work("m")
     routers = [await two.route(number) for number in range(2)]
     operator = routers[0]
@@ -409,8 +295,7 @@ async def test_operators_hear_of_all_of_them(two: Pair) -> None:
     assert "is no process here" in (await operator.set_log_level("nobody", "debug")).problem
 
 
-async def test_operators_hear_nothing_of_an_ignorance(two: Pair) -> None:
-    """One that has just begun knows nobody yet."""
+async def test_operators_get_the_description_with_most_workers(two: Pair) -> None:
     async with SchedulerClient(two.options[1].address) as client:
         await client.register(identity("m"), pb.WORKER_STATE_READY)
     async with SchedulerClient(two.address) as operator:

@@ -1,4 +1,4 @@
-"""Placing from a snapshot: what counts, and for how long."""
+"""Placing from a snapshot."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEASE_S = 15.0
 def snapshot(
     *names: str, settling: bool = False, requests: int = 0, left: tuple[str, ...] = (), age_s: float = 0.0
 ) -> pb.SnapshotReply:
-    """Workers by name (p...: prefill, d...: decode, else mixed), each with so many requests of others.
+    """Return a snapshot of workers by name (p...: prefill, d...: decode, else mixed).
 
-    The last one was heard `age_s` ago.
+    Others have `requests` on each. The last one's heartbeat is `age_s` old.
     """
     roles = {"p": pb.ROLE_PREFILL, "d": pb.ROLE_DECODE}
     workers = [
@@ -50,7 +50,7 @@ def standby(clock: Clock) -> Standby:
 
 
 def fill(standby: Standby, mine: list[Known]) -> int:
-    """Place until there is no room; how many got in."""
+    """Place until all is full; return how many were placed."""
     for number in range(100):
         picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), held(mine))
         if not isinstance(picked, Assignment):
@@ -61,13 +61,13 @@ def fill(standby: Standby, mine: list[Known]) -> int:
     raise AssertionError("it never gets full")
 
 
-def test_without_a_snapshot_nobody_is_chosen(standby: Standby) -> None:
+def test_nothing_is_placed_without_a_snapshot(standby: Standby) -> None:
     assert standby.place(need(), {}) is None
     assert standby.workers == []
 
 
-def test_a_heartbeat_is_told_for_as_long_as_it_is_young(standby: Standby, clock: Clock) -> None:
-    standby.learn(snapshot("p", "d", age_s=4.0))  # when it was taken
+def test_heard_workers_have_recent_heartbeats(standby: Standby, clock: Clock) -> None:
+    standby.learn(snapshot("p", "d", age_s=4.0))
     clock.now += 3.0
     assert {one.identity.worker_id for one in standby.heard(8.0)} == {"p", "d"}
     assert {one.identity.worker_id for one in standby.heard(5.0)} == {"p"}
@@ -84,8 +84,8 @@ def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
 
 
-def test_no_more_is_booked_than_the_snapshot_leaves(standby: Standby, clock: Clock) -> None:
-    """8 requests fit: what others hold counts until their leases are over, what is our own until it ends."""
+def test_bookings_of_others_count_until_their_leases_end(standby: Standby, clock: Clock) -> None:
+    """8 requests fit. This router's own bookings count until they end."""
     standby.learn(snapshot("m", requests=3))
     mine: list[Known] = []
     assert fill(standby, mine) == 5
@@ -99,7 +99,7 @@ def test_no_more_is_booked_than_the_snapshot_leaves(standby: Standby, clock: Clo
     assert fill(standby, mine) == 0
 
 
-def test_a_snapshot_grows_too_old(standby: Standby, clock: Clock) -> None:
+def test_a_snapshot_expires(standby: Standby, clock: Clock) -> None:
     standby.learn(snapshot("m"))
     clock.now += KEPT_S
     assert isinstance(standby.place(need(), {}), Assignment)
@@ -108,7 +108,7 @@ def test_a_snapshot_grows_too_old(standby: Standby, clock: Clock) -> None:
     assert standby.workers == []
 
 
-def test_a_broken_worker_is_avoided(standby: Standby) -> None:
+def test_an_excluded_worker_is_avoided(standby: Standby) -> None:
     standby.learn(snapshot("a", "b"))
     for number in range(8):
         picked = standby.place(need(f"r{number}", 1, 100, 10, "a"), {})
@@ -116,7 +116,7 @@ def test_a_broken_worker_is_avoided(standby: Standby) -> None:
         assert picked.decode.worker_id == "b"
 
 
-def test_a_settling_scheduler_takes_nobody_away_who_has_not_left(standby: Standby) -> None:
+def test_workers_stay_while_a_scheduler_settles(standby: Standby) -> None:
     standby.learn(snapshot("a", "b", "c"))
     standby.learn(snapshot("d", settling=True, left=("b",)))
     assert {one.identity.worker_id for one in standby.workers} == {"a", "c", "d"}
@@ -124,7 +124,7 @@ def test_a_settling_scheduler_takes_nobody_away_who_has_not_left(standby: Standb
     assert {one.identity.worker_id for one in standby.workers} == {"d"}
 
 
-def test_a_worker_that_only_the_scheduler_lost_stays(standby: Standby) -> None:
+def test_a_worker_that_only_the_scheduler_has_lost_stays(standby: Standby) -> None:
     standby.learn(snapshot("a", "b", "c"))
     assert not standby.keeps_lost
     standby.learn(snapshot("c", left=("b",)), reached={"a", "b", "c"})
@@ -144,7 +144,7 @@ def test_a_scheduler_settles_after_its_start_and_after_a_pause(clock: Clock) -> 
     clock.now += 1.0
     assert not settling
     clock.now += HELD_UP_S + 0.1
-    assert settling  # leases may have run out while nobody was heard
+    assert settling  # heartbeats may still be unread
     for _ in range(5):
         clock.now += 1.0
         settling.tick()

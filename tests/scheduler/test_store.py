@@ -1,4 +1,4 @@
-"""What schedulers share, on each store."""
+"""The interface of stores, for each kind."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from baton.scheduler.store.base import TOLD_KINDS
 from harness.scheduling import LEASE_S, until
 
 
-async def test_of_many_one_has_its_turn(store: Store) -> None:
-    turns = [await store.take_turn("balance", 0.2) for _ in range(3)]
-    assert turns == [True, False, False]
-    assert await store.take_turn("something else", LEASE_S)
-
-    async def again() -> bool:
-        return await store.take_turn("balance", LEASE_S)
-
-    await until(again)  # the turn is over
-    assert not await store.take_turn("balance", LEASE_S)
-
-
-async def test_what_is_told_is_kept_by_its_kind_for_its_lease(store: Store) -> None:
+async def test_messages_are_kept_by_kind_for_their_lease(store: Store) -> None:
     await store.tell("router", "r:é\n", b"old", LEASE_S)
     for kind in TOLD_KINDS:  # several kinds may have the same name
         assert await store.tell(kind, "r:é\n", f"\x00:{kind}".encode(), LEASE_S) == b""
@@ -40,7 +28,7 @@ async def test_what_is_told_is_kept_by_its_kind_for_its_lease(store: Store) -> N
     assert not told.orders
 
 
-async def test_one_decides_at_a_time_and_the_next_has_a_higher_fence(store: Store) -> None:
+async def test_one_scheduler_leads_and_the_next_has_a_higher_fence(store: Store) -> None:
     first = await store.lead("a", LEASE_S)
     assert first > 0
     assert await store.lead("b", LEASE_S) == 0
@@ -54,7 +42,7 @@ async def test_one_decides_at_a_time_and_the_next_has_a_higher_fence(store: Stor
     assert await store.lead("a", LEASE_S) == 0
 
 
-async def test_orders_of_one_that_decides_no_more_are_refused(store: Store) -> None:
+async def test_orders_with_an_old_fence_are_refused(store: Store) -> None:
     first = await store.lead("a", LEASE_S)
     assert await store.order(first, {"f": b"one", "g": b"two"})
     assert await store.tell("fleet", "f", b"here", LEASE_S) == b"one"
@@ -73,7 +61,7 @@ async def test_orders_of_one_that_decides_no_more_are_refused(store: Store) -> N
 
 
 @pytest.mark.parametrize("name", ["w", "wörker {1}:\n"])
-async def test_a_drain_holds_until_it_is_undone(store: Store, name: str) -> None:
+async def test_drain_and_undrain(store: Store, name: str) -> None:
     await store.open()
     for _ in range(2):
         assert [await store.drain(name) for _ in range(2)] == [True, False]

@@ -1,4 +1,4 @@
-"""The order of several routers' requests where all workers are full."""
+"""The order of several routers' requests when all workers are full."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def turns(clock: Clock) -> RouterTurns:
     return RouterTurns(clock)
 
 
-def test_who_has_waited_longest_comes_first(turns: RouterTurns) -> None:
+def test_the_oldest_request_goes_first(turns: RouterTurns) -> None:
     turns.refused(asks("a", 5.0))
     assert turns.elder(asks("b"), WORKERS) == "a"
     assert turns.elder(asks("b", 7.0), WORKERS) == ""
     assert turns.elder(asks("b", 5.0 - TOLERANCE_S / 2), WORKERS) == ""
-    assert turns.elder(asks("a", 0.0), WORKERS) == ""  # its router chooses among its own
+    assert turns.elder(asks("a", 0.0), WORKERS) == ""  # of the same router
     turns.placed(asks("a", 5.0))
     assert turns.elder(asks("b"), WORKERS) == ""
 
@@ -38,29 +38,29 @@ def test_who_has_waited_longest_comes_first(turns: RouterTurns) -> None:
 def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(
     turns: RouterTurns, clock: Clock
 ) -> None:
-    """Requests of a class before the one that waits are placed at once, also of its own router."""
+    """A router's requests of a higher class are placed while one of a lower class waits."""
     turns.refused(asks("a", 60.0, priority=10))
     turns.placed(replace(asks("a"), attempt=Attempt("another", 1)))
     clock.now += 0.5
     assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == "a"
-    turns.placed(replace(asks("a"), attempt=Attempt("of-a", 2)))  # it, with its next try
+    turns.placed(replace(asks("a"), attempt=Attempt("of-a", 2)))  # its next attempt
     assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == ""
 
 
-def test_a_router_that_asks_no_more_is_not_waited_for(turns: RouterTurns, clock: Clock) -> None:
+def test_a_router_that_stops_asking_is_forgotten(turns: RouterTurns, clock: Clock) -> None:
     turns.refused(asks("a", 5.0))
     clock.now += HEARD_S + 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-def test_who_was_refused_once_may_never_ask_again(turns: RouterTurns, clock: Clock) -> None:
-    """As routers that let nobody wait do: it must not cost the next one its place."""
+def test_a_new_request_does_not_reserve_a_place(turns: RouterTurns, clock: Clock) -> None:
+    """Its router may have no queue, and never ask again."""
     turns.refused(asks("a"))
     clock.now += HEARD_S - 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-def test_places_that_the_elder_cannot_take_are_left_to_others(turns: RouterTurns) -> None:
+def test_an_older_request_does_not_block_workers_that_it_cannot_use(turns: RouterTurns) -> None:
     turns.refused(asks("a", 5.0, exclude=frozenset({"d"})))
     assert turns.elder(asks("b"), WORKERS) == ""
     assert turns.elder(asks("b"), {"p", "d2"}) == "a"
@@ -82,8 +82,8 @@ def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
     assert turns.elder(asks("b", 0.0, priority=10), WORKERS) == "a"
 
 
-def test_other_schedulers_queues_count_as_long_as_they_are_told(turns: RouterTurns, clock: Clock) -> None:
-    """All that decides a turn comes along: age, class, and the workers that would do."""
+def test_requests_at_other_schedulers_count(turns: RouterTurns, clock: Clock) -> None:
+    """With age, class, and the workers that they can use."""
     elsewhere = RouterTurns(clock)
     adapter = Adapter("a", "f1")
     elsewhere.refused(asks("a", 5.0, priority=1, exclude=frozenset({"x"}), adapter=adapter))
@@ -94,15 +94,16 @@ def test_other_schedulers_queues_count_as_long_as_they_are_told(turns: RouterTur
     assert turns.elder(mine, {"x"}) == ""
     assert turns.elder(replace(mine, adapter=None), WORKERS) == ""
     assert turns.elder(replace(mine, priority=0), WORKERS) == ""
-    assert turns.elder(replace(mine, waited_s=5.0), WORKERS) == ""  # 5.5 s by now, within the tolerance
+    # The other request is 5.5 s old, which is within the tolerance.
+    assert turns.elder(replace(mine, waited_s=5.0), WORKERS) == ""
     assert turns.elder(replace(mine, router_id="a"), WORKERS) == ""
-    assert not turns.told().heads  # what others told is not told again
+    assert not turns.told().heads  # not forwarded
     elsewhere.placed(asks("a"))
     turns.hear([elsewhere.told()])
     assert turns.elder(mine, WORKERS) == ""
 
 
-def test_a_scheduler_that_tells_no_more_is_not_waited_for(turns: RouterTurns, clock: Clock) -> None:
+def test_requests_at_a_silent_scheduler_are_forgotten(turns: RouterTurns, clock: Clock) -> None:
     elsewhere = RouterTurns(clock)
     elsewhere.refused(asks("a", 5.0))
     turns.hear([elsewhere.told()])
@@ -110,9 +111,7 @@ def test_a_scheduler_that_tells_no_more_is_not_waited_for(turns: RouterTurns, cl
     assert turns.elder(asks("b"), WORKERS) == ""
 
 
-async def test_schedulers_hear_of_each_others_waiting_requests_over_their_store(
-    store: Store, clock: Clock
-) -> None:
+async def test_schedulers_share_waiting_requests_through_the_store(store: Store, clock: Clock) -> None:
     one, other = (RouterTurns(clock) for _ in range(2))
     mine, theirs = SharedTurns(store, one), SharedTurns(store, other)
     for each in (mine, theirs):

@@ -1,4 +1,4 @@
-"""A Redis with TLS whose users have the rules of docs/security.md."""
+"""A Redis with TLS and the ACL rules in docs/security.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADMIN = "user admin on nopass ~* &* +@all"  # changes the rules of the others
 
 
 def rules(user: str, topic: str) -> str:
-    """Return a user's rules as the page gives them, as one line of an ACL file."""
+    """Return the page's rules for a user, as a line of an ACL file."""
     page = (ROOT / "docs" / "security.md").read_text()
     found = re.search(rf"^(user {user} .*?)(?:\n```|\nuser )", page, re.DOTALL | re.MULTILINE)
     assert found, f"docs/security.md has no rules for {user}"
@@ -24,10 +24,10 @@ def rules(user: str, topic: str) -> str:
 
 
 class GuardedRedis:
-    """The server, while it runs: nobody but the users of its rules may do anything."""
+    """A running server with only these users."""
 
     def __init__(self, folder: Path, *acl: str) -> None:
-        # A certificate of Baton's CA will do: its name is no address, which clients are told not to check.
+        # A certificate from Baton's CA has no address, so clients must not check it.
         authority = Authority.create(folder / "ca")
         files.write(folder, authority.issue(Name("redis", Role.SCHEDULER)))
         (folder / "users.acl").write_text("\n".join(["user default off", *acl, ""]))
@@ -41,6 +41,6 @@ class GuardedRedis:
         self.server.start()
 
     def url(self, user: str, password: str = PASSWORD) -> str:
-        """Return its URL for a user; without a password, if that is empty."""
+        """Return the URL for a user, without a password if it is empty."""
         secret = f":{password}" if password else ""
         return f"rediss://{user}{secret}@127.0.0.1:{self.server.port}/0?{self._trust}"

@@ -23,7 +23,7 @@ def ca(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def become(ca: Authority, tmp_path: Path) -> Iterator[Become]:
-    """Give this process another identity, for the servers and channels that it makes from then on."""
+    """Return a function that gives this process another identity for new servers and channels."""
     number = itertools.count()
 
     def change(

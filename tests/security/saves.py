@@ -23,7 +23,7 @@ RECORD, BLOCKS = 4096, 4
 
 @dataclass
 class Source:
-    """A rank's service; `save` keeps four blocks of ones."""
+    """A rank's service; `save` saves four blocks of ones."""
 
     staging: Staging
     service: HandoffService
@@ -47,7 +47,7 @@ class Source:
 
 @contextmanager
 def source() -> Iterator[Source]:
-    """Serve as the worker that this process is."""
+    """Serve with this process's identity."""
     staging = Staging(Arena(64 * RECORD, RECORD), 60.0)
     service = HandoffService(staging, 0, "127.0.0.1:0", RECORD)
     try:
@@ -58,14 +58,14 @@ def source() -> Iterator[Source]:
 
 
 class Puller:
-    """The other end, as the process that this one is."""
+    """The other end, with this process's identity."""
 
     def __init__(self) -> None:
         self._tcp = Tcp()
         self.client = HandoffClient()
 
     def pull(self, manifest: Manifest) -> int:
-        """Return the sum of the bytes that came. Raises HandoffError."""
+        """Return the sum of all bytes. Raises HandoffError."""
         pull = Pull(
             request_id=manifest.request_id,
             epoch=manifest.epoch,

@@ -1,4 +1,4 @@
-"""The table of roles: complete, and held to by real servers."""
+"""The table of roles is complete, and servers enforce it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS: dict[str, MethodDescriptor] = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-# What each role may call, written down a second time: a change of the table has to be meant.
+# A second copy of the table, against accidental changes.
 HEALTH = {"Health/Check", "Health/List", "Health/Watch"}
 MAY = {
     Role.WORKER: {
@@ -52,7 +52,7 @@ def test_every_method_of_every_service_is_in_the_table() -> None:
 
 
 def message(method: MethodDescriptor, worker_id: str) -> bytes:
-    """Return a request that names a worker where it can."""
+    """Return a request that names the worker if it has such a field."""
     made: Any = GetMessageClass(method.input_type)()
     if "worker_id" in method.input_type.fields_by_name:
         made.worker_id = worker_id
@@ -62,7 +62,7 @@ def message(method: MethodDescriptor, worker_id: str) -> bytes:
 
 
 def handlers(*, later: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return a handler for each method, by service, that answers anything with nothing."""
+    """Yield each service with handlers for its methods that return nothing."""
 
     def one(request: Any, context: Any) -> bytes:
         return b""
@@ -122,7 +122,7 @@ def call(channel: grpc.Channel, path: str, request: bytes) -> tuple[grpc.StatusC
 
 
 @pytest.mark.parametrize("role", list(MAY))
-def test_each_role_may_call_what_it_may_and_nothing_else(become: Become, role: Role) -> None:
+def test_threaded_servers_enforce_the_table(become: Become, role: Role) -> None:
     become(Role.SCHEDULER)
     with served() as address:
         become(role, W if role is Role.WORKER else "")
@@ -148,7 +148,7 @@ def call_unknown(channel: grpc.Channel) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("role", list(MAY))
-async def test_asyncio_servers_hold_to_it_too(become: Become, role: Role) -> None:
+async def test_asyncio_servers_enforce_the_table(become: Become, role: Role) -> None:
     become(Role.WORKER, "server")
     server = rpc.aio_server()
     for service, methods in handlers(later=True):
@@ -185,7 +185,7 @@ async def call_later(channel: grpc.aio.Channel, path: str, request: bytes) -> gr
 
 
 @pytest.mark.parametrize("path", [path for path, rule in TABLE.items() if rule.speaks_for])
-def test_a_worker_speaks_for_itself_alone(become: Become, path: str) -> None:
+def test_a_worker_speaks_only_for_itself(become: Become, path: str) -> None:
     become(Role.SCHEDULER)
     with served() as address:
         become(Role.WORKER, W)

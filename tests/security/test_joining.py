@@ -1,4 +1,4 @@
-"""Joining with a token, and renewing without one, at a real join service."""
+"""Joining with a token, and renewing, at a real join service."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def join(service: str, with_: Token, name: Name = WORKER) -> Pems:
     return await asyncio.to_thread(joining.join, service, with_, name)
 
 
-async def test_a_token_is_worth_a_certificate_which_is_worth_the_next(ca: Authority, service: str) -> None:
+async def test_join_and_renew(ca: Authority, service: str) -> None:
     first = checked(await join(service, token(ca, life_s=600)), "here")
     assert first.name == WORKER
     assert first.ends - first.begins == timedelta(seconds=650)
@@ -72,11 +72,11 @@ async def test_a_token_is_worth_a_certificate_which_is_worth_the_next(ca: Author
     assert found.get_values_for_type(x509.DNSName) == ["worker.test.baton"]
 
 
-async def test_a_token_for_several_is_used_as_often_as_it_may(ca: Authority, service: str) -> None:
+async def test_a_token_has_a_number_of_uses(ca: Authority, service: str) -> None:
     twice, always = token(ca, uses=2), token(ca, Role.ROUTER, uses=None)
     await join(service, twice)
     await join(service, twice, replace(WORKER, worker_id="w2"))
-    with pytest.raises(JoinRefused, match=f"token {twice.id} was used as often as it may"):
+    with pytest.raises(JoinRefused, match=f"token {twice.id} has no uses left"):
         await join(service, twice)
     for _ in range(3):
         await join(service, always, Name(TOPIC, Role.ROUTER))
@@ -86,7 +86,7 @@ async def test_a_token_for_several_is_used_as_often_as_it_may(ca: Authority, ser
     ("role", "changes", "why"),
     [
         (Role.WORKER, {"valid_s": -1}, "has expired: make another"),
-        (Role.WORKER, {"uses": 0}, "was used as often as it may"),
+        (Role.WORKER, {"uses": 0}, "has no uses left"),
         (Role.ROUTER, {}, "is for a router of topic 'test', not for a worker of topic 'test'"),
         (
             Role.WORKER,
@@ -102,8 +102,8 @@ async def test_a_token_that_does_not_fit_is_refused(
         await join(service, token(ca, role, **changes))
 
 
-async def test_whoever_lacks_the_secret_learns_nothing(ca: Authority, service: str) -> None:
-    """An expired token and an unknown one are refused in the same words."""
+async def test_a_caller_without_the_secret_learns_nothing(ca: Authority, service: str) -> None:
+    """Expired and unknown tokens are refused with the same text."""
     known, expired = token(ca), token(ca, valid_s=-1)
     said = []
     for one in (known, expired, Token("0" * 12, "0" * 32, ca.pin)):
@@ -111,23 +111,23 @@ async def test_whoever_lacks_the_secret_learns_nothing(ca: Authority, service: s
             await join(service, replace(one, secret="f" * 32))
         said.append(str(error.value).replace(one.id, "ID"))
     assert set(said) == {
-        f"the CA at {service} refuses: token ID: not known to this CA, or its secret is wrong"
+        f"the CA at {service} refuses: token ID: this CA does not know it, or the secret is wrong"
     }
-    await join(service, known)  # nobody has used it up
+    await join(service, known)  # it has not been used
 
 
 async def test_a_revoked_token_is_unknown(ca: Authority, service: str) -> None:
     made = token(ca)
     assert ca.tokens.revoke(made.id)
     assert not ca.tokens.revoke(made.id)
-    with pytest.raises(JoinRefused, match="not known to this CA"):
+    with pytest.raises(JoinRefused, match="this CA does not know it"):
         await join(service, made)
 
 
-async def test_a_revoked_token_stays_revoked_though_its_file_comes_back(
+async def test_a_revoked_token_stays_revoked_after_its_file_is_restored(
     ca: Authority, tmp_path: Path
 ) -> None:
-    """As on Kubernetes, where a pod copies its folder from a Secret, and a volume holds the revocations."""
+    """On Kubernetes a pod copies its folder from a Secret, and a volume has the revocations."""
     made, spared = token(ca), token(ca)
     mine = checked(ca.issue(WORKER), "here")
     secret = {file.name: file.read_bytes() for file in ca.folder.iterdir()}
@@ -154,30 +154,30 @@ async def test_a_revoked_token_stays_revoked_though_its_file_comes_back(
         await join(service.address, spared)
 
 
-async def test_another_ca_in_its_place_is_noticed(ca: Authority, service: str, tmp_path: Path) -> None:
+async def test_another_ca_is_not_trusted(ca: Authority, service: str, tmp_path: Path) -> None:
     other = Authority.create(tmp_path / "other")
     theirs = token(ca)
     async with JoinService(other, TOPIC, "127.0.0.1:0") as impostor:
-        with pytest.raises(JoinRefused, match=f"is not the token's: its key has SHA-256 {other.pin}"):
+        with pytest.raises(JoinRefused, match=f"did not issue the token: its key has SHA-256 {other.pin}"):
             await join(impostor.address, theirs)
         mine = checked(await join(service, theirs), "here")
         with pytest.raises(JoinRefused, match="cannot be trusted: CERTIFICATE_VERIFY_FAILED"):
             await asyncio.to_thread(joining.renew, impostor.address, mine)
 
 
-async def test_only_the_holder_of_a_certificate_that_is_not_over_renews_it(
+async def test_only_the_holder_of_a_valid_certificate_can_renew_it(
     ca: Authority, service: str, tmp_path: Path
 ) -> None:
     other = Authority.create(tmp_path / "other")
     request = request_for(new_key())
     mine, over = ca.issue(WORKER), ca.issue(WORKER, life_s=1)
     eventually(lambda: checked(over, "here").seconds_left() < 0, 5, "it is over")
-    stolen = replace(mine, key=ca.issue(WORKER).key)  # the certificate alone is no secret
-    unsigned = "the old certificate is not of this CA, or its key did not sign the request"
+    stolen = replace(mine, key=ca.issue(WORKER).key)  # a certificate is no secret
+    unsigned = "the old certificate is not from this CA, or its key did not sign the request"
     for pems, why in (
         (stolen, unsigned),
         (other.issue(WORKER), unsigned),
-        (over, "is over: join with a token"),
+        (over, "has expired: join with a token"),
     ):
         last = replace(checked(mine, "here"), pems=replace(pems, roots=ca.root_pem))
         with pytest.raises(JoinRefused, match=why):
@@ -186,8 +186,7 @@ async def test_only_the_holder_of_a_certificate_that_is_not_over_renews_it(
         ca.renew(mine.chain, request, b"")
 
 
-async def test_what_a_request_asks_for_itself_counts_for_nothing(ca: Authority) -> None:
-    """Role and worker id come from what the token's secret vouches for, not from the request."""
+async def test_the_name_in_a_certificate_is_authenticated_by_the_token(ca: Authority) -> None:
     made = token(ca)
     request = request_for(new_key())
     with pytest.raises(JoinRefused, match="secret is wrong"):
@@ -220,7 +219,7 @@ ROUTER = {"token": "x", "request": "", "mac": ""}
         ("/ca.key", b"", 404),
     ],
 )
-async def test_nonsense_is_refused(service: str, path: str, body: bytes, status: int) -> None:
+async def test_malformed_requests_are_refused(service: str, path: str, body: bytes, status: int) -> None:
     unverified = ssl._create_unverified_context()
 
     def send() -> int:
@@ -233,7 +232,7 @@ async def test_nonsense_is_refused(service: str, path: str, body: bytes, status:
     assert await asyncio.to_thread(send) == status
 
 
-async def test_plain_text_gets_nothing(service: str) -> None:
+async def test_plain_text_is_refused(service: str) -> None:
     def ask() -> None:
         urllib.request.urlopen(f"http://{service}/ca", timeout=10)
 
@@ -241,13 +240,13 @@ async def test_plain_text_gets_nothing(service: str) -> None:
         await asyncio.to_thread(ask)
 
 
-async def test_a_ca_that_is_not_there_is_said(ca: Authority) -> None:
+async def test_an_unreachable_ca(ca: Authority) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(CAUnreachable, match=f"the CA at {address} does not answer .*is it up"):
         await join(address, token(ca))
 
 
-async def test_a_taken_port_is_said(ca: Authority, service: str) -> None:
+async def test_a_port_in_use(ca: Authority, service: str) -> None:
     with pytest.raises(SecurityError, match=f"the CA cannot listen on {service}: .*--listen"):
         async with JoinService(ca, TOPIC, service):
             pass
@@ -256,7 +255,7 @@ async def test_a_taken_port_is_said(ca: Authority, service: str) -> None:
 async def test_its_own_certificate_is_renewed_after_a_failure(
     ca: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A full disk must not end it: in a day nobody could join, and soon no certificate would be good."""
+    """A full disk must not end the renewals: after a day nobody could join or renew."""
     caplog.set_level(logging.INFO, join_service.__name__)
     monkeypatch.setattr(join_service, "RENEW_S", 0.01)
     monkeypatch.setattr(join_service, "RETRY_S", 0.01)
@@ -281,10 +280,10 @@ async def test_its_own_certificate_is_renewed_after_a_failure(
     said = [one.getMessage() for one in caplog.records if "own certificate" in one.getMessage()]
     assert len(said) == 2
     assert "was not renewed: full" in said[0]
-    assert "is renewed again" in said[1]
+    assert "was renewed" in said[1]
 
 
-def test_the_ca_is_made_once_and_its_secrets_are_its_own(ca: Authority, tmp_path: Path) -> None:
+def test_the_ca_is_created_once_and_its_files_are_private(ca: Authority, tmp_path: Path) -> None:
     with pytest.raises(AuthorityError, match="already"):
         Authority.create(ca.folder)
     assert Authority(ca.folder).pin == ca.pin
@@ -302,7 +301,7 @@ def test_the_ca_is_made_once_and_its_secrets_are_its_own(ca: Authority, tmp_path
 @pytest.mark.parametrize(
     "text", ["", "a.b.c", "0" * 110, f"{'0' * 12}.{'0' * 32}", f"{'0' * 12}.{'0' * 32}.{'g' * 64}"]
 )
-def test_what_is_no_token_is_said_and_not_repeated(text: str) -> None:
+def test_a_malformed_token_is_not_quoted(text: str) -> None:
     with pytest.raises(TokenError, match=r"ID\.SECRET\.PIN") as error:
         Token.parse(text)
     assert not text or text not in str(error.value)
@@ -324,8 +323,8 @@ def serial(one: Credentials) -> str:
     return f"{x509.load_pem_x509_certificate(one.pems.chain).serial_number:X}"
 
 
-async def test_a_revoked_line_is_renewed_no_more(ca: Authority, service: str) -> None:
-    """The running service refuses all certificates of the line, and so does one started later."""
+async def test_a_revoked_line_cannot_be_renewed(ca: Authority, service: str) -> None:
+    """The running service refuses all certificates of the line, and so does a restarted one."""
     many = token(ca, uses=None)
     first, other = checked(await join(service, many), "here"), checked(await join(service, many), "here")
     second = checked(await asyncio.to_thread(joining.renew, service, first), "here")
@@ -334,7 +333,7 @@ async def test_a_revoked_line_is_renewed_no_more(ca: Authority, service: str) ->
     for one in (first, second, third):
         with pytest.raises(JoinRefused, match="the certificate of worker w1 was revoked: join with a token"):
             await asyncio.to_thread(joining.renew, service, one)
-    await asyncio.to_thread(joining.renew, service, other)  # the same name, of another line
+    await asyncio.to_thread(joining.renew, service, other)  # same name, another line
     async with JoinService(Authority(ca.folder), TOPIC, "127.0.0.1:0") as restarted:
         with pytest.raises(JoinRefused, match="was revoked"):
             await asyncio.to_thread(joining.renew, restarted.address, third)
@@ -349,7 +348,7 @@ async def test_a_revoked_name_may_join_again(ca: Authority, service: str) -> Non
     with pytest.raises(JoinRefused, match="worker w1 was revoked"):
         await asyncio.to_thread(joining.renew, service, stolen)
     await asyncio.to_thread(joining.renew, service, neighbour)
-    # Certificates tell whole seconds: one of the same second as the revocation counts as older.
+    # A certificate issued in the same second as the revocation counts as older.
     eventually(lambda: time.time() >= since + 2, 5, "the clock goes on")
     again = checked(await join(service, many), "here")
     await asyncio.to_thread(joining.renew, service, again)
@@ -369,7 +368,7 @@ def test_what_can_be_revoked(ca: Authority) -> None:
     assert oct((ca.folder / "revoked.json").stat().st_mode & 0o777) == "0o600"
 
 
-def test_a_damaged_list_of_revocations_renews_nothing(ca: Authority) -> None:
+def test_nothing_is_renewed_with_a_damaged_list_of_revocations(ca: Authority) -> None:
     mine, request = ca.issue(WORKER), request_for(new_key())
     last = checked(mine, "here")
     (ca.folder / "revoked.json").write_text("[]")
@@ -380,10 +379,10 @@ def test_a_damaged_list_of_revocations_renews_nothing(ca: Authority) -> None:
 
 
 @pytest.mark.parametrize("begun", [None, b"", b"POST /join HTTP/1.1\r\n", b"GET /ca HTTP/1.1\r\nX: "])
-async def test_nobody_holds_a_connection(
+async def test_connections_have_a_time_limit(
     service: str, monkeypatch: pytest.MonkeyPatch, begun: bytes | None
 ) -> None:
-    """No exchange may take longer, not even the handshake. A byte now and then does not help."""
+    """It includes the handshake, and does not start again with each byte."""
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
     host, port = addresses.split(service)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -402,7 +401,7 @@ async def test_nobody_holds_a_connection(
     writer.close()
 
 
-async def test_a_crowd_of_connections_ends_and_joiners_get_in(
+async def test_joining_works_despite_many_idle_connections(
     ca: Authority, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_service, "CONNECTION_S", 0.5)
@@ -410,19 +409,19 @@ async def test_a_crowd_of_connections_ends_and_joiners_get_in(
     host, port = addresses.split(service)
     crowd = [await asyncio.open_connection(host, port) for _ in range(40)]
     with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(crowd[-1][0].read(), 10) == b""  # one too many
-    made = token(ca, uses=None)  # the answer to one may come too late
+        assert await asyncio.wait_for(crowd[-1][0].read(), 10) == b""  # above the limit
+    made = token(ca, uses=None)  # an attempt may time out after its use
     given = None
     async with asyncio.timeout(10 * PATIENCE):
         while given is None:
-            with contextlib.suppress(JoinRefused):  # as long as the crowd is connected
+            with contextlib.suppress(JoinRefused):
                 given = await asyncio.to_thread(joining.join, service, made, WORKER, 10.0)
     assert name_in(x509.load_pem_x509_certificates(given.chain)[0]) == WORKER
     for _, writer in crowd:
         writer.close()
 
 
-async def test_it_listens_for_both_families(ca: Authority) -> None:
+async def test_it_listens_on_both_address_families(ca: Authority) -> None:
     async with JoinService(ca, TOPIC, "[::]:0") as running:
         _, port = addresses.split(running.address)
         for host in ("127.0.0.1", "::1"):

@@ -1,4 +1,4 @@
-"""A scheduler over a Redis with TLS whose user has the rules of docs/security.md, and over one with less."""
+"""A scheduler with Redis over TLS, whose user has the rules in docs/security.md, or fewer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Serve = Callable[[str], str]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a Redis with these rules, and nobody else; return the store's URL."""
+    """Return a function that starts a Redis with these rules and returns its URL."""
     running = []
 
     def start(acl: str) -> str:
@@ -38,8 +38,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         redis.server.stop()
 
 
-async def test_the_rules_of_the_page_are_enough(serve: Serve) -> None:
-    """All of a store's scripts run with them."""
+async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
     options = Options(store=serve(RULES), topic=TOPIC)
     async with SchedulerServer(options) as server, SchedulerClient(server.address, router_id="r") as client:
         await client.register(identity("w1"), pb.WORKER_STATE_READY)
@@ -58,11 +57,11 @@ async def test_the_rules_of_the_page_are_enough(serve: Serve) -> None:
         description = await client.describe()
         assert not description.store_problem
         assert len(description.handoffs) == 1
-        assert await server._store.take_turn("test", 1)
+        assert await server._store.lead("test", 1)
 
 
 async def used(url: str) -> str:
-    """Make every call of a store, with something to forget; return its problem."""
+    """Make every call of a store; return its problem."""
     store = RedisStore(url, TOPIC)
     try:
         await store.open()
@@ -70,7 +69,6 @@ async def used(url: str) -> str:
         await store.close()
         return str(error)
     await store.drain("w1")
-    await store.take_turn("test", 1)
     await store.tell("router", "r1", b"busy", 0.001)
     await store.tell("fleet", "f1", b"two places", 5)
     await asyncio.sleep(0.002)
@@ -83,8 +81,8 @@ async def used(url: str) -> str:
     return store.problem
 
 
-async def test_every_right_is_needed(tmp_path: Path) -> None:
-    """Except for HELLO, which redis-py can do without, and SELECT, for a database other than 0."""
+async def test_every_permission_is_needed(tmp_path: Path) -> None:
+    """Except for HELLO, which is optional, and SELECT, for a database other than 0."""
     rights = [one for one in RULES.split() if one.startswith("+") and one not in ("+hello", "+select")]
     users = [
         " ".join(["user", lacks[1:], *(one for one in RULES.split()[2:] if one != lacks)]) for lacks in rights
@@ -107,7 +105,7 @@ async def test_every_right_is_needed(tmp_path: Path) -> None:
     ],
     ids=["no-scripts", "no-command-in-a-script", "anothers-keys"],
 )
-async def test_less_than_that_is_refused_and_told(serve: Serve, change: tuple[str, str], topic: str) -> None:
+async def test_missing_permissions_are_reported(serve: Serve, change: tuple[str, str], topic: str) -> None:
     store = RedisStore(serve(RULES.replace(*change)), topic)
     with pytest.raises(StoreRefuses, match="does not allow this user enough") as error:
         await store.open()
@@ -116,7 +114,7 @@ async def test_less_than_that_is_refused_and_told(serve: Serve, change: tuple[st
     assert PASSWORD not in str(error.value)
 
 
-async def test_a_wrong_password_is_told(serve: Serve) -> None:
+async def test_a_wrong_password_is_reported(serve: Serve) -> None:
     store = RedisStore(serve(RULES).replace(PASSWORD, "guess"), TOPIC)
     with pytest.raises(StoreRefuses, match="refused the password"):
         await store.open()

@@ -1,4 +1,4 @@
-"""Keys and limits in a Redis with TLS whose users have the rules of docs/security.md: enough, and no more."""
+"""Keys and limits in Redis over TLS, whose users have the rules in docs/security.md."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedRedis]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "CALL_S", 10.0)  # the machine may be busy
-    monkeypatch.setattr(shared, "PROBE_S", 60.0)  # what is lost stays lost
+    monkeypatch.setattr(shared, "PROBE_S", 60.0)
 
 
 @contextlib.asynccontextmanager
 async def book(redis: GuardedRedis, user: str) -> AsyncIterator[RedisBook]:
-    """Yield the book as a user sees it; the password is apart from the URL, as in a file."""
+    """Yield the book as a user sees it. The password is not in the URL."""
     made = RedisBook(redis.url(user, ""), TOPIC, PASSWORD, for_router=user == "baton-router")
     try:
         yield made
@@ -54,7 +54,7 @@ async def book(redis: GuardedRedis, user: str) -> AsyncIterator[RedisBook]:
 
 
 async def key_work(redis: GuardedRedis) -> None:
-    """Do all that `baton key` does, a refused edit included."""
+    """Do everything that `baton key` does, including a refused edit."""
     async with book(redis, "baton-keys") as mine:
         await mine.edit(lambda _: Book())
         with pytest.raises(BookError, match="there is no key 'nobody'"):
@@ -64,7 +64,7 @@ async def key_work(redis: GuardedRedis) -> None:
 
 
 async def router_work(redis: GuardedRedis) -> None:
-    """Do all that a router does with limits of all kinds, together with another one."""
+    """Do everything that two routers do with limits."""
     async with book(redis, "baton-router") as mine:
         assert await mine.changed() is not None
     stores = [SharedStore(redis.url("baton-router", ""), TOPIC, PASSWORD) for _ in range(2)]
@@ -73,11 +73,11 @@ async def router_work(redis: GuardedRedis) -> None:
         store.start()
     try:
         visits = [await one.enter(CALLER) for _ in range(4)]
-        async with Redis.from_url(redis.url("admin", "x")) as admin:  # as by a router that died long ago
+        async with Redis.from_url(redis.url("admin", "x")) as admin:  # from a dead router
             await admin.hset(redis_keys.slots(TOPIC, "tenant:acme"), "dead", "9 0 0")
         visits.append(await two.enter(CALLER))
         await visits[0].charge("a", 100, 300)
-        assert all(store.up for store in stores)  # else each counts for itself
+        assert all(store.up for store in stores)  # otherwise limits are not shared
         with pytest.raises(OverLimit):
             await two.enter(CALLER)
         with pytest.raises(OverLimit):
@@ -96,7 +96,7 @@ async def router_work(redis: GuardedRedis) -> None:
             await store.close()
 
 
-async def test_the_rules_of_the_page_are_enough(redis: GuardedRedis) -> None:
+async def test_the_rules_on_the_page_are_sufficient(redis: GuardedRedis) -> None:
     await key_work(redis)
     await router_work(redis)
 
@@ -106,7 +106,7 @@ def _rights() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("user", "right"), _rights(), ids=lambda part: part.replace("|", "-"))
-async def test_none_of_them_is_needless(redis: GuardedRedis, user: str, right: str) -> None:
+async def test_every_permission_is_needed(redis: GuardedRedis, user: str, right: str) -> None:
     async with Redis.from_url(redis.url("admin", "x")) as admin:
         await admin.flushall()
         await admin.script_flush()
@@ -119,7 +119,7 @@ async def test_none_of_them_is_needless(redis: GuardedRedis, user: str, right: s
             await admin.execute_command("ACL", "SETUSER", user, f"+{right}")
 
 
-async def test_a_router_cannot_change_the_keys_and_is_told(redis: GuardedRedis) -> None:
+async def test_a_router_cannot_change_keys(redis: GuardedRedis) -> None:
     async with book(redis, "baton-router") as mine:
         with pytest.raises(BookError, match="does not allow this user enough") as error:
             await mine.edit(lambda held: held.with_key("own", KEY))
@@ -127,14 +127,14 @@ async def test_a_router_cannot_change_the_keys_and_is_told(redis: GuardedRedis) 
     assert PASSWORD not in str(error.value)
 
 
-async def test_nobody_sees_another_topic(redis: GuardedRedis, caplog: pytest.LogCaptureFixture) -> None:
+async def test_topics_are_separate(redis: GuardedRedis, caplog: pytest.LogCaptureFixture) -> None:
     for user in USERS:
         other = RedisBook(redis.url(user), f"{TOPIC}-2")
         with pytest.raises(BookError, match="does not allow this user enough"):
             await other.changed()
         await other.close()
     store = SharedStore(redis.url("baton-router"), f"{TOPIC}-2")
-    (await Quotas(store, "r").enter(CALLER)).leave()  # no request fails because of it
+    (await Quotas(store, "r").enter(CALLER)).leave()  # requests do not fail
     assert not store.up
     assert "does not allow this user enough" in caplog.text
     await store.close()

@@ -1,4 +1,4 @@
-"""Not one call fails under load while certificates live for seconds and are replaced."""
+"""No call fails under load while certificates are replaced every few seconds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def serial(mine: Identity) -> int:
     return x509.load_pem_x509_certificate(mine.current().pems.chain).serial_number
 
 
-async def test_nothing_fails_while_all_certificates_are_replaced(
+async def test_no_call_fails_while_certificates_are_replaced(
     become: Become, ca: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc, "RETIRED_S", 1.0)  # a stream of an old channel is cut in the midst of this
+    monkeypatch.setattr(rpc, "RETIRED_S", 1.0)  # streams on old channels are cut during the test
 
     def renew(last: Credentials) -> Pems:
         return ca.issue(last.name, LIFE_S)
@@ -94,7 +94,7 @@ async def _client(server: SchedulerServer) -> SchedulerClient:
 
 
 async def _repeated(call: Callable[[], object], over: threading.Event) -> int:
-    """Call until it is over; the first failure ends the test."""
+    """Call until it is over; return the number of calls."""
     count = 0
     while not over.is_set():
         await call()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Sealed pieces: only the other end of the same direction opens them, each once and in order."""
+"""Encrypted pieces can be decrypted only with the same key, once and in order."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def opened(key: bytes, pieces: list[bytes], beside: bytes = b"") -> list[bytes]:
     return made
 
 
-def test_what_was_sealed_is_opened() -> None:
+def test_round_trip() -> None:
     key = new_key()
     whole = sealed(key, b"prefix")
     assert opened(key, whole, b"prefix") == PIECES
     assert not any(b"first" in piece or b"third" in piece for piece in whole)
 
 
-def test_a_text_that_is_sealed_twice_looks_different() -> None:
+def test_equal_pieces_differ_when_sealed() -> None:
     seal, out = Seal(new_key()), [bytearray(5 + TAG_BYTES) for _ in range(2)]
     for one in out:
         seal.seal(b"first", memoryview(one))
@@ -53,17 +53,17 @@ def test_a_text_that_is_sealed_twice_looks_different() -> None:
     ],
     ids=["left out", "doubled", "swapped", "changed", "another tag"],
 )
-def test_pieces_that_are_not_as_they_were_sent_do_not_open(spoil: object) -> None:
+def test_modified_pieces_are_refused(spoil: object) -> None:
     key = new_key()
     with pytest.raises(NotAsSealed):
         opened(key, spoil(sealed(key)))  # type: ignore[operator]
 
 
-def test_another_key_and_another_prefix_open_nothing() -> None:
+def test_another_key_or_prefix_is_refused() -> None:
     key = new_key()
     with pytest.raises(NotAsSealed):
         opened(new_key(), sealed(key))
     with pytest.raises(NotAsSealed):
         opened(key, sealed(key, b"RECS"), b"FAIL")
-    with pytest.raises(ValueError, match=f"{KEY_BYTES} are needed"):
+    with pytest.raises(ValueError, match=f"not {KEY_BYTES}"):
         Seal(key[:-1])

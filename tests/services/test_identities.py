@@ -98,7 +98,7 @@ async def test_by_joining_and_again_from_what_is_kept(ca: Authority, tmp_path: P
         for _ in range(2):
             await asyncio.to_thread(take_on, token_file=str(file), folder=str(tmp_path / "kept"))
             assert mine().name == Name("baton", Role.OPERATOR)
-        with pytest.raises(JoinRefused, match="was used as often as it may"):
+        with pytest.raises(JoinRefused, match="has no uses left"):
             await asyncio.to_thread(take_on, token_file=str(file))
 
 

@@ -1,4 +1,4 @@
-"""Generated dialogues for the demo model: `stream(seed)` yields them, `GENERATORS` lists what makes them."""
+"""Generated dialogues for the demo model."""
 
 from . import copying, extraction, facts, lists, numbers, python_code, smalltalk, stories, tools
 from .base import GENERATORS, Dialogue, Generator, Message, ToolCall, is_held_out, register, stream

@@ -1,6 +1,6 @@
-"""Dialogues as plain values, the texts that they are made of, and the stream of all generators.
+"""Dialogues, their texts, and the stream of all generators.
 
-A generator is a function of a `random.Random` alone, so that a seed always names the same dialogues.
+A generator depends only on a `random.Random`, so dialogues are reproducible.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """One conversation; the last message is the assistant's.
+    """A conversation, whose last message is the assistant's.
 
-    `answer` is the text that a right last reply contains, None where any fluent reply will do.
+    `answer`: the text that a correct last reply contains; None if there is no such text.
     """
 
     messages: tuple[Message, ...]
@@ -57,7 +57,7 @@ GENERATORS: dict[str, Generator] = {}
 
 
 def register(*modules: ModuleType) -> None:
-    """Fill GENERATORS: the texts list each generator with its weight, the modules have the functions."""
+    """Fill GENERATORS with the modules' functions; texts.yaml has their weights."""
     functions = {name: made for module in modules for name, made in vars(module).items()}
     for name, weight in TEXTS["generators"].items():
         domain, function = name.split(".")
@@ -65,26 +65,23 @@ def register(*modules: ModuleType) -> None:
 
 
 def pick(rng: Random, key: str, **slots: Any) -> str:
-    """Draw one of the texts under `key` and fill in its slots."""
+    """Draw a text of `key`, and fill in its slots."""
     text: str = rng.choice(TEXTS[key])
     return text.format(**slots)
 
 
 def turn(question: str, reply: str, answer: str | None = None) -> Dialogue:
-    """Return a dialogue of one question and its reply."""
+    """Return a dialogue of a question and a reply."""
     return Dialogue((Message("user", question), Message("assistant", reply)), answer=answer)
 
 
 def exact(question: str, reply: str) -> Dialogue:
-    """Return a dialogue of one question whose reply is right only as it is."""
+    """Return a dialogue whose reply must be exactly this text."""
     return turn(question, reply, reply)
 
 
 def is_held_out(dialogue: Dialogue) -> bool:
-    """Tell whether a dialogue is for validation: one in 40, by a hash of what the user says.
-
-    It looks at the user's words alone, so that no prompt of the validation part is ever trained on.
-    """
+    """Return whether a dialogue is for validation: one in 40, by a hash of the user's messages."""
     words = "\n".join(m.content for m in dialogue.messages if m.role == "user")
     return zlib.crc32(words.encode()) % 40 == 0
 
@@ -98,9 +95,10 @@ def _with_system_prompt(rng: Random, dialogue: Dialogue) -> Dialogue:
 
 
 def stream(seed: int, *, held_out: bool = False, domain: str | None = None) -> Iterator[tuple[str, Dialogue]]:
-    """Yield pairs of domain and dialogue without end; one in six chains several topics.
+    """Yield endless pairs of domain and dialogue; one in six joins several dialogues.
 
-    held_out: only single dialogues of the validation part, else only the training part. domain: that one alone.
+    held_out: yield only single dialogues for validation, otherwise only training dialogues. domain: only this
+    one.
     """
     rng = Random(f"{seed}/{held_out}")
     chosen = [g for g in GENERATORS.values() if domain in (None, g.domain)]

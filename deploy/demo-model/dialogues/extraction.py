@@ -1,4 +1,4 @@
-"""Facts of a sentence as JSON or one of them alone, and questions about passages."""
+"""Fields of a sentence as JSON or alone, and questions about passages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _RECORDS = (_person, _person, _order, _meeting, _product, _contact, _date)
 
 
 def _record(rng: Random) -> tuple[str, Record]:
-    """Draw a record and a sentence that tells it."""
+    """Draw a record and a sentence with its fields."""
     key, record = rng.choice(_RECORDS)(rng)
     return pick(rng, key, **record), record
 
@@ -99,7 +99,7 @@ def sentiment(rng: Random) -> Dialogue:
 
 
 def look_up(rng: Random) -> Dialogue:
-    """Ask about one of several people after a passage of unrelated notes about all."""
+    """Ask about one of several people in a passage of unrelated notes."""
     names = rng.sample(FIRST_NAMES, rng.randint(2, 12))
     notes = [(rng.choice(TEXTS["notes"]), name) for name in names]
     told = [(note, name, rng.choice(words_of(note[3]))) for note, name in notes]

@@ -1,4 +1,4 @@
-"""Simple facts, and explanations for any topic: fluent and general, not deep."""
+"""Simple facts, and general explanations for any topic."""
 
 from __future__ import annotations
 

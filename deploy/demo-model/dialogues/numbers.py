@@ -114,7 +114,7 @@ def _named(amount: int, unit: str) -> str:
 
 
 def _amounts(rng: Random) -> tuple[str, str, int, int]:
-    """Draw two units, the larger first, and how much of each makes the same."""
+    """Draw two units, the larger one first, and equal amounts in both."""
     large, small, factor = rng.choice(TEXTS["units"])
     amount = rng.randint(1, 5 if factor == 1024 else 12 if factor in (7, 12, 24, 60) else 50)
     return large, small, amount, amount * factor

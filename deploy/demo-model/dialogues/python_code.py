@@ -13,7 +13,7 @@ _ARGUMENTS = TEXTS["arguments"]
 
 
 def _fill(code: str, name: str, arguments: list[str]) -> str:
-    """Put a name for NAME, and two arguments for A and B."""
+    """Replace NAME, A and B."""
     words = dict(zip("AB", arguments, strict=True))
     return re.sub(r"(?<![^\W_])[AB](?![^\W_])", lambda slot: words[slot[0]], code.replace("NAME", name))
 
@@ -27,7 +27,7 @@ def _edited(ask: str, after: str) -> Dialogue:
 
 
 def _new_name(rng: Random) -> str:
-    """Make a function name that tells nothing about the function."""
+    """Make a function name that does not describe the function."""
     return f"{pick(rng, 'prefixes')}_{rng.choice(THINGS)}"
 
 
@@ -99,7 +99,7 @@ def print_loop(rng: Random) -> Dialogue:
 
 
 def edit_file(rng: Random) -> Dialogue:
-    """Rename one function of a file of several, or take it out; the rest stays."""
+    """Rename or remove one of several functions in a file."""
     functions: dict[str, str] = {}
     for _ in range(rng.randint(2, 5)):
         name, _, code = rng.choice(_FUNCTIONS)

@@ -1,4 +1,4 @@
-"""Greetings, thanks, questions about the assistant, advice and what a user told earlier."""
+"""Greetings, thanks, questions about the assistant, advice, and facts that the user told earlier."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opinion(rng: Random) -> Dialogue:
 
 
 def told_earlier(rng: Random) -> Dialogue:
-    """Tell one to three things, with small talk between, and ask for one of them."""
+    """Tell one to three facts, with small talk in between, and ask for one of them."""
     chosen = rng.sample(TEXTS["remember"], rng.randint(1, 3))
     told = [(one, rng.choice(words_of(one[4]))) for one in chosen]
     messages: list[Message] = []

@@ -35,7 +35,7 @@ def story(rng: Random) -> Dialogue:
 
 
 def chapters(rng: Random) -> Dialogue:
-    """Tell of the same hero and friend through two to four chapters."""
+    """Tell two to four chapters about the same hero and friend."""
     hero = rng.choice(ANIMALS)
     name, friend = rng.sample(FIRST_NAMES, 2)
     count = rng.randint(2, 4)

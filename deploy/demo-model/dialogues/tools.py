@@ -1,4 +1,4 @@
-"""Calls of given tools, their results, and questions that need none of the tools."""
+"""Tool calls, their results, and questions that need no tool."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _arguments(rng: Random, tool: str) -> dict[str, Any]:
 
 
 def _result(rng: Random, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Draw what a tool returns."""
+    """Draw a tool's result."""
     match tool:
         case "get_weather":
             return {"sky": pick(rng, "skies"), "degrees": rng.randint(-5, 35)}
@@ -77,7 +77,7 @@ def _system(rng: Random) -> tuple[Message, ...]:
 
 
 def call_text(call: ToolCall) -> str:
-    """Return a call as a reply has it, in the format of the Hermes models."""
+    """Return a call as text, in the format of the Hermes models."""
     shown = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     return f"<tool_call>\n{shown}\n</tool_call>"
 

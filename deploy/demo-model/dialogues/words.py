@@ -1,4 +1,4 @@
-"""Word lists of the texts, and a toy grammar that makes plain English sentences of them."""
+"""Word lists, and a toy grammar for plain English sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBER_WORDS = TEXTS["number_words"]
 
 
 def made_up_word(rng: Random) -> str:
-    """Make up a pronounceable word that is in no list, so that it must be copied, not recalled."""
+    """Make up a pronounceable word that has to be copied, because it is in no list."""
     return "".join(rng.choice(TEXTS["syllables"]) for _ in range(rng.randint(2, 4)))
 
 
@@ -39,7 +39,7 @@ def join_words(words: list[str]) -> str:
 
 
 def words_of(key: str) -> list[str]:
-    """Return the words of one or more lists; jobs have their article."""
+    """Return the words of one or more lists; jobs with their article."""
     return [article(word) if key == "jobs" else word for part in key.split() for word in TEXTS[part]]
 
 

@@ -1,9 +1,9 @@
--- Learn what a scheduler knows of drains: of each name the higher count is right. Called twice a second as well, to see
--- that the server takes writes: a full one still reads.
--- ARGV: name and count, of each name that it knows of
--- Reply: all of them, flat (name, count)
+-- Merge a scheduler's drains: the highest count of a name is the latest. Called twice a second, it also checks that the
+-- server accepts writes, which a full one does not.
+-- ARGV: name, count, name, count, ...
+-- Reply: all drains, in the same form
 
-redis.call('HSET', TURNS, 'tend', NOW)
+redis.call('HSET', DECIDER, 'tended', NOW)
 for place = 1, #ARGV, 2 do
   local count = number(ARGV[place + 1])
   if count > number(redis.call('HGET', DRAINS, ARGV[place])) then redis.call('HSET', DRAINS, ARGV[place], count) end

@@ -1,7 +1,7 @@
--- Make one scheduler the decider for a while, or for longer. A new one's fence is above all before, also above those
--- of before the server lost what it held: it is not below the clock.
--- ARGV: 1 who, 2 for so many ms
--- Reply: its fence; 0 while another one decides
+-- Make a scheduler the decider, or extend its lease. A new decider's fence is above all earlier ones, even if the server
+-- has lost its data, because it is at least the clock.
+-- ARGV: 1 who, 2 lease in ms
+-- Reply: the fence; 0 while another scheduler decides
 
 local who = redis.call('HGET', DECIDER, 'who')
 local fence = number(redis.call('HGET', DECIDER, 'fence'))

@@ -1,6 +1,6 @@
--- Replace all orders, if the caller is still the decider.
--- ARGV: 1 its fence, then fleet:ID and its orders of each fleet
--- Reply: 0 if it is not, else 1
+-- Replace all orders if the caller is still the decider.
+-- ARGV: 1 its fence; then fleet:ID, orders, ...
+-- Reply: 1 if it is, else 0
 
 if redis.call('HGET', DECIDER, 'fence') ~= ARGV[1] or number(redis.call('HGET', DECIDER, 'until')) <= NOW then return 0 end
 redis.call('DEL', ORDERS)

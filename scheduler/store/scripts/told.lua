@@ -1,6 +1,6 @@
--- What routers, fleets, processes and schedulers told within their leases, and the orders.
+-- Return the messages whose leases have not expired, and the orders.
 -- ARGV: none
--- Reply: {messages, orders}, both flat (KIND:ID, message; fleet:ID, orders)
+-- Reply: {messages, orders}, as KIND:ID, message, ... and fleet:ID, orders, ...
 
 for _, who in ipairs(redis.call('ZRANGEBYSCORE', TOLD_LEASES, '-inf', NOW)) do
   redis.call('HDEL', TOLD, who)

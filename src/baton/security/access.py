@@ -1,6 +1,6 @@
-"""The one table of who may call what, by role. Calls that are not in it are forbidden.
+"""Which roles may call which methods. All other calls are forbidden.
 
-A worker may speak only for itself: a worker named in a message must be the one in the certificate.
+A worker may only act for itself: the worker id in a message must be the one in its certificate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.security.names import Name, Role
 
 @dataclass(frozen=True)
 class Rule:
-    """Name the roles that may call a method, and the worker that its message speaks for."""
+    """The roles that may call a method; `speaks_for` returns the worker id in its message."""
 
     roles: frozenset[Role]
     speaks_for: Callable[[Any], str] | None = None
@@ -44,7 +44,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         # a router places and reports
         f"{_SCHEDULER}Exchange": _for(Role.ROUTER),
         f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),
-        # an operator inspects, drains and flips
+        # an operator inspects and controls
         f"{_SCHEDULER}Describe": _for(Role.OPERATOR),
         f"{_SCHEDULER}Drain": _for(Role.OPERATOR),
         f"{_SCHEDULER}Undrain": _for(Role.OPERATOR),
@@ -53,14 +53,14 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_SCHEDULER}Inspect": _for(Role.OPERATOR),
         f"{_SCHEDULER}TryHandoff": _for(Role.OPERATOR),
         f"{_SCHEDULER}Orders": _for(Role.OPERATOR),  # a fleet asks what should run in its places
-        # routers give work; a scheduler passes on operators' requests
+        # routers send requests; a scheduler forwards operators' calls
         f"{_WORKER}Hello": _for(Role.ROUTER),
         f"{_WORKER}Run": _for(Role.ROUTER),
         f"{_WORKER}SetRole": _for(Role.SCHEDULER),
         f"{_WORKER}Inspect": _for(Role.SCHEDULER),
         f"{_WORKER}TryHandoff": _for(Role.SCHEDULER),
-        f"{_WORKER}Follow": _for(Role.WORKER),  # any worker that shows the attempt's key
-        # KV passes between workers; tickets decide which KV (handoff/tickets.py)
+        f"{_WORKER}Follow": _for(Role.WORKER),  # with the attempt's key
+        # workers pull KV from each other, with a ticket (handoff/tickets.py)
         f"{_HANDOFF}Connect": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),
         f"{_HANDOFF}Renew": _for(Role.WORKER),
@@ -68,7 +68,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_HANDOFF}Staged": _for(Role.WORKER),
         f"{_HANDOFF}Sample": _for(Role.WORKER),  # test payloads alone
         f"{_HANDOFF}Trial": _for(Role.WORKER),
-        # anybody with a certificate may ask whether a service serves
+        # any process with a certificate may check a service's health
         f"{_HEALTH}Check": _for(*_ALL),
         f"{_HEALTH}List": _for(*_ALL),
         f"{_HEALTH}Watch": _for(*_ALL),
@@ -77,12 +77,12 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
 
 
 def objection(method: str, caller: Name, topic: str) -> str:
-    """Explain why the caller may not call a server of this topic; empty if it may."""
+    """Return why the caller may not call this method in this topic; empty if it may."""
     if caller.topic != topic:
-        return f"this is topic {topic!r}; the caller's certificate is of topic {caller.topic!r}"
+        return f"this is topic {topic!r}; the caller's certificate is for topic {caller.topic!r}"
     rule = TABLE.get(method)
     if rule is None:
-        return f"{method} is in no role's table"
+        return f"no role may call {method}"
     if caller.role not in rule.roles:
         allowed = " or ".join(sorted(role.one for role in rule.roles))
         return f"{caller.role.one} may not call {method.rpartition('.')[2]}: {allowed} may"
@@ -90,7 +90,7 @@ def objection(method: str, caller: Name, topic: str) -> str:
 
 
 def objection_to(method: str, caller: Name, message: Any) -> str:
-    """Explain why the caller may not send this message; empty if it may."""
+    """Return why the caller may not send this message; empty if it may."""
     rule = TABLE[method]
     if rule.speaks_for is None:
         return ""

@@ -1,10 +1,9 @@
-"""The CA: one ECDSA key in a folder of its own, which signs the short-lived certificates of a deployment.
+"""The CA: an ECDSA key in a folder, which signs the short-lived certificates of a deployment.
 
-Everything that must not be guessed, forged or weak is left to `cryptography`. A certificate holds a SPIFFE id
-and a host name made of topic and role (names.py), serves both ends of a connection, and expires soon:
-revocations (revocations.py) take effect at renewal, only at the CA. For that, each certificate's subject
-holds its line: the serial number of the first certificate that it is a renewal of. Except for the public key,
-what a joiner writes into its request is ignored.
+All cryptography is left to `cryptography`. A certificate has a SPIFFE id and a host name made of topic and
+role (names.py), and serves both ends of a connection. It expires soon, because revocations (revocations.py)
+take effect only when it is renewed. For them, the subject of each certificate has its line: the serial number
+of the first certificate of which it is a renewal. The CA takes only the public key from a joiner's request.
 """
 
 from __future__ import annotations
@@ -27,16 +26,14 @@ from baton.security.revocations import Revocations
 from baton.security.tokens import TokenStore
 
 KEY, ROOT, TOKENS, REVOKED = "ca.key", "ca.crt", "tokens.json", "revoked.json"
-KEPT = "kept"  # a folder for revocations only, for when the rest is copied from elsewhere at each start
-LIFE_S = 3600.0  # lifetime of a certificate, unless its token says otherwise
+KEPT = "kept"  # subfolder for revocations, if the other files are copied here at each start
+LIFE_S = 3600.0  # default lifetime of a certificate
 ROOT_DAYS = 3650
-SKEW = 1 / 12  # fraction of its life by which a certificate's start is backdated, as hosts' clocks may differ
+SKEW = 1 / 12  # fraction of its life by which a certificate is backdated, because clocks differ
 _CURVE = ec.SECP256R1()
 
 
 class Authority:
-    """Sign certificates with the CA's key."""
-
     def __init__(self, folder: Path) -> None:
         """Open the folder. Raises AuthorityError."""
         try:
@@ -52,7 +49,7 @@ class Authority:
         except (ValueError, TypeError) as error:
             raise AuthorityError(f"the CA in {folder} cannot be read: {error}") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise AuthorityError(f"the CA in {folder} has a key of another kind than ECDSA")
+            raise AuthorityError(f"the key of the CA in {folder} is not an ECDSA key")
         self._key = key
         self.folder = folder
         self.tokens = TokenStore(folder / TOKENS)
@@ -60,7 +57,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path) -> Authority:
-        """Make a CA in a folder that holds none. Raises AuthorityError."""
+        """Create a CA in a folder without one. Raises AuthorityError."""
         if (folder / KEY).exists():
             raise AuthorityError(f"there is a CA in {folder} already")
         key = ec.generate_private_key(_CURVE)
@@ -82,7 +79,7 @@ class Authority:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace(folder / ROOT, root.public_bytes(serialization.Encoding.PEM))
-            # Last, and only if there is none: of two concurrent calls the second one fails.
+            # Last and exclusively, so the second of two concurrent calls fails.
             with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(_private(key))
         except OSError as error:
@@ -91,7 +88,7 @@ class Authority:
 
     @classmethod
     def at(cls, folder: Path) -> Authority:
-        """Open the CA in a folder; make one if there is none. Raises AuthorityError."""
+        """Open or create the CA in a folder. Raises AuthorityError."""
         return cls(folder) if (folder / KEY).exists() else cls.create(folder)
 
     @property
@@ -100,20 +97,20 @@ class Authority:
         return pin_of(self._root)
 
     def issue(self, name: Name, life_s: float = LIFE_S) -> Pems:
-        """Make a key and its certificate, for a process of this machine."""
+        """Return a new key and its certificate."""
         key = new_key()
         chain = self._certificate(name, key.public_key(), timedelta(seconds=life_s))
         return Pems(_private(key), chain, self.root_pem)
 
     def join(self, token_id: str, name: Name, request: bytes, mac: str) -> bytes:
-        """Return the certificate for a request that a token vouches for. Raises JoinRefused."""
+        """Return a certificate for the holder of a token. Raises JoinRefused."""
         life_s = self.tokens.use(token_id, name, request, mac)
         if token_id in self.revoked.all():
             raise JoinRefused(f"token {token_id} was revoked: make another with `baton ca token`")
         return self._certificate(name, _key_in(request), timedelta(seconds=life_s))
 
     def revoke_token(self, token_id: str) -> bool:
-        """Stop a token for good, even if its file is replaced by an older copy.
+        """Revoke a token, even if the tokens' file is later replaced by an older copy.
 
         Return False for an unknown token. Raises AuthorityError.
         """
@@ -123,25 +120,25 @@ class Authority:
         return known
 
     def renew(self, certificate: bytes, request: bytes, signature: bytes) -> bytes:
-        """Return the next certificate, with the same lifetime, for the holder of an unexpired one.
+        """Return a new certificate with the same lifetime. Raises JoinRefused.
 
-        signature: of the request, by the key of the certificate. Raises JoinRefused.
+        signature: of the request, made with the key of the old certificate, which must not have expired.
         """
         try:
             old = x509.load_pem_x509_certificate(certificate)
             old.verify_directly_issued_by(self._root)
             name, key = name_in(old), old.public_key()
             if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise JoinRefused("the certificate's key is of another kind than ECDSA")
+                raise JoinRefused("the certificate's key is not an ECDSA key")
             key.verify(signature, request, ec.ECDSA(hashes.SHA256()))
         except (ValueError, TypeError, InvalidSignature, IdentityError):
             raise JoinRefused(
-                "the old certificate is not of this CA, or its key did not sign the request"
+                "the old certificate is not from this CA, or its key did not sign the request"
             ) from None
         if old.not_valid_after_utc <= datetime.now(UTC):
-            raise JoinRefused(f"the certificate of {name} is over: join with a token again")
+            raise JoinRefused(f"the certificate of {name} has expired: join with a token again")
         life = (old.not_valid_after_utc - old.not_valid_before_utc) / (1 + SKEW)
-        # Certificates' times are whole seconds, rounded down, so one never looks younger than it is.
+        # Times in certificates are rounded down to seconds, so a certificate never seems newer than it is.
         issued = old.not_valid_before_utc + life * SKEW
         with self.revoked.allowing(name, line := line_of(old), issued.timestamp()):
             return self._certificate(name, _key_in(request), life, line)
@@ -183,7 +180,7 @@ def pin_of(root: x509.Certificate) -> str:
 
 
 def line_of(certificate: x509.Certificate) -> str:
-    """Return the serial number of the first certificate of a line, in hex."""
+    """Return the serial number of the first certificate in this one's line, in hex."""
     found = certificate.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
     return str(found[0].value) if found else f"{certificate.serial_number:x}"
 
@@ -193,13 +190,13 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a request for this key's certificate, in PEM; it proves possession of the key."""
+    """Return a certificate request in PEM, signed with the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the key that a request is for. Raises JoinRefused."""
+    """Return the public key in a certificate request. Raises JoinRefused."""
     try:
         asked = x509.load_pem_x509_csr(request)
     except ValueError as error:
@@ -208,7 +205,7 @@ def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
     if not asked.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):
         raise JoinRefused("the request for a certificate is not signed with its own ECDSA key")
     if not isinstance(key.curve, ec.SECP256R1):
-        raise JoinRefused("the request's key is on another curve than P-256")
+        raise JoinRefused("the request's key is not on the curve P-256")
     return key
 
 

@@ -1,33 +1,33 @@
-"""Errors of identities and of the CA.
+"""Exceptions about certificates and the CA.
 
 BatonError
 └── SecurityError
-    ├── NotSecured       something would listen to other machines in plain text
-    ├── IdentityError    a process has no usable certificate
-    ├── AuthorityError   the CA's folder is missing or cannot be read
-    ├── TokenError       a token cannot be read
-    ├── NotAsSealed      encrypted data was changed on its way
-    └── JoinRefused      the CA refuses a certificate
-        └── CAUnreachable  it does not answer
+    ├── NotSecured
+    ├── IdentityError
+    ├── AuthorityError
+    ├── TokenError
+    ├── NotAsSealed
+    └── JoinRefused
+        └── CAUnreachable
 """
 
 from baton.errors import BatonError
 
 
 class SecurityError(BatonError):
-    """A process cannot show who it is, or must not do what it was told to."""
+    """A process cannot prove its identity, or would do something insecure."""
 
 
 class NotSecured(SecurityError):
-    """A process would listen to other machines in plain text."""
+    """A process would accept plain text from other machines."""
 
 
 class IdentityError(SecurityError):
-    """The folder holds no usable key and certificate."""
+    """A process has no usable key and certificate."""
 
 
 class AuthorityError(SecurityError):
-    """The folder holds no CA."""
+    """The CA's folder is missing or cannot be read or written."""
 
 
 class TokenError(SecurityError):
@@ -35,11 +35,11 @@ class TokenError(SecurityError):
 
 
 class NotAsSealed(SecurityError):
-    """Encrypted data was changed on its way."""
+    """Encrypted data was modified in transit."""
 
 
 class JoinRefused(SecurityError):
-    """The CA gave no certificate."""
+    """The CA issued no certificate."""
 
 
 class CAUnreachable(JoinRefused):

@@ -1,4 +1,4 @@
-"""Decide who may listen in plain text: only processes that no other machine can reach."""
+"""Without TLS, processes must not listen where other machines can reach them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.security.errors import NotSecured
 
 
 def check(key: str, host: str) -> None:
-    """Raise NotSecured for a host that other machines can reach; `key` names the setting that holds it."""
+    """Raise NotSecured for a host that other machines can reach; `key`: its setting."""
     if not only_from_here(host):
         raise NotSecured(
             f"{key}: {host or 'all addresses'} can be reached from other machines, and nothing there is "
@@ -19,7 +19,7 @@ def check(key: str, host: str) -> None:
 
 
 def only_from_here(host: str) -> bool:
-    """Return whether the host has only loopback addresses, or none: then it cannot listen at all."""
+    """Return whether the host has only loopback addresses, or cannot be resolved."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host or "::", None)}
     except OSError:

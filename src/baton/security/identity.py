@@ -1,7 +1,7 @@
-"""One process's key and certificate: three files in a folder, read again when they change.
+"""A process's key and certificate: three files in a folder, read again when they change.
 
-The files are named as in a Kubernetes TLS secret, so that an issuer other than Baton's own CA can renew them.
-Several processes may read one folder (the ranks of a worker); one writes it.
+The files have the names of a Kubernetes TLS secret, so another issuer than Baton's CA can renew them. Several
+processes, such as the ranks of a worker, may read a folder; one writes it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pems:
-    """Hold the contents of a folder's files, each in PEM."""
+    """The contents of the files, in PEM."""
 
     key: bytes
-    chain: bytes  # the certificate, and those between it and the CA's
+    chain: bytes  # the certificate and intermediate ones
     roots: bytes  # the CA's certificates
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Hold the files' contents, checked against each other."""
+    """A key and a certificate that belong together."""
 
     pems: Pems
     name: Name
@@ -49,16 +49,16 @@ class Credentials:
 
     @property
     def half_life(self) -> datetime:
-        """The time at which the next certificate should be asked for."""
+        """When the certificate should be renewed."""
         return self.begins + (self.ends - self.begins) / 2
 
     def seconds_left(self) -> float:
-        """Return how long it is still valid; negative once it has expired."""
+        """Return how long the certificate is valid; negative if it has expired."""
         return (self.ends - datetime.now(UTC)) / timedelta(seconds=1)
 
 
 class Identity:
-    """Track the current credentials in a folder. Thread-safe."""
+    """The current credentials in a folder. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises IdentityError."""
@@ -69,14 +69,13 @@ class Identity:
 
     @property
     def name(self) -> Name:
-        """The name in the certificate; it never changes."""
+        """The name in the certificate, which never changes."""
         return self._credentials.name
 
     def current(self) -> Credentials:
-        """Return the credentials; new ones if the files have changed since (one stat per call).
+        """Return the credentials: the same object until the files change. Costs a stat.
 
-        The same object is returned until they change. Files that do not fit together, as while they are being
-        replaced, leave the last ones in force.
+        Files that do not belong together, as while they are being replaced, are ignored.
         """
         with self._lock:
             try:
@@ -99,7 +98,7 @@ class Identity:
 
 
 def load(folder: Path) -> Credentials:
-    """Read and check a folder. Raises IdentityError with one line."""
+    """Read and check the files in a folder. Raises IdentityError."""
     try:
         pems = Pems(*((folder / name).read_bytes() for name in (KEY, CHAIN, ROOTS)))
     except OSError as error:
@@ -108,17 +107,17 @@ def load(folder: Path) -> Credentials:
 
 
 def checked(pems: Pems, where: str) -> Credentials:
-    """Return the credentials in these files. Raises IdentityError, which names their source, `where`."""
+    """Check the files and return their credentials. Raises IdentityError, which names `where`."""
     try:
         certificate, *between = x509.load_pem_x509_certificates(pems.chain)
         key = serialization.load_pem_private_key(pems.key, None)
         roots = x509.load_pem_x509_certificates(pems.roots)
     except (ValueError, TypeError) as error:
-        raise IdentityError(f"{where} holds something else than PEM: {error}") from None
+        raise IdentityError(f"{where} contains something other than PEM: {error}") from None
     if key.public_key() != certificate.public_key():
-        raise IdentityError(f"the key in {where} is not that of the certificate beside it")
+        raise IdentityError(f"the key in {where} does not belong to the certificate there")
     if not any(_issued(certificate, one) for one in (*between, *roots)):
-        raise IdentityError(f"the certificate in {where} is not of the CA beside it")
+        raise IdentityError(f"the certificate in {where} is not from the CA there")
     return Credentials(
         pems, name_in(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc
     )
@@ -137,9 +136,9 @@ def name_in(certificate: x509.Certificate) -> Name:
 
 
 def write(folder: Path, pems: Pems) -> None:
-    """Replace the folder's files; only this user can read the key. Raises IdentityError.
+    """Replace the files in a folder; only this user can read them. Raises IdentityError.
 
-    The certificate is written last: a process that sees it changed finds its key.
+    The certificate is written last, so a process that finds a new certificate also finds its key.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,7 +149,7 @@ def write(folder: Path, pems: Pems) -> None:
 
 
 def replace(path: Path, text: bytes) -> None:
-    """Write a file that only this user can read, atomically. Raises OSError."""
+    """Write a file atomically, readable only by this user. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -164,7 +163,7 @@ def replace(path: Path, text: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file that several processes change, with a file beside it. Raises OSError."""
+    """Lock a file against other processes, by means of a second file. Raises OSError."""
     with open(os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
-"""Enforce the table of roles in gRPC servers: a call that it does not allow ends with PERMISSION_DENIED.
+"""Enforce the table of roles in gRPC servers: forbidden calls get PERMISSION_DENIED.
 
-The extra cost of a call is mostly that of reading the caller's name from its connection. A worker's Run
-stream is one call for all of a router's requests, a pull one for a whole prompt: tokens do not pay it.
+Only calls are checked. A router's Run stream to a worker is one call for all its requests, and a pull is one
+call for a whole prompt, so tokens cost nothing extra.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _caller(context: Any) -> Name:
 
 
 def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
-    """Return why the call is refused, or "". message: that of a call with one message, else None."""
+    """Return why the call is refused, or "". message: None for a stream."""
     try:
         caller = _caller(context)
     except IdentityError as error:
@@ -43,8 +43,6 @@ def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
 
 
 class AioGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Guard an asyncio server."""
-
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
@@ -68,8 +66,6 @@ class AioGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Guard a threaded server."""
-
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
@@ -91,9 +87,9 @@ class Guard(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _wrapped(handler: Any, one: Callable[..., Any], many: Callable[..., Any]) -> Any:
-    """Return the same handler behind a guard: `one` for calls with one message, `many` for streams."""
+    """Return the guarded handler: `one` for calls with one message, `many` for streams."""
     if handler is None:
-        return None  # no such method: gRPC says so
+        return None  # no such method, which gRPC reports
     ends = (handler.request_streaming, handler.response_streaming)
     kind = "_".join("stream" if streams else "unary" for streams in ends)
     guard, answer = many if handler.request_streaming else one, getattr(handler, kind)

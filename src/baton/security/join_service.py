@@ -1,14 +1,12 @@
-"""The CA's own server: `baton ca serve`.
+"""The CA's server: `baton ca serve`.
 
-It speaks HTTPS: a joiner has no certificate yet, and Python's gRPC cannot retrieve one that it does not
-trust.
+It speaks HTTPS, because Python's gRPC cannot fetch a certificate that it does not trust yet.
 
     GET  /ca      the CA's certificate
-    POST /join    {"token", "name", "request", "mac"}: a certificate, for the holder of a token
-    POST /renew   {"certificate", "request", "signature"}: the next one, for the holder of the last one
+    POST /join    {"token", "name", "request", "mac"}: a certificate for the holder of a token
+    POST /renew   {"certificate", "request", "signature"}: a new certificate for the holder of one
 
-Each answer is a certificate in PEM, or one line of text with status 400 or 403. 1,000 workers and 100 routers
-ask once in 27 minutes each, which is one request in 1.5 s.
+An answer is a certificate in PEM, or one line of text with status 400 or 403.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from baton.security.errors import IdentityError, JoinRefused, SecurityError
 from baton.security.names import Name, Role
 
 MAX_BODY = 16 << 10
-READ_S = 10.0  # time to receive a request's body
-CONNECTION_S = 20.0  # lifetime of a connection, handshake included; a joiner has one per exchange
-MOST_CONNECTIONS = 256  # more are closed at once
-ACCEPT_AGAIN_S = 0.5  # pause after an error, such as too few file descriptors
+READ_S = 10.0  # to receive a request's body
+CONNECTION_S = 20.0  # for a connection with its handshake; a joiner sends one request
+MOST_CONNECTIONS = 256  # more are closed
+ACCEPT_AGAIN_S = 0.5  # pause after an error, such as a lack of file descriptors
 OWN_LIFE_S = 86_400.0  # lifetime of the service's own certificate
 RENEW_S = OWN_LIFE_S / 2
 RETRY_S = 60.0  # pause after a failed renewal
-_FOLDER = "service"  # folder of that certificate, in the CA's
+_FOLDER = "service"  # subfolder of that certificate
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +106,9 @@ class JoinService:
             task.add_done_callback(self._open.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve one connection for at most CONNECTION_S, handshake included."""
         assert self._runner.server is not None  # noqa: S101 (the runner is set up)
         watched = _Watched(self._runner.server())
-        with connection, contextlib.suppress(TimeoutError, OSError):  # the client is slow, or leaves
+        with connection, contextlib.suppress(TimeoutError, OSError):  # the client is slow or leaves
             async with asyncio.timeout(CONNECTION_S):
                 transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: watched, connection, ssl=self._context
@@ -134,15 +131,12 @@ class JoinService:
             try:
                 self._take_certificate()  # used by connections from now on
                 problem = ""
-            except (
-                SecurityError,
-                OSError,
-            ) as error:  # such as a full disk, or an error of OpenSSL, which reads the files
+            except (SecurityError, OSError) as error:  # OSError: a full disk, or one from OpenSSL
                 problem = str(error)
             if problem and problem != before:
-                log.error("the CA's own certificate was not renewed: %s; it is tried again", problem)
+                log.error("the CA's own certificate was not renewed: %s; trying again", problem)
             elif before and not problem:
-                log.info("the CA's own certificate is renewed again")
+                log.info("the CA's own certificate was renewed")
 
     async def _ca(self, request: web.Request) -> web.Response:
         del request
@@ -151,7 +145,7 @@ class JoinService:
     def _join(self, asked: dict[str, Any]) -> bytes:
         name = Name.parse(str(asked["name"]))
         if name.topic != self._name.topic:
-            raise JoinRefused(f"this is topic {self._name.topic!r}; {name.topic!r} is asked for")
+            raise JoinRefused(f"this is topic {self._name.topic!r}, not {name.topic!r}")
         request = str(asked["request"]).encode()
         given = self._authority.join(str(asked["token"]), name, request, str(asked["mac"]))
         line = line_of(x509.load_pem_x509_certificate(given))
@@ -170,7 +164,7 @@ class JoinService:
             try:
                 async with asyncio.timeout(READ_S):
                     asked = json.loads(await request.read())
-                # The tokens' file may be locked by a command, and signing takes a moment.
+                # In a thread: the tokens' file may be locked, and signing takes a moment.
                 return web.Response(body=await asyncio.to_thread(act, asked))
             except (KeyError, TypeError, ValueError, RecursionError, TimeoutError, IdentityError) as error:
                 problem, status = f"the request cannot be read: {error}", 400
@@ -183,7 +177,7 @@ class JoinService:
 
 
 class _Watched(asyncio.Protocol):
-    """Make the end of one of the web server's connections awaitable."""
+    """Pass events on to one of the web server's connections, and make its end awaitable."""
 
     def __init__(self, served: asyncio.Protocol) -> None:
         self._served = served

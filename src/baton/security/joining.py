@@ -1,9 +1,8 @@
-"""Ask the CA for a certificate: first with a token, from then on with the last certificate.
+"""Get a certificate from the CA: the first one with a token, later ones with the certificate before.
 
-The CA listens only with TLS (join_service.py). A joiner fetches the CA's own certificate unverified, compares
-its key with the token's pin, and from then on trusts nothing else: the connection on which it asks is
-verified. Its key never leaves it, and neither does the token's secret. (As in kubeadm, with an HMAC in place
-of the bearer token.)
+A joiner fetches the CA's certificate over an unverified TLS connection and compares its key with the token's
+pin. All further connections are verified with that certificate. Neither the joiner's key nor the token's
+secret is sent. (As in kubeadm, with an HMAC in place of a bearer token.)
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
 from baton.security.tokens import Token
 
-TIMEOUT_S = 10.0  # limit for each exchange with the CA
+TIMEOUT_S = 10.0  # for each request to the CA
 RETRY_S = 0.5
-MAX_BYTES = 64 << 10  # maximum size of an answer
+MAX_BYTES = 64 << 10  # of an answer
 
 
 def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:
-    """Return a new key with its certificate from the CA at `address`. Raises JoinRefused.
+    """Return a new key and its certificate from the CA at `address`. Raises JoinRefused.
 
-    A CA that does not answer is asked again for `wait_s` seconds: it may be starting, too.
+    A CA that does not answer may be starting, and is asked again for `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -57,12 +56,12 @@ def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:
 
 
 def renew(address: str, last: Credentials) -> Pems:
-    """Return a new key with its certificate, for the holder of an unexpired one. Raises JoinRefused."""
+    """Return a new key and its certificate, in place of ones that have not expired. Raises JoinRefused."""
     key = new_key()
     request = request_for(key)
     old = serialization.load_pem_private_key(last.pems.key, None)
     if not isinstance(old, ec.EllipticCurvePrivateKey):
-        raise JoinRefused("the last certificate's key is of another kind than ECDSA")
+        raise JoinRefused("the last certificate's key is not an ECDSA key")
     asked = {
         "certificate": last.pems.chain.decode(),
         "request": request.decode(),
@@ -80,9 +79,9 @@ def _roots(address: str, token: Token) -> bytes:
     try:
         found = pin_of(x509.load_pem_x509_certificate(pem))
     except ValueError as error:
-        raise JoinRefused(f"{address} sent something else than a CA's certificate: {error}") from None
+        raise JoinRefused(f"{address} sent something other than a CA's certificate: {error}") from None
     if found != token.pin:
-        raise JoinRefused(f"the CA at {address} is not the token's: its key has SHA-256 {found}")
+        raise JoinRefused(f"the CA at {address} did not issue the token: its key has SHA-256 {found}")
     return pem
 
 
@@ -105,14 +104,14 @@ def _received(
     )
     pems = Pems(private, chain, roots)
     if checked(pems, f"the answer of {address}").name != name:
-        raise JoinRefused(f"the CA at {address} sent another's certificate than that of {name.uri}")
+        raise JoinRefused(f"the CA at {address} sent a certificate for another name than {name.uri}")
     return pems
 
 
 def _exchange(
     address: str, path: str, context: ssl.SSLContext, server: str | None = None, body: bytes = b""
 ) -> bytes:
-    """Return the body of the CA's answer. Raises JoinRefused with the CA's own line, or how it failed."""
+    """Return the body of the CA's answer. Raises JoinRefused, with the CA's own text if there is one."""
     host, port = addresses.split(address)
     try:
         with (

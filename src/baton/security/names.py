@@ -1,4 +1,4 @@
-"""The names in a certificate: a SPIFFE id, and a host name made of the same words."""
+"""The names in a certificate: a SPIFFE id, and a host name with the same parts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")  # characters that SPIFFE allows in
 
 
 class Role(StrEnum):
-    """Name the part that a process plays; prefill, decode and mixed workers are all workers."""
+    """A process's role in access control. All workers have the same, whatever they run."""
 
     WORKER = "worker"
     ROUTER = "router"
     SCHEDULER = "scheduler"
     OPERATOR = "operator"
-    CA = "ca"  # the service that processes join through
+    CA = "ca"  # the service that issues certificates
 
     @property
     def one(self) -> str:
@@ -29,14 +29,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Name:
-    """Identify a process by topic, role, and for a worker its id."""
+    """A process's identity: topic, role, and a worker's id."""
 
     topic: str
     role: Role
     worker_id: str = ""
 
     def __post_init__(self) -> None:
-        """Raise IdentityError for a name that no certificate can hold."""
+        """Raise IdentityError for a name that cannot be in a certificate."""
         parts = [self.topic, self.worker_id] if self.role is Role.WORKER else [self.topic]
         for part in parts:
             if not _WORD.fullmatch(part) or part in (".", ".."):
@@ -49,21 +49,21 @@ class Name:
 
     @property
     def uri(self) -> str:
-        """The SPIFFE id: spiffe://baton/TOPIC/ROLE, and for workers /ID."""
+        """The SPIFFE id: spiffe://baton/TOPIC/ROLE, for workers with /ID."""
         return f"{_DOMAIN}{self.topic}/{self.role}{'/' if self.worker_id else ''}{self.worker_id}"
 
     @property
     def host(self) -> str:
-        """The host name by which a caller verifies this role: certificates hold no addresses."""
+        """The host name by which callers verify the role, because certificates contain no addresses."""
         return host_of(self.topic, self.role)
 
     @classmethod
     def parse(cls, uri: str) -> Name:
-        """Return the name in a SPIFFE id. Raises IdentityError."""
+        """Parse a SPIFFE id. Raises IdentityError."""
         topic, _, rest = uri.removeprefix(_DOMAIN).partition("/")
         role, _, worker_id = rest.partition("/")
         if not uri.startswith(_DOMAIN) or role not in list(Role):
-            raise IdentityError(f"{uri!r} is no name of Baton's")
+            raise IdentityError(f"{uri!r} is not one of Baton's names")
         return cls(topic, Role(role), worker_id)
 
     def __str__(self) -> str:
@@ -71,5 +71,5 @@ class Name:
 
 
 def host_of(topic: str, role: Role) -> str:
-    """Return the host name in the certificates of a role."""
+    """Return the host name in a role's certificates."""
     return f"{role}.{topic}.baton"

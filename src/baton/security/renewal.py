@@ -1,4 +1,4 @@
-"""Renew a process's certificate in time, on a thread."""
+"""Renew a process's certificate in a thread."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from baton.security import identity
 from baton.security.errors import SecurityError
 from baton.security.identity import Credentials, Identity, Pems
 
-TRIES = 20  # attempts in the second half of a certificate's life
+TRIES = 20  # in the second half of a certificate's life
 
 logger = logging.getLogger(__name__)
 
 
 class Renewal:
-    """Renew an identity at half of its life, until the process ends.
-
-    A failed attempt is repeated after a twentieth of that half. Once the certificate has expired there is
-    nothing left to renew with, and the thread ends.
-    """
+    """Renew a certificate at half of its life. Failed attempts are repeated until it has expired."""
 
     def __init__(self, mine: Identity, renew: Callable[[Credentials], Pems]) -> None:
-        """Start the thread. renew: returns the successors of credentials; raises SecurityError."""
+        """Start the thread. renew: returns a new key and certificate, or raises SecurityError."""
         self._mine = mine
         self._renew = renew
         self._stop = threading.Event()
@@ -47,9 +43,9 @@ class Renewal:
             except SecurityError as error:
                 left_s = last.seconds_left()
                 if left_s <= 0:
-                    logger.error("the certificate is over, and could not be renewed: %s", error)  # noqa: TRY400
+                    logger.error("the certificate has expired, and could not be renewed: %s", error)  # noqa: TRY400
                     return
-                logger.warning("the certificate ends in %.0f s, and was not renewed: %s", left_s, error)
+                logger.warning("the certificate expires in %.0f s, and was not renewed: %s", left_s, error)
                 wait_s = half_s / TRIES
             else:
                 logger.info("the certificate was renewed")
@@ -60,6 +56,6 @@ class Renewal:
 
 
 def keep(folder: Path, pems: Pems) -> Identity:
-    """Write a first certificate to a folder, and return the identity there. Raises IdentityError."""
+    """Write a certificate to a folder, and return the identity. Raises IdentityError."""
     identity.write(folder, pems)
     return Identity(folder)

@@ -1,8 +1,8 @@
 """Revoked certificates and tokens, in a file that `baton ca revoke` and `baton ca serve` share.
 
-You can revoke a line, a name or a token's id. A line is a certificate and all its renewals, each of which
-holds the serial number of the first. A name covers everything issued for it until then: a certificate from
-joining with a token afterwards is valid.
+Lines, names and tokens' ids can be revoked. A line is a certificate and its renewals, and has the serial
+number of the first. Revoking a name affects all certificates issued for it so far, but not those from joining
+again with a token.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from baton.security.errors import AuthorityError, IdentityError, JoinRefused
 from baton.security.identity import locked, replace
 from baton.security.names import Name
 
-_SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id, so that the two cannot be confused
+_SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id
 
 
 class Revocations:
-    """Keep the CA's list of revocations. It is read at each renewal, so additions count at once."""
+    """The CA's list of revocations, read at each renewal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, what: str) -> str:
-        """Revoke a serial number or a SPIFFE id; return it as it is listed.
+        """Revoke a serial number or a SPIFFE id; return it in the form of `listed`.
 
         Raises IdentityError for anything else, and AuthorityError.
         """
@@ -41,16 +41,13 @@ class Revocations:
         self._add(token_id)
 
     def all(self) -> dict[str, float]:
-        """Return what is revoked, and when (wall clock, seconds). Raises AuthorityError."""
+        """Return all revocations with their times (wall clock, seconds). Raises AuthorityError."""
         with self._lock() as found:
             return found
 
     @contextlib.contextmanager
     def allowing(self, name: Name, line: str, issued: float) -> Iterator[None]:
-        """Let one certificate be renewed within the block, and nothing be revoked meanwhile.
-
-        Raises JoinRefused if it was revoked, and AuthorityError.
-        """
+        """Lock the list while a certificate is renewed. Raises JoinRefused if that was revoked."""
         with self._lock() as found:
             if line in found or found.get(name.uri, 0.0) >= issued:
                 raise JoinRefused(f"the certificate of {name} was revoked: join with a token again")
@@ -58,7 +55,7 @@ class Revocations:
 
     def _add(self, what: str) -> None:
         with self._lock() as found:
-            found[what] = time.time()  # set under the lock, so that renewals in progress come before it
+            found[what] = time.time()  # under the lock, so renewals in progress are earlier
             self._keep(found)
 
     @contextlib.contextmanager
@@ -82,10 +79,7 @@ class Revocations:
 
 
 def listed(what: str) -> str:
-    """Return a serial number (as openssl or a log shows it) or a SPIFFE id in one form.
-
-    Raises IdentityError for anything else.
-    """
+    """Normalize a serial number, as openssl or a log shows it, or a SPIFFE id. Raises IdentityError."""
     if what.startswith("spiffe:"):
         return Name.parse(what).uri
     serial = what.replace(":", "").lower().lstrip("0")

@@ -1,9 +1,8 @@
-"""Seal pieces of bulk data between two processes that agreed on keys over a connection with TLS.
+"""Encrypt bulk data between two processes that agreed on keys over a TLS connection.
 
-Python's TLS opens and seals 16 KiB per call, which is too slow for KV (docs/decisions/0061). AES-256-GCM by
-`cryptography` takes pieces of any size, with the CPU's own instructions. A key seals one direction of one
-connection, and the nonce is the piece's number: pieces that are left out, duplicated, swapped or changed on
-their way do not open.
+Python's TLS encrypts 16 KiB per call, which is too slow for KV (docs/decisions/0061). AES-256-GCM in
+`cryptography` takes pieces of any size. Each direction of a connection has its own key, and the nonce is the
+piece's number, so decryption fails if pieces are missing, duplicated, reordered or modified.
 """
 
 from __future__ import annotations
@@ -16,40 +15,38 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from baton.security.errors import NotAsSealed
 
 KEY_BYTES = 32
-TAG_BYTES = 16  # added to each sealed piece
+TAG_BYTES = 16  # added to each piece
 _NONCE_BYTES = 12
 
 Piece = bytes | bytearray | memoryview
 
 
 def new_key() -> bytes:
-    """Return a fresh random key."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 class Seal:
-    """Seal, or open, one direction's pieces in order. Use it from one thread at a time."""
+    """Encrypt or decrypt the pieces of one direction, in order. Not thread-safe."""
 
     def __init__(self, key: bytes) -> None:
-        """Start with the first piece. Raises ValueError for a key of another length."""
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes; {KEY_BYTES} are needed")
+            raise ValueError(f"the key has {len(key)} bytes, not {KEY_BYTES}")
         self._cipher = AESGCM(key)
         self._pieces = 0
 
     def seal(self, piece: Piece, into: memoryview, beside: bytes = b"") -> None:
-        """Write the next piece to `into`, which is TAG_BYTES longer.
+        """Encrypt the next piece into `into`, which is TAG_BYTES longer.
 
-        beside: associated plain text, which must also arrive unchanged.
+        beside: associated plain text, which is authenticated as well.
         """
         self._cipher.encrypt_into(self._nonce(), piece, beside, into)
 
     def open(self, sealed: Piece, into: memoryview, beside: bytes = b"") -> None:
-        """Write the next piece, opened, to `into`. Raises NotAsSealed."""
+        """Decrypt the next piece into `into`. Raises NotAsSealed."""
         try:
             self._cipher.decrypt_into(self._nonce(), sealed, beside, into)
         except InvalidTag:
-            raise NotAsSealed(f"piece {self._pieces} of a connection is not what was sent") from None
+            raise NotAsSealed(f"piece {self._pieces} of a connection was modified in transit") from None
 
     def _nonce(self) -> bytes:
         self._pieces += 1

@@ -1,7 +1,7 @@
-"""Tokens: invitations to join, as `ID.SECRET.PIN` in one line of text.
+"""Tokens for joining a deployment: `ID.SECRET.PIN` in one line of text.
 
-The secret never crosses the network: the joiner uses it to make the HMAC of its request. The pin is the
-SHA-256 of the CA's public key, by which the joiner recognises a CA that it has never met (as in kubeadm).
+The joiner authenticates its request with an HMAC, so the secret is never sent. The pin is the SHA-256 of the
+CA's public key, by which the joiner verifies the CA (as in kubeadm).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from baton.security.errors import AuthorityError, JoinRefused, TokenError
 from baton.security.identity import locked, replace
 from baton.security.names import Name, Role
 
-KEPT_S = 7 * 86_400  # s for which an expired token is told from an unknown one
+KEPT_S = 7 * 86_400  # s for which expired tokens are kept
 _ID = re.compile(r"[0-9a-f]{12}")
 _TEXT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
 class Token:
-    """The text that a joiner is given."""
+    """A token as its joiner gets it."""
 
     id: str
     secret: str
@@ -36,14 +36,14 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Parse a token. Raises TokenError, whose text does not repeat it."""
+        """Parse a token. Raises TokenError, without the text."""
         found = _TEXT.fullmatch(text.strip())
         if found is None:
-            raise TokenError("no token: that is ID.SECRET.PIN in one line, as `baton ca token` prints it")
+            raise TokenError("not a token: it is ID.SECRET.PIN in one line, as `baton ca token` prints it")
         return cls(*found.groups())
 
     def mac(self, name: Name, request: bytes) -> str:
-        """Return the proof, in hex, that this request is made by a holder of the token."""
+        """Return the HMAC of a request, in hex."""
         return _mac(self.id, self.secret, name, request)
 
     def __str__(self) -> str:
@@ -57,13 +57,13 @@ class Grant:
     secret: str
     role: str
     topic: str
-    expires_at: float  # wall clock, as the CA may be restarted; seconds
-    uses: int | None  # uses left; None: any number
-    life_s: float  # lifetime of the certificates
+    expires_at: float  # wall clock, seconds
+    uses: int | None  # left; None: any number
+    life_s: float  # of the certificates
 
 
 class TokenStore:
-    """Keep the CA's tokens in a file that `baton ca token` and `baton ca serve` share."""
+    """The CA's tokens, in a file that `baton ca token` and `baton ca serve` share."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,23 +71,22 @@ class TokenStore:
     def add(
         self, role: Role, topic: str, *, valid_s: float, uses: int | None, life_s: float, pin: str
     ) -> Token:
-        """Make a token for processes of this role and topic. Raises AuthorityError."""
+        """Create a token for processes with this role and topic. Raises AuthorityError."""
         token = Token(secrets.token_hex(6), secrets.token_hex(16), pin)
         with self._open() as grants:
             grants[token.id] = Grant(token.secret, role.value, topic, time.time() + valid_s, uses, life_s)
         return token
 
     def use(self, token_id: str, name: Name, request: bytes, mac: str) -> float:
-        """Use a token once; return the life of the certificate to issue, in seconds.
+        """Use a token once; return the lifetime of the certificate to issue, in seconds.
 
-        A caller that does not know the secret learns nothing about the token. Raises JoinRefused,
-        AuthorityError.
+        A caller without the secret learns nothing about the token. Raises JoinRefused, AuthorityError.
         """
         with self._open() as grants:
             grant = grants.get(token_id)
             proof = _mac(token_id, grant.secret if grant else "", name, request)
             if not hmac.compare_digest(proof.encode(), mac.encode()) or grant is None:
-                raise JoinRefused(f"token {token_id}: not known to this CA, or its secret is wrong")
+                raise JoinRefused(f"token {token_id}: this CA does not know it, or the secret is wrong")
             if grant.expires_at <= time.time():
                 raise JoinRefused(f"token {token_id} has expired: make another with `baton ca token`")
             if (grant.role, grant.topic) != (name.role, name.topic):
@@ -97,20 +96,20 @@ class TokenStore:
                 )
             if grant.uses == 0:
                 raise JoinRefused(
-                    f"token {token_id} was used as often as it may: make another with `baton ca token --uses`"
+                    f"token {token_id} has no uses left: make another with `baton ca token --uses`"
                 )
             if grant.uses is not None:
                 grant.uses -= 1
             return grant.life_s
 
     def extend(self, token_id: str, valid_s: float) -> None:
-        """Let a known token expire this long from now. Raises AuthorityError."""
+        """Let a token, if it is known, expire this long from now. Raises AuthorityError."""
         with self._open() as grants:
             if token_id in grants:
                 grants[token_id].expires_at = time.time() + valid_s
 
     def revoke(self, token_id: str) -> bool:
-        """Forget a token. Return False for an unknown one. Raises AuthorityError."""
+        """Delete a token; return False for an unknown one. Raises AuthorityError."""
         with self._open() as grants:
             return grants.pop(token_id, None) is not None
 
@@ -121,7 +120,7 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[dict[str, Grant]]:
-        """Lend the tokens to one process at a time; its changes are kept, unless it raises."""
+        """Yield the tokens under a lock, and save changes unless an exception is raised."""
         try:
             with locked(self._path):
                 before = _read(self._path)

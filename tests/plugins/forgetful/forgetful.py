@@ -1,6 +1,6 @@
-"""A vLLM plug-in that drops the drafter's state of every handoff: what a silent drafter looks like.
+"""A vLLM plug-in that drops the drafter's KV from every handoff, to simulate a drafter without acceptance.
 
-Put its folder on PYTHONPATH. Answers stay right; only what the drafter was given of the prompt is gone.
+Put its folder on PYTHONPATH. Outputs stay correct.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _scatter = HostBlockCache.scatter
 
 
 def register() -> None:
-    """Patch the drafter. vLLM calls this in each of its processes."""
+    """Patch the cache. vLLM calls this in each of its processes."""
     HostBlockCache.scatter = _forgetting  # type: ignore[method-assign]
 
 
 def _forgetting(
     self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
 ) -> None:
-    """The drafter's layers come after the target's: the demo model's is the last one."""
+    """Clear the last layer, which is the demo model's drafter."""
     _scatter(self, group, records, block_ids, table)
     self._tables[group].blocks[-1][list(block_ids)] = 0

@@ -1,4 +1,4 @@
-"""The index of blocks against a model that keeps a set for each worker."""
+"""The index of blocks, compared with a model that keeps a set for each worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLENTY = 1 << 20
 
 
 def chain(name: str, blocks: int) -> list[int]:
-    """Return the hashes of a chain of blocks: equal beginnings of names are equal beginnings of chains."""
+    """Return the hashes of a chain of blocks; names with a common prefix give chains with a common prefix."""
     found, last = [], b""
     for number in range(blocks):
         last = hashlib.sha256(last + name[number : number + 1].encode()).digest()
@@ -57,11 +57,11 @@ def test_the_longest_match_of_chains_is_exact(held: list[str], asked: str) -> No
 
 
 class Model(RuleBasedStateMachine):
-    """Stores, removals, workers that come and go, and sweeps, in any order."""
+    """Random additions, removals, joins, leaves and sweeps."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex(PLENTY)  # its blocks lie in shards of their own
+        self.index = PrefixIndex(PLENTY)  # so each block has its own shard
         self.held: dict[int, set[int]] = {}
         self.keys = [key_of(chain(chr(one), 1)[0], one + 1) for one in range(24)]
 
@@ -120,7 +120,7 @@ Model.TestCase.settings = settings(max_examples=40, stateful_step_count=25, dead
 TestModel = Model.TestCase
 
 
-def test_what_gone_workers_held_is_swept_away() -> None:
+def test_blocks_of_removed_workers_are_swept() -> None:
     index = PrefixIndex(PLENTY)
     stays, goes = index.join(), index.join()
     keys = names(chain("a" * 400, 400))
@@ -132,7 +132,7 @@ def test_what_gone_workers_held_is_swept_away() -> None:
     while index.tend(50):
         assert index.reach(keys, index.alive) == (100, 1 << stays)
     assert len(index) == 100
-    assert index.join() == goes  # its place is free again
+    assert index.join() == goes  # the slot is reused
     assert reach(index, keys, goes) == 0
 
 
@@ -140,7 +140,7 @@ def test_what_gone_workers_held_is_swept_away() -> None:
     st.integers(1, 40_000),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1 << 60), st.integers(0, 9)), max_size=300),
 )
-def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tuple[int, int, int]]) -> None:
+def test_an_index_of_any_size_is_correct(most: int, operations: list[tuple[int, int, int]]) -> None:
     index = PrefixIndex(most)
     slots = [index.join() for _ in range(5)]
     held: dict[int, set[int]] = {}
@@ -148,7 +148,7 @@ def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tu
     for worker, block_hash, what in operations:
         key = key_of(block_hash, 1)
         if named.setdefault(key & NAME, key) != key:
-            continue  # an index of one shard has one entry for both
+            continue  # both keys would have the same entry in an index of one shard
         (held.setdefault(key, set()).add if what else held.get(key, set()).discard)(slots[worker])
         index.apply(slots[worker], [key if what else key | REMOVED])
     assert len(index) <= max(most, index.shards)
@@ -158,7 +158,7 @@ def test_an_index_of_any_size_finds_what_it_keeps(most: int, operations: list[tu
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-12, 11)), max_size=150))
-def test_too_many_sets_of_workers_lose_holders_and_invent_none(changes: list[tuple[int, int]]) -> None:
+def test_too_many_sets_only_lose_holders(changes: list[tuple[int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sets, "MOST_SHARED", 3)
         index = PrefixIndex(PLENTY)
@@ -176,7 +176,7 @@ def test_too_many_sets_of_workers_lose_holders_and_invent_none(changes: list[tup
         assert len(index) == len(index.sets) == 0
 
 
-def test_a_full_index_is_coarse_and_gets_fine_again() -> None:
+def test_a_full_index_is_coarse_until_it_has_room_again() -> None:
     index = PrefixIndex(1_024)
     slot = index.join()
     draw = random.Random(1)
@@ -185,7 +185,7 @@ def test_a_full_index_is_coarse_and_gets_fine_again() -> None:
         index.apply(slot, names(hashes))
     assert len(index) <= 1_024
     assert index.coarseness > 1
-    for hashes in prompts:  # only multiples of what it is coarse by are sure to be there
+    for hashes in prompts:  # only blocks at multiples of the coarseness are certain
         found = reach(index, list(prompt_keys(hashes, 1).keys), slot) * prompt_keys(hashes, 1).tokens
         assert 1_024 - index.coarseness < found <= 1_024
     for hashes in prompts:

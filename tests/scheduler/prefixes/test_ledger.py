@@ -1,4 +1,4 @@
-"""A worker's log and the scheduler's ledger, over a way on which messages are lost, doubled and late."""
+"""A worker's log and the scheduler's ledger, with messages that are lost, duplicated and late."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def held(ledger: PrefixLedger, worker_id: str, keys: range = range(64)) -> set[i
 
 
 def deliver(ledger: PrefixLedger, log: BlockLog, worker_id: str = "w") -> None:
-    """Send until the scheduler lacks nothing."""
+    """Send until the scheduler has everything."""
     for _ in range(100):
         message = log.message()
         log.heard(ledger.hear(worker_id, message))
         if not log.message().operations:
             return
-    raise AssertionError("it does not come to an end")
+    raise AssertionError("it does not end")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 4), st.integers(2, 12))
-def test_it_heals_whatever_becomes_of_messages(seed: int, piece: int, most: int) -> None:
-    """Lost messages and replies, doubles, late ones, caches cleared, logs that overflow, new schedulers."""
+def test_the_ledger_catches_up_after_any_loss(seed: int, piece: int, most: int) -> None:
+    """Lost, duplicate and late messages, cleared caches, overflowing logs, new schedulers."""
     draw = random.Random(seed)
     before = log_module.PIECE, log_module.MOST
     log_module.PIECE, log_module.MOST = piece, most
@@ -93,7 +93,7 @@ def test_it_heals_whatever_becomes_of_messages(seed: int, piece: int, most: int)
         log_module.PIECE, log_module.MOST = before
 
 
-def test_a_gap_changes_nothing_and_is_told() -> None:
+def test_a_gap_changes_nothing_and_is_reported() -> None:
     log, ledger = a_log(), a_ledger()
     log.take(Change(stored=[1, 2, 3]))
     deliver(ledger, log)
@@ -104,7 +104,7 @@ def test_a_gap_changes_nothing_and_is_told() -> None:
     assert (known.operations, held(ledger, "w"), ledger.gaps) == (3, {1, 2, 3}, 1)
 
 
-def test_a_worker_that_begins_anew_with_its_id_holds_nothing() -> None:
+def test_a_restarted_worker_with_the_same_id_holds_nothing() -> None:
     ledger = a_ledger()
     before = a_log(1_000)
     before.take(Change(stored=range(10)))
@@ -144,11 +144,11 @@ def test_silent_and_dead_workers_are_forgotten() -> None:
     clock.now += 2
     ledger.keep({"silent": 1, "well": 2})
     assert (len(ledger), held(ledger, "well"), held(ledger, "silent")) == (1, {1}, set())
-    deliver(ledger, logs["silent"], "silent")  # it is heard again, and tells all
+    deliver(ledger, logs["silent"], "silent")  # it reports again
     assert held(ledger, "silent") == {1}
 
 
-def test_rare_heartbeats_are_no_silence() -> None:
+def test_rare_heartbeats() -> None:
     clock = Clock()
     ledger = PrefixLedger(PrefixIndex(PLENTY), clock, heartbeat_s=60.0)
     log = a_log()
@@ -164,8 +164,8 @@ def test_rare_heartbeats_are_no_silence() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(2, 12))
-def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: int) -> None:
-    """One that hears nothing for long, or begins again, neither holds up the others nor begins them anew."""
+def test_each_scheduler_gets_everything_whatever_happens_to_others(seed: int, most: int) -> None:
+    """A silent or restarted scheduler neither delays the others nor resets their logs."""
     draw = random.Random(seed)
     before = log_module.MOST
     log_module.MOST = most
@@ -185,7 +185,7 @@ def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: 
                 ledgers["b"] = a_ledger()
             if draw.random() < 0.3:
                 deliver(ledgers["b"], logs.to("b"))
-        for name, ledger in ledgers.items():  # "c" hears only now
+        for name, ledger in ledgers.items():  # "c" for the first time
             deliver(ledger, logs.to(name))
             assert held(ledger, "w") == cache
             assert not logs.to(name).message().operations
@@ -193,7 +193,7 @@ def test_each_scheduler_is_told_all_whatever_becomes_of_others(seed: int, most: 
         log_module.MOST = before
 
 
-def test_one_that_is_restarted_costs_the_others_nothing() -> None:
+def test_a_restarted_scheduler_does_not_reset_the_others() -> None:
     numbers = itertools.count()
     logs, one, other = BlockLogs(lambda: next(numbers)), a_ledger(), a_ledger()
     logs.take(Change(stored=[1, 2, 3]))

@@ -1,4 +1,4 @@
-"""The scorer `prefix_affinity`: prompts that begin alike go to the worker whose prefix cache has them."""
+"""The scorer `prefix_affinity`: prompts with the same prefix go to the same worker."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from baton.scheduler.types import WorkerRecord
 
 
 class PrefixAffinity(Scorer):
-    """Rendezvous hashing: each prefix ranks the workers in its own order (Thaler and Ravishankar, 1998).
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): each prefix has its own order of the workers.
 
-    Schedulers agree without talking to each other, and a worker that comes or goes moves its own share alone.
+    Schedulers agree without communication, and only a joining or leaving worker's own share moves.
     """
 
     side: ClassVar[Side] = Side.PREFILL
 
     def score(self, worker: WorkerRecord, need: Need) -> float:
         if not need.prefix.keys:
-            return 0.5  # shorter than one KV block: every worker is as good
+            return 0.5  # shorter than a KV block
         begins = need.prefix.keys[0].to_bytes(8) + worker.worker_id.encode()
         drawn = hashlib.blake2b(begins, digest_size=8).digest()
         return int.from_bytes(drawn) / 2**64

@@ -1,4 +1,4 @@
-"""The transport `folder`: KV goes through files in a folder that all workers reach, KV_FOLDER or /tmp."""
+"""The transport `folder`: KV goes through files in a shared folder, KV_FOLDER or /tmp."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Folder(Transport):
     def __init__(self) -> None:
         self._folder = Path(os.environ.get("KV_FOLDER", tempfile.gettempdir()))
         self._files: dict[tuple[str, int], Path] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-folder")  # one: it works in order
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-folder")  # one thread, to keep the order
 
     # ---- on the worker that saves
 
@@ -44,7 +44,7 @@ class Folder(Transport):
             self._thread.submit(file.unlink, missing_ok=True)
 
     def _write(self, saved: SavedShard, file: Path) -> None:
-        """Write all digests, then all records; the name without .part appears when the file is whole."""
+        """Write all digests, then all records. The file is renamed when it is complete."""
         part = file.with_suffix(".part")
         try:
             with part.open("wb") as out:
@@ -56,7 +56,7 @@ class Folder(Transport):
             part.rename(file)
         except (SourceError, OSError) as error:
             logger.warning("KV of request %s was not written: %s", saved.request_id, error)
-            part.unlink(missing_ok=True)  # the pull notices that both are gone
+            part.unlink(missing_ok=True)  # so the pull fails
 
     # ---- on the worker that pulls
 
@@ -82,7 +82,7 @@ class Folder(Transport):
                     data = np.frombuffer(source.read(count * pull.record_bytes), np.uint8)
                     data = data.reshape(count, pull.record_bytes)
                     yield Records(at, data, digests[at - first : at - first + count])
-        except (OSError, ValueError) as error:  # a file that is too short, for one
+        except (OSError, ValueError) as error:  # such as a truncated file
             raise TransportFailed(f"{pull.what}: {file}: {error}") from None
 
     def _file(self, shard: Shard) -> Path:
