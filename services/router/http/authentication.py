@@ -1,7 +1,7 @@
-"""Authentication: if an API key is set, every path needs it except the few that health checks use.
+"""Authentication: once an API key is set, every path but a few for health checks needs one.
 
-A path that is not listed is closed, so routes that vLLM adds are closed, too. A listed path must equal the
-path that the routes see: any other spelling is closed.
+Unlisted paths are closed, so routes that a new vLLM adds are closed too. The list is matched literally: any
+other spelling of a listed path is closed.
 """
 
 from __future__ import annotations
@@ -19,51 +19,49 @@ from baton.services.tenants.model import ANYBODY, Caller, digest
 
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
-# These paths describe all tenants together, so no tenant may see them, whatever its key.
+# These cover all tenants together, so a tenant's key does not open them.
 OF_ALL_TENANTS = (METRICS, "/load")
 _NOT_FOR_TENANTS = (
     "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"
 )
-_POLICY_VIOLATION = 1008  # close code of a WebSocket
+_POLICY_VIOLATION = 1008  # WebSocket close code
 
 
 class Keys(Protocol):
-    """The keys that open a router."""
+    """The API keys that a router accepts."""
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known yet, in one line; "" once keys are known."""
+        """Why keys cannot be checked yet; "" once they can."""
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the caller that a secret belongs to, or None."""
+        """Return the owner of a key, or None."""
 
 
 class FixedKeys:
-    """Keys of one tenant without limits, the same until the router ends."""
+    """A fixed set of keys that all belong to one caller without limits."""
 
-    problem = ""  # they are known from the start
+    problem = ""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest(key.encode()) for key in keys]
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the one caller for each of the keys."""
         given = digest(secret)
-        # Compare with all keys, so that the duration does not reveal which one it was.
+        # Compare with every key, or the time taken would reveal which one matched.
         known = sum(hmac.compare_digest(given, one) for one in self._digests)
         return ANYBODY if known else None
 
 
 class KeyMiddleware:
-    """Pure ASGI middleware that checks path and headers alone, before a request's body is read.
+    """Pure ASGI middleware that checks the path and the headers before the body is read.
 
-    Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
-    by itself; an OPTIONS that is no preflight would reach mounted apps, and needs the key. `refused` is
-    called with the status for each request that does not pass.
+    Place it directly inside the CORS middleware, which answers browsers' preflights: those cannot carry a
+    key. Any other OPTIONS request would reach mounted apps, so it needs a key. `refused` is called with the
+    status of each refusal.
     """
 
     def __init__(self, app: App, keys: Keys, refused: Callable[[str], None]) -> None:
-        """Accept any of `keys`."""
         self._app = app
         self._keys = keys
         self._refused = refused

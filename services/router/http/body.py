@@ -1,4 +1,4 @@
-"""Reads a request's whole body, within its budget, before any handler sees it."""
+"""Read a request's whole body, within its budget, before any handler sees it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.budget import Budget
 
-PIECE = 64 << 10  # bytes counted without a pause
+PIECE = 64 << 10  # bytes counted before other tasks get a turn
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 
 async def read(receive: Receive) -> bytes | None:
-    """Return a request's body; None if its client leaves.
+    """Return a request's body, or None if the client leaves.
 
-    Raises TooLarge or Unsupported if it exceeds its budget, but only once all of it has arrived: clients do
-    not read an answer before they have sent everything. Bytes after the mistake are not kept.
+    Raises TooLarge or Unsupported, but only once the whole body has arrived: clients do not read a response
+    before they have sent everything. Bytes after the mistake are discarded.
     """
     budget = Budget()
     pieces: list[bytes] = []
@@ -59,7 +59,7 @@ async def _count(budget: Budget, body: bytes) -> None:
 
 
 def lone_surrogate(body: bytes) -> str:
-    """Return the place of the first text with an unpaired surrogate, such as `messages[0].content`."""
+    """Return the path of the first text with an unpaired surrogate, such as `messages[0].content`."""
     try:
         found = _surrogate_in(json.loads(body))
     except (ValueError, RecursionError):
@@ -68,7 +68,6 @@ def lone_surrogate(body: bytes) -> str:
 
 
 def _surrogate_in(value: Any) -> str | None:
-    """Search a value, whose depth is within the budget."""
     if isinstance(value, str):
         return "" if _is_broken(value) else None
     pairs: Any = ()
@@ -93,7 +92,7 @@ def _is_broken(text: str) -> bool:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body already read, and then the messages after it."""
+    """Return a `receive` that yields a body already read, then the messages after it."""
     first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def given() -> Message:

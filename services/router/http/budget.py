@@ -1,9 +1,9 @@
-"""The budget of a request's body: its contents are counted in its bytes before anything is built from them.
+"""The budget of a request's body: its contents are counted as bytes, before anything is built from them.
 
-A few bytes of JSON become an object of a hundred bytes, and validating it costs even more. The counts use
-bytes.count and the like, a piece at a time as the body arrives: 8 MiB of text take 30 ms, 8 MiB of
-escaped surrogates 400 ms, in steps of at most 10 ms; a chat of 3 KB takes 14 us. A body that is not JSON is
-counted correctly up to its first mistake, where any parser stops.
+A few bytes of JSON become an object of a hundred bytes, and validating it costs even more. Counting a piece
+at a time with bytes.count and the like takes 30 ms for 8 MiB of text, 400 ms for 8 MiB of escaped surrogates,
+in steps of at most 10 ms, and 14 us for a chat of 3 KB. A body that is not JSON is counted correctly up to
+its first mistake, where any parser stops.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from json import detect_encoding
 
 from baton.services.router.errors import TooLarge, Unsupported
 
-MAX_DEPTH = 200  # levels; a schema of the greatest depth that vLLM accepts, 64, has 140
+MAX_DEPTH = 200  # levels; the deepest schema that vLLM accepts (64) has 140
 MAX_VALUES = 1 << 19  # a prompt of half a million token ids, which Python parses in 80 ms
-MAX_TEXTS = 1 << 17  # strings, field names included
+MAX_TEXTS = 1 << 17  # strings, including field names
 MAX_CONTAINERS = 1 << 15  # lists and objects
 MAX_ITEMS = 1 << 13  # objects in lists: messages, parts, tools, calls
 MAX_NUMBER = 64  # characters
@@ -29,13 +29,13 @@ _LONG_NUMBER = b"0" * (MAX_NUMBER + 1)
 _LARGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 _OVERLAP = MAX_NUMBER + 1
 _DIGITS = b"0" * 19
-_INTEGER = re.compile(rb"(?<=[^0-9.eE+-])-?[0-9]{19,}(?=[^0-9.eE+-])")  # a whole number
-# An unpaired surrogate, with enough context on both sides to tell.
+_INTEGER = re.compile(rb"(?<=[^0-9.eE+-])-?[0-9]{19,}(?=[^0-9.eE+-])")  # not part of a fraction
+# An unpaired surrogate, with enough context on both sides to recognize it.
 _LONE = re.compile(
     rb"(?<=.{6})\\u[dD](?:[89abAB]..(?=.{6})(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])",
     re.DOTALL,
 )
-_BESIDE = 18  # bytes of the previous piece to look at again: an escape, 6 bytes before it, 6 after it
+_BESIDE = 18  # bytes of the previous piece to search again: an escape, with 6 bytes on each side
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -52,20 +52,20 @@ class Budget:
         self.lone_surrogates = False
         self._quotes = 0
         self._depth = 0  # nesting at the last byte
-        self._ended = False  # an unmatched closing bracket: no parser gets past it
+        self._ended = False  # after an unmatched closing bracket, where any parser stops
         self._tail = b""  # a backslash whose second character has not arrived
-        self._last = b""  # the last byte outside of strings that is not a space
-        self._before = b""  # the last bytes outside of strings
-        self._escapes = b" " * _BESIDE  # the last bytes, to find unpaired surrogates
-        self._decoder: codecs.IncrementalDecoder | None = None  # once a byte is not ASCII
+        self._last = b""  # the last non-space byte outside strings
+        self._before = b""  # the last bytes outside strings
+        self._escapes = b" " * _BESIDE  # the last bytes, where an unpaired surrogate may begin
+        self._decoder: codecs.IncrementalDecoder | None = None  # set at the first byte that is not ASCII
 
     @property
     def texts(self) -> int:
-        """Return the number of strings, field names included."""
+        """The number of strings, including field names."""
         return (self._quotes + 1) // 2
 
     def take(self, piece: bytes) -> None:
-        """Count the next piece, of about 64 KiB at most: it holds the loop for a millisecond at worst."""
+        """Count the next piece, about 64 KiB at most: it blocks the loop for some milliseconds at worst."""
         if not self.bytes:
             check_encoding(piece)
         self._check_text(piece)
@@ -87,7 +87,7 @@ class Budget:
         _within(self.texts, MAX_TEXTS, "strings and names of fields")
 
     def finish(self, body: bytes) -> None:
-        """Check what only the whole body shows."""
+        """Check what can be judged only at the end of the body."""
         check_encoding(body)
         self._check_text(b"", final=True)
         self._look_for_surrogates(b" " * _BESIDE)
@@ -105,7 +105,7 @@ class Budget:
             raise Unsupported(f"the body is not UTF-8 at byte {at}: {error.reason}") from None
 
     def _without_escapes(self, piece: bytes) -> bytes:
-        """Return a piece without escaped backslashes and quotes, so that each remaining quote counts."""
+        """Replace escaped backslashes and quotes, so that every remaining quote delimits a string."""
         piece = (self._tail + piece).replace(b"\\\\", b"__").replace(b'\\"', b"__")
         if piece.endswith(b"\\"):
             self._tail = b"\\"
@@ -114,7 +114,6 @@ class Budget:
         return piece
 
     def _count(self, outside: bytes) -> None:
-        """Count the text outside of strings."""
         self._check_numbers(outside)
         opens = outside.count(b"[") + outside.count(b"{")
         self.containers += opens
@@ -141,7 +140,9 @@ class Budget:
         if _LONG_NUMBER in digits:
             raise Unsupported(f"the body has a number of more than {MAX_NUMBER} characters")
         for found in _INTEGER.finditer(near):
-            if not -(1 << 63) <= int(found[0]) < 1 << 64:  # messages to workers cannot hold larger ones
+            if (
+                not -(1 << 63) <= int(found[0]) < 1 << 64
+            ):  # the encoding of messages to workers has no larger ones
                 raise Unsupported(
                     f"the body has an integer that does not fit into 64 bits: {found[0].decode()}"
                 )

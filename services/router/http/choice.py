@@ -1,6 +1,6 @@
-"""The choice of a model: each request goes to the app of the model or adapter that its body names.
+"""Route each request to the app of the model or adapter that its body names.
 
-It costs one look-up in a dictionary, however many models there are, because admission has read the field.
+This costs one dictionary look-up, however many models there are: admission has already read the field.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from baton.services.router.http.forms import App, Receive, Scope, Send, error_re
 
 
 class ModelMiddleware:
-    """Pure ASGI middleware. It must be the innermost one, inside admission, which reads the body."""
+    """Pure ASGI middleware. Must be the innermost one: admission reads the body."""
 
     def __init__(self, app: App, apps: Mapping[str, App | None], paths: frozenset[str]) -> None:
-        """Hand requests on these `paths` to `apps`, by model; None stands for `app`, which has all others."""
+        """Route requests on `paths` to `apps`, by model; None stands for `app`, which gets all others."""
         self._app = app
         self._apps = apps
         self._paths = paths
@@ -45,7 +45,7 @@ class ModelMiddleware:
                 f"several models are served here: name one in the field 'model': {self._served}"
             )
         if not isinstance(name, str):
-            return self._app  # its check of types refuses the request
+            return self._app  # vLLM's validation refuses it
         if name not in self._apps:
             raise NoSuchModel(f"The model `{name}` does not exist. Served here: {self._served}.")
         return self._apps[name] or self._app

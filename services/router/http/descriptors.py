@@ -7,13 +7,13 @@ import resource
 
 log = logging.getLogger(__name__)
 
-# Refused connections that may wait for their 503; further ones are dropped, as descriptors are finite.
+# Connections above the limit that may wait for their 503. Any further one is dropped to save descriptors.
 SPARE_CONNECTIONS = 256
 OWN_DESCRIPTORS = 512  # reserved for workers, scheduler and files
 
 
 def affordable_connections(wanted: int) -> int:
-    """Return `wanted`, or as many connections as file descriptors allow; raise their limit if needed.
+    """Raise the limit of file descriptors if needed; return how many of the `wanted` connections it allows.
 
     Without a free descriptor the router could neither accept clients nor reach workers.
     """

@@ -1,13 +1,13 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-The second is for a Prometheus that knows only the router's address. Each process is asked at the address that
-it gave to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
-`honor_labels`). A process that does not answer in time has a sample `baton_federation_up 0`.
+`?all` is for a Prometheus that can reach only the router. Each process is scraped at the address that it gave
+to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
+`honor_labels`). A process that does not answer in time has the sample `baton_federation_up 0`.
 
-Of a router with several processes (router.processes) any of them answers for all: each sample has the label
-`process`, a number that stays when a process is started again, so its counters start again as Prometheus
-expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
-that does not answer is a sample `baton_process_up 0`.
+With several processes (router.processes), each of them answers for all. Every sample gets the label
+`process`, a number that a restarted process keeps, so its counters restart as Prometheus expects. A sum over
+processes would fall at a restart, and Prometheus would count the other processes twice. A process that does
+not answer has the sample `baton_process_up 0`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from baton.metrics import exposition
 from baton.scheduler.members import Member
 from baton.services.router.http.authentication import METRICS
 
-AT_ONCE = 16  # processes asked side by side
+AT_ONCE = 16  # processes scraped concurrently
 ASK_S = 2.0  # timeout of one process
 ALL_S = 8.0  # timeout of all processes: Prometheus waits ten seconds
-MOST_BYTES = 8 << 20  # largest answer
+MOST_BYTES = 8 << 20  # the largest answer accepted
 UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
@@ -40,14 +40,14 @@ _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answe
 
 @dataclass(frozen=True)
 class Beside:
-    """The processes of one router, among which this one is `number`."""
+    """All processes of this router; this one has the number `number`."""
 
     number: int
     addresses: Callable[[], Mapping[int, str]]  # number -> host:port of its own metrics
 
 
 class Federation:
-    """Collects the metrics of a deployment; callers at the same time share one answer."""
+    """Collects the metrics of a deployment; concurrent callers share one answer."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Federation:
         members: Callable[[], Iterable[Member]],
         beside: Beside | None = None,
     ) -> None:
-        """Collect `registry`, which is this process's own, and the metrics of all other `members`.
+        """Collect this process's `registry` and the metrics of all other `members`.
 
-        `beside` names the processes of this router if it has several.
+        `beside`: the processes of this router, if it has several.
         """
         self._me = me
         self._registry = registry
@@ -67,7 +67,7 @@ class Federation:
         self._running: asyncio.Task[bytes] | None = None
 
     async def own(self, accept: str) -> tuple[bytes, str]:
-        """Return this router's metrics, in the format that a client accepts, and their content type."""
+        """Return this router's metrics, in a format that the client accepts, and their content type."""
         text, kind = await asyncio.to_thread(exposition, self._registry, accept)
         beside = self._beside
         if beside is None:
@@ -99,7 +99,7 @@ class Federation:
 
 
 def route(federation: Federation) -> Route:
-    """Return the route of /metrics, which goes before vLLM's own."""
+    """Return the route of /metrics, to be placed before vLLM's own."""
 
     async def answer(request: Request) -> Response:
         if "all" in request.query_params:
@@ -111,14 +111,14 @@ def route(federation: Federation) -> Route:
 
 
 class Families:
-    """Merges the texts of several processes: the samples of a family must stand together."""
+    """Merges the texts of several processes: the samples of a family must be adjacent."""
 
     def __init__(self) -> None:
         self._heads: dict[str, list[str]] = {}
         self._samples: dict[str, list[str]] = {}
 
     def add(self, text: str, labels: Mapping[str, str]) -> None:
-        """Add one process's text; each sample gets the labels that it lacks."""
+        """Add one process's text, and the labels that each sample lacks."""
         family = ""
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
@@ -130,7 +130,6 @@ class Families:
                 self._samples.setdefault(family, []).append(_with_labels(line, labels))
 
     def text(self) -> str:
-        """Return the whole in Prometheus' text format."""
         found = (line for family in self._samples for line in self._of(family))
         return "\n".join(found) + "\n"
 
@@ -160,7 +159,6 @@ def _escaped(value: str) -> str:
 
 
 def _joined(texts: Mapping[int, bytes | None], *, openmetrics: bool) -> bytes:
-    """Return the metrics of a router's processes, by number, as one text."""
     families = Families()
     for number, text in sorted(texts.items()):
         if text is not None:
@@ -171,13 +169,13 @@ def _joined(texts: Mapping[int, bytes | None], *, openmetrics: bool) -> bytes:
 
 
 def _gauge(name: str, values: Mapping[str, int]) -> str:
-    """Return a gauge as text; `values` by the labels as they are written."""
+    """Return a gauge as text; `values` are keyed by formatted labels."""
     lines = [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
     return "\n".join([f"# HELP {name} {_UP_TEXT}", f"# TYPE {name} gauge", *lines])
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
-    """Ask these processes for their metrics; return them within ALL_S, None for one that does not answer."""
+    """Return the metrics of these processes within ALL_S; None for one that does not answer."""
     texts: dict[Key, bytes | None] = dict.fromkeys(addresses)
     turns = asyncio.Semaphore(AT_ONCE)
     limits = aiohttp.ClientTimeout(total=ASK_S)
@@ -198,7 +196,7 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
 
 
 async def _ask(http: aiohttp.ClientSession, address: str) -> bytes | None:
-    """Return a process's metrics; None where it does not give them."""
+    """Return a process's metrics, or None if it does not serve them."""
     try:
         async with http.get(f"http://{address}{METRICS}", allow_redirects=False) as answer:
             if answer.status != 200:

@@ -27,13 +27,13 @@ class HttpLimits:
     max_connections: int
     slow_client_s: float
     keep_alive_s: float  # the longest pause between two requests
-    of_router: bool = True  # so refusals name the router's settings
+    of_router: bool = True  # whether refusals name the router's settings
 
 
 def objection(
     limits: HttpLimits, headers: Iterable[tuple[bytes, bytes]], connections: int
 ) -> RequestFailed | None:
-    """Return why a request is refused, given this many connections; None if it is not."""
+    """Return the error that refuses a request with these headers, or None."""
     for name, value in headers:
         if name == b"content-length" and int(value) > limits.max_body:
             return too_large(limits)
@@ -57,13 +57,12 @@ def objection(
 
 
 def too_large(limits: HttpLimits) -> TooLarge:
-    """Return the refusal of a body above the limit."""
     mib = limits.max_body / (1 << 20)
     return TooLarge(f"the request's body exceeds {mib:g} MiB{_named(limits, 'max_body_mib')}")
 
 
 def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
-    """Return the refusal of a body without room beside the others, which may have `in_all` bytes together."""
+    """Refuse a body for which there is no room; all bodies together may have `in_all` bytes."""
     return Overloaded(
         f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB"
         f"{_named(limits, 'max_body_mib', f'{in_all // limits.max_body} times ')}",
@@ -72,7 +71,7 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
 
 
 def too_many_headers() -> HeadersTooLarge:
-    """Return the refusal of too many headers, trailers, chunk extensions or empty lines."""
+    """Refuse too many headers, trailers, chunk extensions or empty lines."""
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 

@@ -1,4 +1,4 @@
-"""The API key that a client presents, in either header: one key is one client.
+"""The API keys that a request presents.
 
 OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both work on every path.
 """
@@ -11,7 +11,7 @@ _BEARER = b"bearer"
 
 
 def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return the different keys in a request's headers; almost always one or none."""
+    """Return the distinct keys in a request's headers."""
     found: list[bytes] = []
     for name, value in headers:
         if name == b"authorization":

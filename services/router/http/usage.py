@@ -1,8 +1,8 @@
-"""`usage.baton`: the cost of one response, for clients that request it.
+"""`usage.baton`: the cost of one response, for clients that ask for it.
 
-A client requests it by a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures
-are where OpenAI's usage is: in the response, or in a stream's last chunk with the option `include_usage` of
-`stream_options`. The field does not reach a worker, and without it no byte of a response differs.
+A client asks with a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures are
+added to OpenAI's usage: in the response, or in a stream's last chunk with `include_usage` in
+`stream_options`. The field does not reach a worker, and responses to other requests are unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UsageOptions(BaseModel):
 
 
 def options_in(own: Own) -> UsageOptions:
-    """Return the options in a request's own fields. Raises Unsupported (400) for an unknown option."""
+    """Return the options in a request's own fields. Raises Unsupported (400)."""
     if own.baton is msgspec.UNSET:
         return UsageOptions()
     try:
@@ -44,7 +44,7 @@ def options_in(own: Own) -> UsageOptions:
 
 
 def added_to(body: bytes, states: list[RequestState]) -> bytes:
-    """Return a whole response with `usage.baton` added; any other body, as an error's, unchanged."""
+    """Add `usage.baton` to a whole response. Any other body, such as an error, is unchanged."""
     try:
         response = json.loads(body)
     except ValueError:
@@ -53,7 +53,7 @@ def added_to(body: bytes, states: list[RequestState]) -> bytes:
 
 
 def added_to_event(body: bytes, states: list[RequestState]) -> bytes:
-    """Return a piece of an event stream, with `usage.baton` added to the last chunk, which has the usage."""
+    """Add `usage.baton` to the last chunk, which has the usage, if it is in this piece of a stream."""
     if _LAST_CHUNK not in body:
         return body
     events = body.split(b"\n\n")

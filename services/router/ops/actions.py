@@ -1,7 +1,6 @@
-"""An operator's actions from the live page: drain, undrain, another role. Each is logged and shown.
+"""Operators' actions on the live page: drain, undrain, change a role. Each is logged and shown.
 
-They need the rights of an operator. With security.tls a router has none: there the page says so, and names
-the command that does it.
+They need an operator's rights. With security.tls a router has none, and the page names the command to use.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Action(BaseModel):
 
     action: Literal["drain", "undrain", "role"]
     worker: str = Field(min_length=1, max_length=200)
-    confirm: str  # the worker again, confirmed by the operator
+    confirm: str  # repeats `worker`
     role: str = ""
 
 
@@ -38,16 +37,16 @@ class ActionRefused(Exception):
 
 
 class Actions:
-    """Carries actions out by calls to the schedulers, until one knows the worker."""
+    """Carries out actions through the scheduler that has the worker."""
 
     def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
-        """Ask `schedulers`, one of each model. `forbidden` says why this router may not act; "" if it may."""
+        """Act on `schedulers`, one per model. `forbidden` says why this router may not; "" if it may."""
         self._schedulers = schedulers
         self._events = events
         self.forbidden = forbidden
 
     async def run(self, action: Action, caller: str) -> str:
-        """Carry an action out, and return a description of it. Raises ActionRefused."""
+        """Carry out an action and return a description of it. Raises ActionRefused."""
         if self.forbidden:
             raise ActionRefused(self.forbidden)
         if action.confirm != action.worker:
@@ -70,9 +69,9 @@ class Actions:
         return done
 
     async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
-        """Ask the scheduler that has the worker; if none has it now, each until one knows its name.
+        """Call the scheduler that has the worker; if none has it now, each until one knows its name.
 
-        Raises what the last one raises.
+        Raises the error of the last call.
         """
         has = [
             one

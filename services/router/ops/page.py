@@ -1,4 +1,4 @@
-"""The live page as a part of the router: its socket, its content and its rights."""
+"""The live page within a router: its socket, its content and its rights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_OPERATOR = (
 
 @dataclass(frozen=True)
 class PageDoor:
-    """The socket on which the page listens, and the key that it asks for; "": none."""
+    """The page's listening socket, and its key; "": none."""
 
     sock: socket.socket
     key: str
@@ -38,21 +38,20 @@ class PageDoor:
 
 @dataclass(frozen=True)
 class Shown:
-    """The router's parts that the page shows."""
+    """The parts of the router that the page shows."""
 
     router_id: str
     served: Sequence[Served]  # one per model
     chronicle: Chronicle
 
     def problem(self) -> str:
-        """Return which models' schedulers do not answer, and why; "" while all answer."""
+        """Return which models' schedulers do not answer, and why; "" if all do."""
         problems = {one.model.name: one.cluster.problem for one in self.served if one.cluster.problem}
         if len(self.served) == 1:
             return next(iter(problems.values()), "")
         return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
 
     def workers(self) -> list[pb.WorkerStatus]:
-        """Return the workers of all models."""
         return [worker for one in self.served for worker in one.scheduler.standby.workers]
 
     def load(self) -> pb.RouterLoad:
@@ -60,14 +59,13 @@ class Shown:
         return summed([one.parts.counts.message(one.parts.waiting) for one in self.served])
 
     def live(self) -> int:
-        """Return how many requests wait or run."""
         return sum(one.client.live for one in self.served)
 
 
 def open_door(settings: Settings) -> PageDoor | None:
     """Listen for the page; return None if `ops.listen` is empty.
 
-    Raises ConfigError and StartError: others could reach it without a key, the port is taken.
+    Raises ConfigError if other machines could reach it without a key, StartError if the port is taken.
     """
     where = settings.ops.listen
     if not where:
@@ -90,7 +88,7 @@ def open_door(settings: Settings) -> PageDoor | None:
 
 @contextlib.asynccontextmanager
 async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> AsyncIterator[None]:
-    """Serve the page inside the block; without a door, nothing."""
+    """Serve the page inside the block; do nothing without a door."""
     if door is None:
         yield
         return

@@ -1,12 +1,12 @@
-"""The live page's own HTTP server, in the router's event loop but on a port of its own.
+"""The live page's own HTTP server, in the router's event loop but on its own port.
 
 GET  /ops                    the page
-GET  /ops/first              data needed once: names of columns, the last quarter of an hour
-GET  /ops/feed               then a message each tick, as server-sent events
+GET  /ops/first              data needed once: column names, the last quarter of an hour
+GET  /ops/feed               a message per tick, as server-sent events
 GET  /ops/requests           ?order=last|slowest &n= &search=
-GET  /ops/requests/{id}      one, by its id in logs or the client's
+GET  /ops/requests/{id}      one request, by its id in logs or its response id
 POST /ops/actions            drain, undrain, role
-POST /ops/login              the key, for a cookie
+POST /ops/login              exchanges the key for a cookie
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SLOW_CLIENT_S = 10.0
 KEEP_ALIVE_S = 30.0
 _FORM = "application/x-www-form-urlencoded"
 _STATIC = files(__package__) / "static"
-# Nothing from elsewhere is loaded, and no other page may frame this one.
+# The page loads nothing from elsewhere, and no other page may frame it.
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -57,7 +57,6 @@ _OPEN = ("/ops/login", "/ops/static/")
 
 
 def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
-    """Return the page's application."""
     app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
     tries = Tries()
     app.add_middleware(Guard, door=door, tries=tries)
@@ -76,7 +75,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
-        # Other kinds of forms would be written to files while they arrive.
+        # Starlette writes the other kind of form to a file while it arrives.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
             return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
         try:
@@ -138,9 +137,9 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
 
 class Guard:
-    """Refuses requests to which the door does not open, and adds security headers to responses.
+    """Refuses requests that the door does not admit, and adds security headers to responses.
 
-    On the bare protocol: Starlette's own kind of middleware hides why an answer broke off.
+    Pure ASGI: Starlette's BaseHTTPMiddleware hides why a response broke off.
     """
 
     def __init__(self, app: ASGIApp, door: Door, tries: Tries) -> None:
@@ -149,7 +148,6 @@ class Guard:
         self._tries = tries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
         door, path = self._door, scope["path"]
         if given := door.shown(scope["headers"]):
             if wait_s := self._tries.wait_s(_host(scope)):
@@ -165,7 +163,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 if path.startswith("/ops/static/"):
-                    headers["cache-control"] = "no-cache"  # asked each time, sent when it has changed
+                    headers["cache-control"] = (
+                        "no-cache"  # revalidated each time, sent only if it has changed
+                    )
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -173,12 +173,12 @@ class Guard:
 
 @contextlib.asynccontextmanager
 async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve on `sock`, and keep the feed going, inside the block."""
+    """Serve on `sock`, and run the feed, inside the block."""
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # they are the router's
+            yield  # the router handles signals
 
     limits = HttpLimits(MOST_BODY, MOST_CONNECTIONS, SLOW_CLIENT_S, KEEP_ALIVE_S, of_router=False)
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Wrong keys: after a few from one address, keys from there are ignored for a time that doubles each time.
+"""The wait after wrong keys: keys from an address are ignored for a time that doubles with each wrong one.
 
 The table is bounded. While it is full, no new address may try.
 """
@@ -11,32 +11,32 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-FREE = 5  # wrong keys before the first wait
+FREE = 5  # wrong keys without a wait
 LONGEST_S = 60.0
-FORGOTTEN_S = 900.0  # an address is forgotten this long after its last wrong key
+FORGOTTEN_S = 900.0  # after an address's last wrong key
 MOST = 4096  # addresses
 
 
 @dataclass(slots=True)
 class _Address:
     wrong: int
-    last: float  # clock at its last wrong key
-    until: float  # clock until which its keys are ignored
+    last: float  # time of the last wrong key
+    until: float  # when its keys count again
 
 
 class Tries:
-    """Counts wrong keys by address; for IPv6 by /64 network, because one client has all of it."""
+    """Counts wrong keys by address; for IPv6 by /64 network, because one client may own all of it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
         self._now_s = now_s
         self._most = most
-        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # sorted by last wrong key
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()  # ordered by last wrong key
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     def wait_s(self, host: str) -> float:
-        """Return how long this client's keys are ignored; 0 if it may try."""
+        """Return how long this client must wait; 0 if it may try."""
         now = self._now_s()
         self._forget(now)
         found = self._addresses.get(_network(host))
@@ -45,7 +45,6 @@ class Tries:
         return 1.0 if len(self._addresses) >= self._most else 0.0
 
     def failed(self, host: str) -> None:
-        """Count a wrong key."""
         now, network = self._now_s(), _network(host)
         found = self._addresses.pop(network, None) or _Address(0, now, now)
         found.wrong += 1
@@ -56,7 +55,7 @@ class Tries:
             self._addresses[network] = found
 
     def passed(self, host: str) -> None:
-        """Forget the wrong keys of a client that has sent the right one."""
+        """Forget the wrong keys of a client that sent the right one."""
         self._addresses.pop(_network(host), None)
 
     def _forget(self, now: float) -> None:
