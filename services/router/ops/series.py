@@ -37,7 +37,7 @@ class Series:
         live: Callable[[], int],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Sample `load`, the counts of this router's requests, and `live`, how many are waiting or running."""
+        """Sample `load`, this router's request counts, and `live`, the requests waiting or running."""
         self._load = load
         self._live = live
         self._now_s = now_s

@@ -1,7 +1,7 @@
-"""Close vLLM routes that are not offered: they answer 404.
+"""Close vLLM routes that the router does not offer: they answer 404.
 
 They are for administrators of a single engine, for other kinds of models, or for developers
-(VLLM_SERVER_DEV_MODE). Those of the last kind end other clients' requests, empty all caches and show the
+(VLLM_SERVER_DEV_MODE). Developers' routes can end other clients' requests, empty all caches and show the
 configuration.
 
 Leans on: the Starlette app that vllm.entrypoints.launchers.app.build_app returns (routes: path, endpoint),
@@ -30,9 +30,9 @@ _MODULES = (
 
 
 def is_left_out(route: BaseRoute) -> bool:
-    """Return whether a vLLM route is not offered, or is its second /metrics, which lacks OpenMetrics.
+    """Return whether a vLLM route is closed.
 
-    The first, which is mounted, serves the format that a scraper asks for, also with exemplars.
+    So is the second of its two /metrics: the mounted one also serves OpenMetrics, with exemplars.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""

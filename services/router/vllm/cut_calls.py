@@ -1,6 +1,6 @@
-"""Report that `max_tokens` cut a whole chat answer, even if it called tools: the last call may be missing.
+"""Report that `max_tokens` cut a whole chat answer with tool calls: the last call may be incomplete.
 
-Streams report it; for a whole answer vLLM says `tool_calls`.
+vLLM reports this for streams only, and finishes whole answers with `tool_calls`.
 
 Leans on: vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.chat_completion_full_generator
 (request, result_generator, ...), its ChatCompletionResponse (choices, by index), RequestOutput.outputs.
@@ -18,7 +18,7 @@ _GENERATE = "chat_completion_full_generator"
 
 
 def tell_cut_calls(state: Any) -> None:
-    """Make each chat handler in an app's `state` report answers that were cut."""
+    """Make the chat handlers in an app's `state` report answers that were cut."""
     for handler in handlers(state):
         if generate := getattr(handler, _GENERATE, None):
             setattr(handler, _GENERATE, _telling(generate))

@@ -1,7 +1,7 @@
-"""Bound error texts, so that a client's own megabytes are neither searched nor sent back.
+"""Bound error texts, so that megabytes from a request are neither searched nor sent back.
 
-vLLM's errors quote values of the request, and its search for paths in the text takes quadratic time: a model
-name of 32 KB held the router for minutes.
+vLLM's errors quote values of the request, and it searches them for paths in quadratic time: a model name of
+32 KB blocked the router for minutes.
 
 Leans on: sanitize_message(message) by its name in the modules of vllm.entrypoints that use it (`_USERS`).
 """
@@ -21,7 +21,7 @@ _USERS = (
     "vllm.entrypoints.serve.exception_handling.handlers.http",
     "vllm.entrypoints.serve.exception_handling.handlers.validation",
 )
-_QUICK = 400  # characters; vLLM's own search takes up to 8 ms for them
+_QUICK = 400  # characters, which vLLM searches in up to 8 ms
 _PATH = re.compile(r"(?:/[\w\-]+){3,}")
 
 

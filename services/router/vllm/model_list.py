@@ -1,4 +1,4 @@
-"""List and retrieve a router's models and adapters, in OpenAI's form and in Anthropic's.
+"""List and retrieve a router's models and adapters, in OpenAI's or Anthropic's form.
 
 Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels.show_available_models (app.state.
 openai_serving_models), its ModelList and the fields id, created and max_model_len of its cards.
@@ -21,7 +21,7 @@ PATH = "/v1/models"
 
 
 def model_routes(apps: Iterable[Any]) -> list[Route]:
-    """Return the routes of /v1/models over all models' apps, in their order."""
+    """Return the routes of /v1/models over all models' apps, in this order."""
     apps = list(apps)
 
     async def whole() -> Any:
@@ -45,12 +45,12 @@ def model_routes(apps: Iterable[Any]) -> list[Route]:
 
     return [
         Route(PATH, listed, methods=["GET"]),
-        Route(PATH + "/{name:path}", retrieved, methods=["GET"]),  # names from hubs have a slash
+        Route(PATH + "/{name:path}", retrieved, methods=["GET"]),  # names from hubs contain a slash
     ]
 
 
 def refused(error: NoSuchModel) -> Response:
-    """Return the response to a refused name."""
+    """Return the 404 for an unknown name."""
     start, body = error_response(error)
     return Response(body["body"], status_code=start["status"], media_type="application/json")
 

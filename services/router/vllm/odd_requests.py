@@ -1,9 +1,9 @@
-"""Respond to requests on which vLLM's handlers fail: 400 unless the request was placed.
+"""Answer 400 if vLLM's handlers fail on a request before it is placed.
 
-The handlers turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise others too
-(an assistant's message with an empty content: IndexError), and these would be 500. Before a request is placed
-the only code of ours that runs is admission, whose refusals have their own status; after that an error stays
-a server error. For paths and methods without a route vLLM has no response of its own.
+The handlers turn ValueError, TypeError and OverflowError into 400 themselves. Odd requests raise other errors
+too (an assistant's message with empty content: IndexError), which would be 500. Before a request is placed,
+the only code of ours that runs is admission, whose refusals have their own status. Later errors stay 500.
+Paths and methods without a route get OpenAI's error object as well.
 
 Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and
 .error_response.create_error_response.
@@ -28,11 +28,11 @@ UNFORESEEN = (LookupError, AttributeError, RecursionError)
 _MOST_PLACES = 100
 
 log = logging.getLogger(__name__)
-_logged: set[str] = set()  # places in the code: each is logged once
+_logged: set[str] = set()  # each place in the code is logged once
 
 
 async def unforeseen(request: Request, error: Exception) -> Response:
-    """Respond with 400 before the request was placed, with vLLM's own 500 after that."""
+    """Respond with 400 before the request is placed, with vLLM's own 500 afterwards."""
     admission = current_admission.get()
     if admission is None or admission.states:
         return await exception_handler(request, error)  # type: ignore[no-any-return]
@@ -41,7 +41,7 @@ async def unforeseen(request: Request, error: Exception) -> Response:
 
 
 def unforeseen_error(error: Exception) -> Any:
-    """Return vLLM's ErrorResponse for such an error: 400 before the request was placed, 500 after that."""
+    """Return vLLM's ErrorResponse: 400 before the request is placed, 500 afterwards."""
     admission = current_admission.get()
     if admission is None or admission.states:
         return create_error_response(error)
@@ -53,7 +53,7 @@ def unforeseen_error(error: Exception) -> Any:
 
 
 async def not_offered(request: Request, error: HTTPException) -> Response:
-    """Respond with OpenAI's error object if there is no route: Starlette's own response differs."""
+    """Respond with OpenAI's error object, unlike Starlette, if there is no route."""
     status = HTTPStatus(error.status_code)
     response = create_error_response(
         f"{request.method} {request.url.path}: {error.detail}",

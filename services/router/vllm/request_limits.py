@@ -1,8 +1,8 @@
-"""Limit a request, on vLLM's parsed request, before anything is rendered for it.
+"""Limit vLLM's parsed request before anything is rendered for it.
 
-vLLM itself bounds n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
-depth of a schema, each alone. It bounds neither prompts times n, nor the size of a grammar's source. Images,
-audio and video are refused here as well: for a multi-modal model vLLM would fetch and prepare them first.
+vLLM itself limits n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
+depth of a schema, each separately. It limits neither prompts times n, nor the size of a grammar's source.
+Images, audio and video are refused here too: for a multi-modal model vLLM would fetch and prepare them first.
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
 init_app_state awaits before it renders; the requests' fields n, prompt, messages, input, items,
@@ -20,7 +20,7 @@ from baton.services.router.vllm.engine_client import refusal
 from baton.services.router.vllm.field_limits import field_problem
 from baton.services.router.vllm.grammar_checks import too_large
 
-# Types of a message's parts; the part's content is under the same name, so the type may be left out.
+# Types of message parts. A part's content has the same name, so the type may be left out.
 MEDIA = frozenset(
     {
         *("image_url", "input_image", "image_embeds", "image_pil"),
@@ -29,12 +29,12 @@ MEDIA = frozenset(
     }
 )
 
-MAX_SEQUENCES = 256  # of one request: prompts times n
+MAX_SEQUENCES = 256  # per request: prompts times n
 Check = Callable[[Any], Awaitable[Any]]
 
 
 def limit_requests(state: Any) -> None:
-    """Put the check in front of every handler in `state`, the app's."""
+    """Check requests before every handler in an app's `state`."""
     for serving in vars(state)["_state"].values():
         if check := getattr(serving, "_check_model", None):
             serving._check_model = _checked(check)
@@ -46,7 +46,7 @@ def sequences(request: Any) -> int:
 
 
 def grammar_bytes(request: Any) -> int:
-    """Return the approximate size in bytes of the schema or grammar that the output has to follow."""
+    """Return the approximate size in bytes of the schema or grammar that the answer must follow."""
     asked = [getattr(request, name, None) for name in ("structured_outputs", "response_format", "text")]
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
         asked.append(getattr(request, "tools", None))  # the answer must follow one of their schemas
@@ -54,7 +54,7 @@ def grammar_bytes(request: Any) -> int:
 
 
 def media(request: Any) -> str:
-    """Return the type of the first part of a message that is an image, audio or video; empty without one."""
+    """Return the type of the first image, audio or video part of a message, or ""."""
     for name in ("messages", "input"):
         for part in _parts(getattr(request, name, None)):
             kind = _field(part, "type")
@@ -66,7 +66,7 @@ def media(request: Any) -> str:
 
 
 def _parts(messages: Any) -> Iterator[Any]:
-    """Yield the parts of messages, of a conversation or of several."""
+    """Yield the parts of all messages of one conversation, or of several."""
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, list):
             yield from _parts(message)
@@ -105,7 +105,7 @@ def _problem(request: Any) -> str:
 
 
 def _length(value: Any) -> int:
-    """Count the prompts in a field that may hold many; one is a text, a list of token ids or of messages."""
+    """Count a field's prompts. A text, a list of token ids or a list of messages is one."""
     if not isinstance(value, list | tuple) or not value:
         return 1
     many = isinstance(value[0], str | list | tuple)

@@ -1,4 +1,4 @@
-"""Serve stored responses at /v1/responses/ID: read, follow, cancel and delete a tenant's own.
+"""Serve a tenant's stored responses at /v1/responses/ID: read, follow, cancel and delete.
 
 Leans on: vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events; of the handler its
 response_store, event_store and responses_background_stream_generator(id, starting_after).
@@ -73,7 +73,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
 
 
 def _as_missing(problem: RequestFailed) -> RequestFailed:
-    """Turn the lack of a store into the 404 that clients expect for an id; keep other refusals."""
+    """Turn the refusal without a store into the 404 that clients expect for an id; keep others."""
     return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
 
 

@@ -1,8 +1,9 @@
 """Correct how OpenAI's Responses end in vLLM's handler.
 
 An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so only in the status
-of whole answers. A stream that fails ends with `response.failed`, while vLLM's breaks off. A stream's two
-opening events wait for the third, so a refusal before the first token is an HTTP status, as on other paths.
+of whole answers. A stream that fails must end with `response.failed`, but vLLM's just breaks off. The two
+opening events of a stream are held until the third, so a refusal before the first token is an HTTP status, as
+on other paths.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
 responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
@@ -29,13 +30,13 @@ log = logging.getLogger(__name__)
 
 _OPENING = ("response.created", "response.in_progress")
 _COMPLETED = "response.completed"
-ENDS = (_COMPLETED, "response.incomplete", "response.failed")  # the types of a stream's last event
+ENDS = (_COMPLETED, "response.incomplete", "response.failed")  # types of a stream's last event
 
 Events = AsyncGenerator[Any, None]
 
 
 class FailedEvent(BaseModel):
-    """A stream's last event if the response has failed."""
+    """The last event of a stream that failed."""
 
     type: Literal["response.failed"] = "response.failed"
     sequence_number: int
@@ -43,17 +44,17 @@ class FailedEvent(BaseModel):
 
 
 class IncompleteEvent(ResponseIncompleteEvent):
-    """A stream's last event if the response was cut."""
+    """The last event of a stream that was cut."""
 
     response: ResponsesResponse
 
 
 class _StreamFailed(Exception):
-    """Carry an error through vLLM's generator, which would take the error's text for an event."""
+    """Carries an error through vLLM's generator, which would send the error's text as an event."""
 
 
 def adopt_responses(state: Any) -> None:
-    """Wrap the Responses handler in an app's `state`, if there is one."""
+    """Wrap the Responses handler in an app's `state`, if it has one."""
     handler = getattr(state, "openai_serving_responses", None)
     if handler is None:
         return
@@ -109,7 +110,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
                     yield one
                 held = []
                 yield ending
-        except Exception as error:  # whatever it is, tell the client, so that it does not wait
+        except Exception as error:  # the client must hear of any error, or it would wait
             cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
             if not isinstance(cause, RefusedByRouter):
                 log.exception("a stream of /v1/responses has failed")
@@ -123,7 +124,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
 
 
 def _ending(event: Any, held: list[Any]) -> Any:
-    """Return the event, changed if it ends a cut response; then the item before it was cut too."""
+    """Return the event. If it ends a cut response, change it and mark the last item as cut."""
     if event.type != _COMPLETED or event.response.status != "incomplete":
         return event
     if held and held[-1].type == "response.output_item.done":

@@ -1,4 +1,4 @@
-"""Report the health of a router over all its models; vLLM's app has it for one model.
+"""The health of a router over all its models; vLLM's app reports it for one model.
 
 Leans on: the paths of vLLM's routes.
 """
@@ -15,21 +15,21 @@ from starlette.routing import Route
 from baton.services.router.errors import NoSuchModel
 from baton.services.router.vllm.model_list import refused
 
-# Requests to these paths name no model: they concern the router, or the first model.
+# Requests to these paths name no model: they are about the router or the first model.
 _WITHOUT_MODEL = frozenset({"/ping", "/inference/v1/abort_requests"})
 
 
 def model_paths(app: Any) -> frozenset[str]:
-    """Return the paths that must name a model: all that take a body, except a stored response's."""
+    """Return the paths that need a model's name: all that take a body, except a stored response's."""
     posted = (route.path for route in app.router.routes if "POST" in (getattr(route, "methods", None) or ()))
     return frozenset(path for path in posted if "{" not in path) - _WITHOUT_MODEL
 
 
 def routes_of_all(apps: Mapping[str, Any]) -> list[Route]:
-    """Return the /health routes over the apps of all models, by model name."""
+    """Return the health routes over the apps of all models, by model name."""
 
     async def health(request: Request) -> Response:
-        """Answer 200 while one model can be served, or the one of the query `model`; name the others."""
+        """Answer 200 if any model can be served, or the one that the query `model` names."""
         asked = request.query_params.get("model")
         if asked is not None and asked not in apps:
             return refused(

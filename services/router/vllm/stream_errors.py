@@ -1,4 +1,4 @@
-"""Send errors inside vLLM's streams as OpenAI's error object with our status and type; log no traceback.
+"""Send errors inside vLLM's streams as OpenAI's error object, with our status and type.
 
 Leans on: the handlers in vLLM's app.state, and, for those that stream,
 GenerateBaseServing._convert_generation_error_to_streaming_response(error), whose text chat and completions
@@ -24,7 +24,7 @@ def handlers(state: Any) -> Iterator[Any]:
 
 
 def word_stream_errors(state: Any) -> None:
-    """Make every handler word errors in streams like the router's refusals."""
+    """Make every handler format errors in streams like the router's refusals."""
     for handler in handlers(state):
         if original := getattr(handler, _CONVERT, None):
             setattr(handler, _CONVERT, _worded(original))
