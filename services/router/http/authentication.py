@@ -21,9 +21,7 @@ OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
 # These cover all tenants together, so a tenant's key does not open them.
 OF_ALL_TENANTS = (METRICS, "/load")
-_NOT_FOR_TENANTS = (
-    "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"
-)
+_NOT_FOR_TENANTS = "this covers all tenants, so a tenant's key does not open it: use router.metrics_port"
 _POLICY_VIOLATION = 1008  # WebSocket close code
 
 
@@ -104,8 +102,7 @@ class KeyMiddleware:
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )
         return Unauthorized(
-            "an API key is needed, and the right one: send it as 'Authorization: Bearer KEY' or "
-            "'x-api-key: KEY'"
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         )
 
 

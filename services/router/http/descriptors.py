@@ -25,8 +25,7 @@ def affordable_connections(wanted: int) -> int:
     fits = max(1, min(wanted, soft - beside))
     if fits < wanted:
         log.warning(
-            "router.max_connections is %d, but %d file descriptors (ulimit -n) are enough for %d clients: "
-            "that is the limit now",
+            "router.max_connections is %d, but %d file descriptors (ulimit -n) allow only %d connections",
             wanted,
             soft,
             fits,

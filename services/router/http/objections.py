@@ -39,15 +39,15 @@ def objection(
             return too_large(limits)
         if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
             coding = value.decode("latin-1")
-            why = f"Content-Encoding {coding!r} is not read here: send the body as it is"
+            why = f"Content-Encoding {coding!r} is not supported: send the body uncompressed"
             return UnreadableBody(why, b"accept-encoding: identity")
         if name == b"content-type" and limits.of_router and not _is_json(value):
             kind = value.decode("latin-1")
-            why = f"Content-Type {kind!r} is not read here: send 'application/json'"
+            why = f"Content-Type {kind!r} is not supported: send 'application/json'"
             return UnreadableBody(why, b"accept: application/json")
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             coding = value.decode("latin-1")
-            return UnknownCoding(f"Transfer-Encoding {coding!r} is not read here: 'chunked' alone is")
+            return UnknownCoding(f"Transfer-Encoding {coding!r} is not supported: only 'chunked' is")
     if connections > limits.max_connections:
         return Overloaded(
             f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",

@@ -51,7 +51,7 @@ class Actions:
             raise ActionRefused(self.forbidden)
         if action.confirm != action.worker:
             raise ActionRefused(
-                f"not confirmed: the action is for {action.worker!r}, confirmed was {action.confirm!r}"
+                f"not confirmed: the action is for {action.worker!r}, the confirmation for {action.confirm!r}"
             )
         steps: dict[str, Callable[[SchedulerClient, Action], Awaitable[str]]] = {
             "drain": self._drain,
@@ -99,5 +99,5 @@ class Actions:
 
 def _done(worker: str, problem: str, done: str) -> str:
     if problem or not worker:
-        raise ActionRefused(problem or "no worker of that name")
+        raise ActionRefused(problem or "there is no worker of that name")
     return f"{worker} {done}"

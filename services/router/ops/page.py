@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NO_OPERATOR = (
     "With security.tls a router's certificate does not let it drain workers or change their roles: use "
-    "`baton drain`, `baton undrain` and `baton role` with an operator's."
+    "`baton drain`, `baton undrain` and `baton role` with an operator's certificate."
 )
 
 
@@ -81,8 +81,8 @@ def open_door(settings: Settings) -> PageDoor | None:
         return PageDoor(addresses.listen(host, port), key)
     except OSError as error:
         raise StartError(
-            f"ops.listen: cannot listen on {where}: {error.strerror or error}; choose another address, or an "
-            "empty one for no page"
+            f"ops.listen: cannot listen on {where}: {error.strerror or error}; choose another address, or "
+            "leave it empty for no page"
         ) from None
 
 

@@ -81,7 +81,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
         try:
             key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
         except ValueError:
-            return _problem(400, "the form has too many fields: 'key' is the one that is read")
+            return _problem(400, "the form has too many fields: send only 'key'")
         if wait_s := tries.wait_s(_host(request.scope)):
             return _too_often(wait_s)
         if not door.fits(key):
@@ -119,14 +119,14 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
     async def request(request_id: str) -> dict[str, Any]:
         record = recent.find(request_id)
         if record is None:
-            raise HTTPException(404, f"request {request_id!r} is not among the last ones")
+            raise HTTPException(404, f"request {request_id!r} is not among the recent ones")
         return record.to_json()
 
     @app.post("/ops/actions")
     async def act(request: Request, action: Action) -> Response:
         if not door.may_act(request.headers.raw):
-            return _problem(403, "actions come from the page itself: send the header X-Baton-Ops")
-        caller = request.client.host if request.client else "somebody"
+            return _problem(403, "actions must come from the page itself, with the header X-Baton-Ops")
+        caller = request.client.host if request.client else "an unknown client"
         try:
             return JSONResponse({"done": await actions.run(action, caller)})
         except ActionRefused as error:
@@ -206,13 +206,12 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
 
 def _closed(door: Door, path: str) -> Response:
     if not door.has_key:
-        return _problem(
-            421, "this page answers to names of its own machine alone; set ops.key to open it to others"
-        )
+        return _problem(421, "without ops.key this page answers only to localhost, 127.0.0.1 and [::1]")
     if path == "/ops":
         return RedirectResponse("/ops/login", status_code=303)
     return _problem(
-        401, "the key of this page is needed (ops.key): as 'Authorization: Bearer KEY', or at /ops/login"
+        401,
+        "the page's key (ops.key) is needed: send it as 'Authorization: Bearer KEY', or log in at /ops/login",
     )
 
 

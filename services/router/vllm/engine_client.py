@@ -250,7 +250,7 @@ class RelayClient(EngineCoreClient):
         encoded = _encode(request, wire_id)
         if len(encoded) > MOST_BYTES:
             raise TooLarge(
-                f"the request takes {len(encoded) >> 20} MiB on its way to a worker; "
+                f"the request's message to a worker has {len(encoded) >> 20} MiB; "
                 f"{MOST_BYTES >> 20} are allowed"
             )
         state = RequestState(
@@ -356,7 +356,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 def _not_offered(name: str) -> Unsupported:
     what = name.removesuffix("_async").replace("_", " ")
-    return Unsupported(f"{what}: not offered by the router, as it concerns a single engine")
+    return Unsupported(f"{what}: not offered by the router, because it concerns a single engine")
 
 
 # AsyncLLM's calls for administrators of a single engine.

@@ -46,7 +46,7 @@ _SSL = (
 REFUSED: Mapping[str, str] = {
     "host": "use router.host",
     "port": "use router.port",
-    "uds": "the router listens on TCP alone: use router.host and router.port",
+    "uds": "the router listens only on TCP: use router.host and router.port",
     "api_key": "use router.api_key",
     **dict.fromkeys(_SSL, _TLS),
     "h11_max_incomplete_event_size": _LIMITS,
@@ -56,14 +56,14 @@ REFUSED: Mapping[str, str] = {
     "disable_access_log_for_endpoints": f"{_LOG}: there is an access log at debug only",
     "chat_template": "use router.chat_template",
     "tool_call_parser": "use engine.tool_call_parser",
-    "enable_auto_tool_choice": "it is on where engine.tool_call_parser is set",
+    "enable_auto_tool_choice": "use engine.tool_call_parser, which turns it on",
     "reasoning_parser": "use engine.reasoning_parser",
     "lora_modules": "use engine.lora",
-    "trust_request_chat_template": "a client's template would run in the router, beside all other "
+    "trust_request_chat_template": "a client's template would run in the router, next to all other "
     "requests: use router.chat_template",
     "trust_request_mm_kwargs": _TEXT,
     "enable_flash_late_interaction": _TEXT,
-    "tool_server": "tools are the client's to run: nothing is run in the router",
+    "tool_server": "clients run tools, the router does not",
     "tokens_only": "it is for vLLM's own disaggregation",
     "enable_scale_out": "it is for vLLM's own disaggregation",
     "grpc": "the router speaks HTTP",

@@ -105,7 +105,7 @@ _FAMILIES = (
     _Family(
         GaugeMetricFamily,
         "vllm:num_requests_waiting_by_reason",
-        "Number of requests waiting, for room (capacity) or for another reason, as a handoff (deferred).",
+        "Number of requests waiting: for room (capacity), or for example for a handoff (deferred).",
         _waiting,
         ("reason",),
     ),
@@ -142,7 +142,7 @@ _FAMILIES = (
     _Family(
         CounterMetricFamily,
         "vllm:prompt_tokens_cached_by_source",
-        "Prompt tokens found in the worker's own prefix cache (device) or by a handoff (p2p).",
+        "Prompt tokens found in the worker's own prefix cache (device) or received by a handoff (p2p).",
         _cached,
         ("source",),
     ),

@@ -119,7 +119,7 @@ class _Quick:
             "choices": choices,
             "discriminator": _tagger(key, frozenset(tags)),
             "custom_error_type": "unknown_kind",
-            "custom_error_message": f"an object is needed whose '{key}' is one of: {known}",
+            "custom_error_message": f"needs to be an object whose '{key}' is one of: {known}",
             **{name: rebuilt[name] for name in ("ref", "metadata", "serialization") if name in rebuilt},
         }
 

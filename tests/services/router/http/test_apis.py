@@ -153,7 +153,7 @@ async def test_the_clients_raise_their_own_exceptions(site: ApiSite) -> None:
     import anthropic
 
     async with site.anthropic("c4nary-nobody") as client:
-        with pytest.raises(anthropic.AuthenticationError, match="an API key is needed"):
+        with pytest.raises(anthropic.AuthenticationError, match="a valid API key is needed"):
             await client.messages.create(**ASKED)
     async with site.anthropic(KEY) as client:
         with pytest.raises(anthropic.NotFoundError, match="nobody"):

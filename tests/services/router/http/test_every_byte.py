@@ -169,7 +169,7 @@ async def test_another_type_than_json_is_named(server: Server) -> None:
         )
         got = await asyncio.wait_for(reader.read(), CALL_S)
         assert got.split()[1] == status
-        assert status == b"200" or b"'text/plain' is not read here: send 'application/json'" in got
+        assert status == b"200" or b"'text/plain' is not supported: send 'application/json'" in got
 
 
 async def test_an_encoding_that_is_not_read_is_named(server: Server) -> None:
