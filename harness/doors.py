@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from baton.services.router.http.connections import Connections, connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.limits import HttpLimits
 from harness.fake_worker import until
 
 SLOW_S = 0.4

@@ -212,8 +212,7 @@ async def _serve_http(
     import uvicorn
 
     from baton.services.router.http.connections import connections
-    from baton.services.router.http.descriptors import affordable_connections
-    from baton.services.router.http.objections import HttpLimits
+    from baton.services.router.http.limits import HttpLimits, affordable_connections
     from baton.services.router.http.server import Server
 
     router = settings.router

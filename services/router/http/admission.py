@@ -14,15 +14,18 @@ import time
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from baton.services import logs, trace_context
 from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
-from baton.services.router.http import presented, streaming, usage
+from baton.services.router.http import streaming, usage
+from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
-from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response
+from baton.services.router.http.forms import error_response
 from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
@@ -30,7 +33,6 @@ from baton.services.router.timings import HttpTimes
 from baton.services.tenants.model import ANYBODY, Caller
 from baton.services.trace_context import TraceContext
 
-CALLER = "baton.caller"  # scope key: the Caller that the API key belongs to
 TIMES = "baton.times"  # scope key: the request's HttpTimes, set by its connection
 TRACE_HEADER = b"traceresponse"  # response header: the trace (W3C Trace Context)
 TIMEOUT_HEADER = b"x-request-timeout"  # request header: seconds allowed for the whole request
@@ -85,7 +87,7 @@ class AdmissionMiddleware:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         tenancy: Tenancy,
         chronicle: Chronicle,
         classes: Classes | None = None,
@@ -184,7 +186,7 @@ def _party(caller: Caller, scope: Scope) -> Party:
 
 def _client(scope: Scope) -> str:
     """Identify a sender without a tenant by a digest of its API key, or by its address."""
-    for key in presented.keys_in(scope["headers"]):
+    for key in keys_in(scope["headers"]):
         return hashlib.sha256(key).hexdigest()[:16]
     address = scope.get("client")
     return str(address[0]) if address else ""

@@ -1,5 +1,7 @@
 """Authentication: once an API key is set, every path but a few for health checks needs one.
 
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both work on every path.
+
 Unlisted paths are closed, so routes that a new vLLM adds are closed too. The list is matched literally: any
 other spelling of a listed path is closed.
 """
@@ -10,19 +12,36 @@ import hmac
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
-from baton.services.router.http import presented
-from baton.services.router.http.admission import CALLER
-from baton.services.router.http.forms import App, Receive, Scope, Send, error_response
+from baton.services.router.http.forms import error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
+CALLER = "baton.caller"  # scope key: the Caller that the API key belongs to
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
 # These cover all tenants together, so a tenant's key does not open them.
 OF_ALL_TENANTS = (METRICS, "/load")
 _NOT_FOR_TENANTS = "this covers all tenants, so a tenant's key does not open it: use router.metrics_port"
 _POLICY_VIOLATION = 1008  # WebSocket close code
+
+
+def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the distinct API keys in a request's headers."""
+    found: list[bytes] = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            key = key.strip() if scheme.lower() == b"bearer" else b""
+        elif name == b"x-api-key":
+            key = value.strip()
+        else:
+            continue
+        if key and key not in found:
+            found.append(key)
+    return found
 
 
 class Keys(Protocol):
@@ -59,7 +78,7 @@ class KeyMiddleware:
     status of each refusal.
     """
 
-    def __init__(self, app: App, keys: Keys, refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, refused: Callable[[str], None]) -> None:
         self._app = app
         self._keys = keys
         self._refused = refused
@@ -91,13 +110,13 @@ class KeyMiddleware:
         await send(body)
 
     def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        keys = presented.keys_in(headers)
+        keys = keys_in(headers)
         return self._keys.find(keys[0]) if len(keys) == 1 else None
 
     def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
         if self._keys.problem:
             return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
-        if len(presented.keys_in(headers)) > 1:
+        if len(keys_in(headers)) > 1:
             return Unauthorized(
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )

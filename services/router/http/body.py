@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.types import Message, Receive
 
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.budget import Budget
 
 PIECE = 64 << 10  # bytes counted before other tasks get a turn
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 
 
 async def read(receive: Receive) -> bytes | None:

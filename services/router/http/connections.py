@@ -34,15 +34,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.addresses import unmapped
 from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
 from baton.services.router.http.admission import TIMES
-from baton.services.router.http.descriptors import SPARE_CONNECTIONS
-from baton.services.router.http.forms import Scope, is_anthropics
-from baton.services.router.http.objections import (
+from baton.services.router.http.forms import is_anthropics
+from baton.services.router.http.limits import (
     MAX_HEADER_BYTES,
+    SPARE_CONNECTIONS,
     HttpLimits,
     objection,
     too_large,
@@ -340,11 +341,6 @@ class LimitedConnection(HttpToolsProtocol):
     def _cut(self, reason: str) -> None:
         self._on_refused(reason)
         self.transport.abort()
-
-    @property
-    def timed(self) -> bool:
-        """Whether a timer is running: always, until the connection is lost."""
-        return self._timer is not None and not self._timer.cancelled()
 
     @property
     def _answering(self) -> bool:

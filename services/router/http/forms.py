@@ -12,17 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
-from baton.services.router.errors import RequestFailed
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from baton.services.router.errors import RequestFailed
 
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"  # both APIs have this path; only Anthropic's clients send a version header
@@ -83,7 +79,7 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
 class ErrorForms:
     """Pure ASGI middleware around the whole app. It costs other APIs one comparison per request."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

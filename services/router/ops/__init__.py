@@ -1,8 +1,7 @@
 """The live page of a router: what is running now.
 
     server.py    the page's own port: static files, feed, requests, actions
-    door.py      access: a key, and no requests from other sites' pages
-    tries.py     the wait after wrong keys
+    door.py      access: a key, a wait after wrong ones, no requests from other sites' pages
     feed.py      one message for all watchers, encoded once per tick
     fleet.py     workers as rows, with rates
     flows.py     KV moved between workers

@@ -31,11 +31,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
 from baton.services.router.http.connections import connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.limits import HttpLimits
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
 from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
-from baton.services.router.ops.tries import Tries
 from baton.services.router.recent import LAST, Recent
 from baton.tasks import spawn
 
@@ -58,8 +57,7 @@ _OPEN = ("/ops/login", "/ops/static/")
 
 def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
     app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
-    tries = Tries()
-    app.add_middleware(Guard, door=door, tries=tries)
+    app.add_middleware(Guard, door=door)
 
     @app.get("/")
     async def root() -> Response:
@@ -82,12 +80,10 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
             key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
         except ValueError:
             return _problem(400, "the form has too many fields: send only 'key'")
-        if wait_s := tries.wait_s(_host(request.scope)):
+        if wait_s := door.wait_s(_host(request.scope), key):
             return _too_often(wait_s)
         if not door.fits(key):
-            tries.failed(_host(request.scope))
             return RedirectResponse("/ops/login?wrong", status_code=303)
-        tries.passed(_host(request.scope))
         response = RedirectResponse("/ops", status_code=303)
         secure = request.url.scheme == "https"
         response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
@@ -142,18 +138,16 @@ class Guard:
     Pure ASGI: Starlette's BaseHTTPMiddleware hides why a response broke off.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, tries: Tries) -> None:
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
         self._door = door
-        self._tries = tries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         door, path = self._door, scope["path"]
-        if given := door.shown(scope["headers"]):
-            if wait_s := self._tries.wait_s(_host(scope)):
-                await _too_often(wait_s)(scope, receive, send)
-                return
-            (self._tries.passed if door.fits(*given) else self._tries.failed)(_host(scope))
+        given = door.shown(scope["headers"])
+        if given and (wait_s := door.wait_s(_host(scope), *given)):
+            await _too_often(wait_s)(scope, receive, send)
+            return
         if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
             await _closed(door, path)(scope, receive, send)
             return

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from vllm.exceptions import GenerationError, GracefulHTTPError
@@ -59,13 +60,6 @@ def refusal(error: RequestFailed) -> RefusedByRouter:
     return RefusedByRouter(error)
 
 
-@dataclass
-class Resources:
-    """AsyncLLM's flag for a dead engine. Never set: workers come and go."""
-
-    engine_dead: bool = False
-
-
 @dataclass(frozen=True)
 class RelayLimits:
     """The limits for every request."""
@@ -83,7 +77,7 @@ class RelayClient(EngineCoreClient):
     """Takes requests from AsyncLLM and returns outputs. For one event loop; not thread-safe."""
 
     def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
-        self.resources = Resources()
+        self.resources = SimpleNamespace(engine_dead=False)  # AsyncLLM asks; workers come and go
         self.engine_ranks_managed = [0]
         self._parts = parts
         self.limits = limits  # for new requests; may be replaced

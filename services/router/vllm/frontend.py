@@ -3,13 +3,13 @@
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config, _set_default_reasoning_config_args, enable_lora, max_lora_rank, max_loras,
 max_cpu_loras}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
-vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath,
-vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
-_add_request; check_admission, which handlers call before they render; output_processor.{request_states,
-abort_requests}; a request's state there: parent_req, queue, logprobs_processor),
-vllm.entrypoints.launchers.{app.build_app, api_server.app_state.init_app_state}, and
-the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes; in it
-starlette's CORSMiddleware), envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
+vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath, vllm.v1.engine.async_llm
+(AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client; _add_request;
+check_admission, which handlers call before they render; output_processor.{request_states, abort_requests}; a
+request's state there: parent_req, queue, logprobs_processor), vllm.entrypoints.launchers.{app.build_app,
+api_server.app_state.init_app_state}, and the Starlette app that build_app returns (user_middleware,
+build_middleware_stack, router.routes: path, endpoint; in it starlette's CORSMiddleware), the modules of
+vLLM's routes that `_CLOSED_MODULES` names, envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.lora import LoRAConfig
@@ -49,29 +49,47 @@ from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
-from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.http.forms import ErrorForms
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.closed import is_left_out
-from baton.services.router.vllm.cut_calls import tell_cut_calls
+from baton.services.router.vllm.endings import adopt_responses, tell_cut_calls
 from baton.services.router.vllm.engine_client import RelayClient, refusal, without_reserved
-from baton.services.router.vllm.error_texts import bound_error_texts
+from baton.services.router.vllm.error_responses import (
+    UNFORESEEN,
+    bound_error_texts,
+    not_offered,
+    unforeseen,
+    word_stream_errors,
+)
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
-from baton.services.router.vllm.model_list import model_routes
-from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
+from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.response_routes import response_routes
 from baton.services.router.vllm.response_store import ResponseStore
-from baton.services.router.vllm.responses import adopt_responses
-from baton.services.router.vllm.several import model_paths, routes_of_all
-from baton.services.router.vllm.stream_errors import word_stream_errors
 from baton.services.router.vllm.tokenizing import bound_tokenizing
+
+# vLLM's routes for administrators of a single engine, for other kinds of models, or for developers
+# (VLLM_SERVER_DEV_MODE): those can end other clients' requests, empty all caches and show the configuration.
+_CLOSED_PATHS = (
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/kv_event_sources",
+    "/v1/systemone",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+_CLOSED_MODULES = (
+    "vllm.entrypoints.rl.",
+    "vllm.entrypoints.serve.dev.",
+    "vllm.entrypoints.serve.elastic_ep.",
+    "vllm.entrypoints.serve.fault_tolerance.",
+    "vllm.entrypoints.serve.profile.",
+)
 
 
 def build_config(settings: Settings) -> Any:
@@ -242,7 +260,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
-    app.router.routes = [route for route in app.router.routes if not is_left_out(route)]
+    app.router.routes = [route for route in app.router.routes if not _is_closed(route)]
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 
@@ -294,7 +312,7 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
         one.app.user_middleware.clear()  # the first app's middleware covers all apps
         one.app.middleware_stack = one.app.build_middleware_stack()
     first.user_middleware.append(Middleware(ModelMiddleware, apps=apps, paths=model_paths(first)))
-    first.router.routes[:0] = routes_of_all({one.names[0]: one.app for one in models})
+    first.router.routes[:0] = health_routes({one.names[0]: one.app for one in models})
 
 
 async def _health(request: Request) -> Response:
@@ -302,6 +320,20 @@ async def _health(request: Request) -> Response:
     if health.ok:
         return Response(status_code=200)
     return JSONResponse({"status": "unavailable", "reason": health.reason}, status_code=503)
+
+
+def _is_closed(route: BaseRoute) -> bool:
+    """Return whether a vLLM route is closed.
+
+    So is the second of its two /metrics: the mounted one also serves OpenMetrics, with exemplars.
+    """
+    path = getattr(route, "path", "")
+    module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""
+    return (
+        path in _CLOSED_PATHS
+        or f"{module}.".startswith(_CLOSED_MODULES)
+        or (path == "/metrics" and not isinstance(route, Mount))
+    )
 
 
 @contextlib.contextmanager

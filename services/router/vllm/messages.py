@@ -23,7 +23,7 @@ from vllm.exceptions import VLLMError
 
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import anthropic_error
-from baton.services.router.vllm.odd_requests import UNFORESEEN, unforeseen_error
+from baton.services.router.vllm.error_responses import UNFORESEEN, unforeseen_error
 
 # Exceptions that vLLM's apps turn into a response without logging them.
 FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)

@@ -29,9 +29,10 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
 from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
-from baton.services.router.http.admission import CALLER, current_admission
+from baton.services.router.http.admission import current_admission
+from baton.services.router.http.authentication import CALLER
+from baton.services.router.vllm.endings import ENDS, failure
 from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
-from baton.services.router.vllm.responses import ENDS, failure
 from baton.services.tenants.model import ANYBODY
 
 log = logging.getLogger(__name__)

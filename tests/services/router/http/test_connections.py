@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from baton.services.router.http import connections as module
-from baton.services.router.http.objections import MAX_HEADER_BYTES
+from baton.services.router.http.limits import MAX_HEADER_BYTES
 from harness.doors import MAX_BODY, SLOW_S, Seen, Server, connect, serving
 from harness.fake_worker import until
 from harness.support import CALL_S, PATIENCE, PYTHON
@@ -269,7 +269,7 @@ def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: 
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from baton.services.router.http.descriptors import affordable_connections\n"
+        "from baton.services.router.http.limits import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)

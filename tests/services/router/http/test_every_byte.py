@@ -252,7 +252,7 @@ async def test_whatever_is_sent_it_ends(server: Server, seed: int) -> None:
     clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
     while not all(one.done() for one in clients):
         for connection in list(server.uvicorn.server_state.connections):
-            assert connection.timed  # type: ignore[union-attr]
+            assert not connection._timer.cancelled()  # type: ignore[union-attr]
         await asyncio.sleep(0.01)
     for one in clients:
         one.result()

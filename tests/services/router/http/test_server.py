@@ -15,7 +15,7 @@ from baton.addresses import listen
 from baton.services.router.group import Group, Seat
 from baton.services.router.http import server as module
 from baton.services.router.http.connections import connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.limits import HttpLimits
 from baton.services.router.http.server import LOOK_S, LOOKS_WHEN_FULL, Server
 from harness.fake_worker import until
 from harness.support import CALL_S

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.services.router.http.admission import CALLER
+from baton.services.router.http.authentication import CALLER
 from baton.services.router.vllm import response_store
 from baton.services.router.vllm.response_store import ResponseStore
 from baton.services.tenants.model import Caller, Limits, Tenant

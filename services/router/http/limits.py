@@ -1,7 +1,9 @@
-"""Reasons to refuse a request by its headers, before its body is read."""
+"""Limits for every client: of headers and bodies, and of connections by the available file descriptors."""
 
 from __future__ import annotations
 
+import logging
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,20 +16,45 @@ from baton.services.router.errors import (
     UnreadableBody,
 )
 
+log = logging.getLogger(__name__)
+
+# Connections above the limit that may wait for their 503. Any further one is dropped to save descriptors.
+SPARE_CONNECTIONS = 256
+OWN_DESCRIPTORS = 512  # reserved for workers, scheduler and files
 MAX_HEADER_BYTES = 64 << 10  # including the request's first line
 RETRY_AFTER_S = 1.0
-_PLAIN = (b"", b"identity")
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """The limits for every client."""
+    """The limits of a server; those of the router and of the live page differ."""
 
     max_body: int  # bytes
     max_connections: int
     slow_client_s: float
     keep_alive_s: float  # the longest pause between two requests
     of_router: bool = True  # whether refusals name the router's settings
+
+
+def affordable_connections(wanted: int) -> int:
+    """Raise the limit of file descriptors if needed; return how many of the `wanted` connections it allows.
+
+    Without a free descriptor the router could neither accept clients nor reach workers.
+    """
+    others = SPARE_CONNECTIONS + OWN_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + others:
+        soft = min(wanted + others, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fits = max(1, min(wanted, soft - others))
+    if fits < wanted:
+        log.warning(
+            "router.max_connections is %d, but %d file descriptors (ulimit -n) allow only %d connections",
+            wanted,
+            soft,
+            fits,
+        )
+    return fits
 
 
 def objection(
@@ -37,7 +64,7 @@ def objection(
     for name, value in headers:
         if name == b"content-length" and int(value) > limits.max_body:
             return too_large(limits)
-        if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             coding = value.decode("latin-1")
             why = f"Content-Encoding {coding!r} is not supported: send the body uncompressed"
             return UnreadableBody(why, b"accept-encoding: identity")
