@@ -1,12 +1,12 @@
 """Correct how answers end in vLLM's handlers of chat and Responses.
 
-- A whole chat answer that `max_tokens` cut finishes with `length`, as its stream does, even if it called tools:
-  the last call may be incomplete. vLLM says `tool_calls`.
+- A whole chat answer that `max_tokens` cut finishes with `length`, as its stream does, even if it called
+  tools: the last call may be incomplete. vLLM says `tool_calls`.
 - A response that `max_output_tokens` cut is incomplete, and so is its last item. vLLM says so only in the
   status of whole answers.
 - A stream of Responses that fails ends with `response.failed`. vLLM's just breaks off.
-- The two opening events of a stream of Responses are held until the third, so a refusal before the first token
-  is an HTTP status, as on other paths.
+- The two opening events of a stream of Responses are held until the third, so a refusal before the first
+  token is an HTTP status, as on other paths.
 
 Leans on: vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.chat_completion_full_generator
 (request, result_generator, ...), its ChatCompletionResponse (choices, by index), RequestOutput.outputs;

@@ -1,8 +1,8 @@
 """Correct the error responses of vLLM's handlers.
 
-- Requests on which a handler fails get 400. vLLM turns ValueError, TypeError and OverflowError into 400 itself,
-  but an assistant's message with empty content, for one, raises IndexError. Before a request is placed, the
-  only code of ours that runs is admission, whose refusals have their own status. Later errors stay 500.
+- Requests on which a handler fails get 400. vLLM turns ValueError, TypeError and OverflowError into 400, but
+  an assistant's message with empty content, for one, raises IndexError. Before a request is placed, the only
+  code of ours that runs is admission, whose refusals have their own status. Later errors stay 500.
 - Paths and methods without a route get OpenAI's error object.
 - An error inside a stream has the status and type of the router's refusal.
 - Error texts are bounded. vLLM's errors quote values of the request, and it searches them for paths in

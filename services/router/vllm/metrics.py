@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -89,83 +90,67 @@ def _positions(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
         yield (str(position),), count
 
 
+_gauge, _counter = partial(_Family, GaugeMetricFamily), partial(_Family, CounterMetricFamily)
 _FAMILIES = (
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_running",
         "Number of requests in model execution batches.",
         _one(lambda load: load.running),
     ),
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_waiting",
         "Number of requests waiting to be processed.",
         _one(lambda load: load.waiting),
     ),
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_waiting_by_reason",
         "Number of requests waiting: for room (capacity), or for example for a handoff (deferred).",
         _waiting,
         ("reason",),
     ),
-    _Family(
-        GaugeMetricFamily,
-        "vllm:kv_cache_usage_perc",
-        "KV-cache usage. 1 means 100 percent usage.",
-        _usage,
-    ),
-    _Family(
-        CounterMetricFamily,
+    _gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", _usage),
+    _counter(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the worker's own prefix cache.",
         _one(lambda load: load.counts.prefix_queries),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:prefix_cache_hits",
         "Prompt tokens found in the worker's own prefix cache.",
         _one(lambda load: load.counts.prefix_hits),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:external_prefix_cache_queries",
         "Prompt tokens requested from a handoff.",
         _one(lambda load: load.counts.external_queries),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:external_prefix_cache_hits",
         "Prompt tokens whose KV cache arrived by a handoff.",
         _one(lambda load: load.counts.external_hits),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:prompt_tokens_cached_by_source",
         "Prompt tokens found in the worker's own prefix cache (device) or received by a handoff (p2p).",
         _cached,
         ("source",),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_drafts",
         "Number of spec decoding drafts.",
         _drafting(lambda counts: counts.drafts),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_draft_tokens",
         "Number of draft tokens.",
         _drafting(lambda counts: counts.drafted_tokens),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_accepted_tokens",
         "Number of accepted tokens.",
         _drafting(lambda counts: sum(counts.accepted_by_position)),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Accepted tokens per draft position.",
         _positions,
