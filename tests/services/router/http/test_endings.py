@@ -1,4 +1,4 @@
-"""Endings of answers on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
+"""How answers end on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def whole(site: ApiSite, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
-async def test_a_stop_string_and_thoughts(site: ApiSite, per_step: int) -> None:
-    """Streams and whole answers agree on each API, however many tokens come at once."""
+async def test_streams_separate_thoughts_from_answers(site: ApiSite, per_step: int) -> None:
+    """On each API, however many tokens come at once, while a stop string is watched for."""
     site.says(THOUGHT, "</think>", SAID, per_step=per_step)
     stop = ["the end of it all."]
     chunks = await events(site, "/v1/chat/completions", {**CHAT, "stop": stop})
@@ -103,7 +103,7 @@ async def test_a_response_that_was_cut_is_incomplete(site: ApiSite, thoughts: bo
     assert complete[-1]["response"]["output"][-1]["status"] == "completed"
 
 
-async def test_openais_client_sees_it_so(site: ApiSite) -> None:
+async def test_openais_client_understands_a_cut_response(site: ApiSite) -> None:
     site.says(SAID)
     async with site.openai() as client:
         answer = await client.responses.create(model=MODEL, input="Where?", max_output_tokens=3)
@@ -113,7 +113,7 @@ async def test_openais_client_sees_it_so(site: ApiSite) -> None:
 
 
 async def test_calls_that_were_cut(site: ApiSite) -> None:
-    """Nobody should run an incomplete call: each API says that the answer was cut, whole or streamed."""
+    """Each API says that the answer was cut, whole or streamed, so clients do not run an incomplete call."""
     tools = [{"type": "function", "function": TOOL}]
     site.says("</think>", CALL, " and more " * 4)
     body = {**CHAT, "tools": tools, "max_tokens": len(CALL) + 10}
@@ -164,7 +164,7 @@ async def test_a_response_whose_stream_fails(site: ApiSite) -> None:
     assert last.response.error.code == "server_error"
 
 
-async def test_what_needs_stored_responses_is_refused_in_words(site: ApiSite) -> None:
+async def test_fields_that_need_stored_responses_are_refused(site: ApiSite) -> None:
     site.says("</think>", SAID)
     asked = {"model": MODEL, "input": "Where?"}
     async with site.openai() as client:
