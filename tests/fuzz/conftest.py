@@ -11,6 +11,6 @@ from harness.deployment import Deployment, deployment
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Start 1P1D with quick heartbeats, so that it is soon seen when nothing is left."""
+    """Start a prefill and a decode worker. Frequent heartbeats soon show that nothing is left behind."""
     with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
         yield one.up()
