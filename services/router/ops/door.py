@@ -32,11 +32,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 class Door:
     """Checks each request to the live page."""
 
-    def __init__(self, key: str, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, key: str) -> None:
         """Admit clients that show `key`; "": users of this machine."""
         self._key = key.encode()
         self.has_key = bool(key)
-        self._tries = Tries(now_s)
+        self._tries = Tries()
         # New in each process: after a restart the key is asked for again.
         self._seal = secrets.token_bytes(32)
 

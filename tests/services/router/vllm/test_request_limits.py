@@ -1,4 +1,4 @@
-"""What is refused of a request before vLLM renders it, and so before it fetches anything for it."""
+"""Requests that are refused before vLLM renders them or fetches anything for them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.chat_utils import MM_PARSER_MAP
 
 from baton.services.router.vllm.engine_client import RefusedByRouter
-from baton.services.router.vllm.request_limits import MEDIA, limit_requests
+from baton.services.router.vllm.request_limits import (
+    MAX_CHARACTERS,
+    MAX_TOOLS,
+    MEDIA,
+    field_problem,
+    limit_requests,
+)
 
 TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
 IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
 PARTS = [
     {"type": "image_url", **IMAGE},
-    IMAGE,  # its type is left out
+    IMAGE,  # without a type
     {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
     {"type": "video_url", "video_url": {"url": "http://192.0.2.1/never-fetched.mp4"}},
 ]
@@ -32,8 +38,7 @@ async def asked(request: Any) -> list[Any]:
         passed.append(one)
 
     serving = SimpleNamespace(_check_model=check)
-    state = State({"openai_serving_chat": serving})
-    limit_requests(state)
+    limit_requests(State({"openai_serving_chat": serving}))
     await serving._check_model(request)
     return passed
 
@@ -64,3 +69,25 @@ async def test_an_image_in_a_response_request() -> None:
 
 async def test_text_passes() -> None:
     assert await asked(one := chat({"type": "text", "text": "This."})) == [one]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"bad_words": ["word " * 12_000] * 100}, "bad_words has 6000000 characters; 16384 are allowed"),
+        ({"stop": "x" * 20_000}, "stop has 20000 characters"),
+        ({"stop": ["x" * 10_000] * 2}, "stop has 20000 characters"),
+        ({"query": "x" * 70_000, "items": []}, "query has 70000 characters"),
+        ({"items": ["x" * 700] * 100}, "items has 70000 characters"),
+        ({"cache_salt": "x" * 5_000}, "cache_salt has 5000 characters"),
+        ({"tools": [{}] * 513}, "tools has 513 entries; 512 are allowed"),
+        ({"items": [[1] * 70_000]}, ""),
+        ({"bad_words": ["word"] * 128, "stop": None, "tools": [{}] * MAX_TOOLS}, ""),
+        ({name: "x" * size for name, size in MAX_CHARACTERS.items()}, ""),
+        ({}, ""),
+    ],
+)
+def test_fields_that_are_too_long_are_refused(fields: dict[str, Any], problem: str) -> None:
+    found = field_problem(SimpleNamespace(**fields))
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
