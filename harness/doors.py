@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from baton.services.router.http.connections import Connections, connections
+from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from harness.fake_worker import until
 
@@ -89,7 +89,7 @@ async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S)
         return bool(receive.__self__.disconnected)
 
     limits = HttpLimits(MAX_BODY, max_connections, slow_s, KEEP_ALIVE_S)
-    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
+    protocol: Any = Connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:

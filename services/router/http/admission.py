@@ -25,7 +25,7 @@ from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed,
 from baton.services.router.http import streaming, usage
 from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
-from baton.services.router.http.forms import error_response
+from baton.services.router.http.forms import send_error
 from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
@@ -113,8 +113,7 @@ class AdmissionMiddleware:
             request = await self._tenancy.enter(caller)
         except (Unsupported, NotAllowed, RateLimited) as error:
             log_without_sequence(error.status.value, scope["path"], caller.tenant, error.message)
-            for part in error_response(error):
-                await send(part)
+            await send_error(send, error)
             return
         times.admitted = time.monotonic()
         trace = self._chronicle.begin(scope["headers"])
@@ -127,8 +126,7 @@ class AdmissionMiddleware:
         try:
             body = await self._body(receive, admission, caller, chosen is not None)
             if admission.error is not None:
-                for part in error_response(admission.error):
-                    await response(part)
+                await send_error(response, admission.error)
             elif body is not None:
                 await self._app(scope, again(body, receive), response)
         finally:
@@ -245,8 +243,7 @@ class _HeldResponse:
         if admission.error is not None:
             self._state = self._replaced
             admission.http.status = admission.error.status.value
-            for part in error_response(admission.error):
-                await self._send(part)
+            await send_error(self._send, admission.error)
             return
         if self._start is not None:
             self._begin(self._start)

@@ -30,7 +30,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
@@ -424,18 +423,13 @@ class LimitedConnection(HttpToolsProtocol):
         return TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s")
 
 
-@dataclass(frozen=True)
 class Connections:
-    """Makes the protocol of each connection for uvicorn."""
+    """Makes the protocol of each connection for uvicorn. All connections share these limits."""
 
-    limits: HttpLimits
-    intake: Intake
-    refused: OnRefused
+    def __init__(self, limits: HttpLimits, refused: OnRefused) -> None:
+        self.limits = limits
+        self.intake = Intake(BODIES_AT_ONCE * limits.max_body)
+        self._refused = refused
 
     def __call__(self, **uvicorn: Any) -> LimitedConnection:
-        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self.refused, **uvicorn)
-
-
-def connections(limits: HttpLimits, refused: OnRefused) -> Connections:
-    """Return the factory of a router's connections, which share these limits."""
-    return Connections(limits, Intake(BODIES_AT_ONCE * limits.max_body), refused)
+        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self._refused, **uvicorn)

@@ -76,6 +76,11 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
     return start, {"type": "http.response.body", "body": body, "more_body": False}
 
 
+async def send_error(send: Send, error: RequestFailed) -> None:
+    for part in error_response(error):
+        await send(part)
+
+
 class ErrorForms:
     """Pure ASGI middleware around the whole app. It costs other APIs one comparison per request."""
 

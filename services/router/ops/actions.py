@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,13 +53,8 @@ class Actions:
             raise ActionRefused(
                 f"not confirmed: the action is for {action.worker!r}, the confirmation for {action.confirm!r}"
             )
-        steps: dict[str, Callable[[SchedulerClient, Action], Awaitable[str]]] = {
-            "drain": self._drain,
-            "undrain": self._undrain,
-            "role": self._role,
-        }
         try:
-            done = await self._first(steps[action.action], action)
+            done = await self._first(action)
         except (SchedulerError, ConfigError, ActionRefused) as error:
             log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
             self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
@@ -68,7 +63,7 @@ class Actions:
         self._events.add(INFO, f"{done} (asked by {caller})")
         return done
 
-    async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
+    async def _first(self, action: Action) -> str:
         """Call the scheduler that has the worker; if none has it now, each until one knows its name.
 
         Raises the error of the last call.
@@ -81,23 +76,21 @@ class Actions:
         *others, last = has or self._schedulers
         for scheduler in others:
             with contextlib.suppress(SchedulerError, ActionRefused):
-                return await step(scheduler, action)
-        return await step(last, action)
-
-    async def _drain(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.drain(action.worker)
-        return _done(reply.worker_id, reply.problem, "is draining")
-
-    async def _undrain(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.undrain(action.worker)
-        return _done(reply.name, reply.problem, "takes requests again")
-
-    async def _role(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.set_role(action.worker, roles.role(action.role).wire)
-        return _done(reply.worker_id, reply.problem, f"is a {action.role} worker now")
+                return await _carry_out(scheduler, action)
+        return await _carry_out(last, action)
 
 
-def _done(worker: str, problem: str, done: str) -> str:
+async def _carry_out(scheduler: SchedulerClient, action: Action) -> str:
+    match action.action:
+        case "drain":
+            drained = await scheduler.drain(action.worker)
+            worker, problem, done = drained.worker_id, drained.problem, "is draining"
+        case "undrain":
+            undrained = await scheduler.undrain(action.worker)
+            worker, problem, done = undrained.name, undrained.problem, "takes requests again"
+        case "role":
+            changed = await scheduler.set_role(action.worker, roles.role(action.role).wire)
+            worker, problem, done = changed.worker_id, changed.problem, f"is a {action.role} worker now"
     if problem or not worker:
         raise ActionRefused(problem or "there is no worker of that name")
     return f"{worker} {done}"

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton import addresses
-from baton.protos import scheduler_pb2 as pb
 from baton.security.exposure import only_from_here
 from baton.services import credentials
 from baton.services.config import Settings
@@ -34,32 +33,6 @@ class PageDoor:
 
     sock: socket.socket
     key: str
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The parts of the router that the page shows."""
-
-    router_id: str
-    served: Sequence[Served]  # one per model
-    chronicle: Chronicle
-
-    def problem(self) -> str:
-        """Return which models' schedulers do not answer, and why; "" if all do."""
-        problems = {one.model.name: one.cluster.problem for one in self.served if one.cluster.problem}
-        if len(self.served) == 1:
-            return next(iter(problems.values()), "")
-        return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-
-    def workers(self) -> list[pb.WorkerStatus]:
-        return [worker for one in self.served for worker in one.scheduler.standby.workers]
-
-    def load(self) -> pb.RouterLoad:
-        """Return the load and latencies of this router's requests."""
-        return summed([one.parts.counts.message(one.parts.waiting) for one in self.served])
-
-    def live(self) -> int:
-        return sum(one.client.live for one in self.served)
 
 
 def open_door(settings: Settings) -> PageDoor | None:
@@ -87,8 +60,14 @@ def open_door(settings: Settings) -> PageDoor | None:
 
 
 @contextlib.asynccontextmanager
-async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> AsyncIterator[None]:
-    """Serve the page inside the block; do nothing without a door."""
+async def live_page(
+    door: PageDoor | None,
+    settings: Settings,
+    router_id: str,
+    served: Sequence[Served],
+    chronicle: Chronicle,
+) -> AsyncIterator[None]:
+    """Serve a page about all models inside the block; do nothing without a door."""
     if door is None:
         yield
         return
@@ -98,17 +77,35 @@ async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> 
     from baton.services.router.ops.feed import Feed, Sources
     from baton.services.router.ops.series import Series
 
+    def problem() -> str:
+        """Return which models' schedulers do not answer, and why; "" if all do."""
+        problems = {one.model.name: one.cluster.problem for one in served if one.cluster.problem}
+        if len(served) == 1:
+            return next(iter(problems.values()), "")
+        return "; ".join(f"{name}: {text}" for name, text in problems.items())
+
     forbidden = _NO_OPERATOR if settings.security.tls else ""
     about = {
-        "model": ", ".join(one.model.name for one in shown.served),
+        "model": ", ".join(one.model.name for one in served),
         "topic": settings.scheduler.topic,
-        "router": shown.router_id,
+        "router": router_id,
         "version": f"Baton {version('baton')}, vLLM {VLLM_VERSION}",
         "forbidden": forbidden,
     }
-    feed = Feed(Sources(about, shown.workers, shown.problem, Series(shown.load, shown.live)))
-    shown.chronicle.listeners.append(feed.over)
-    actions = Actions([one.scheduler for one in shown.served], feed.events, forbidden)
-    app = server.build_app(feed, shown.chronicle.recent, actions, Door(door.key))
+    series = Series(
+        lambda: summed([one.parts.counts.message(one.parts.waiting) for one in served]),
+        lambda: sum(one.client.live for one in served),
+    )
+    feed = Feed(
+        Sources(
+            about,
+            lambda: [worker for one in served for worker in one.scheduler.standby.workers],
+            problem,
+            series,
+        )
+    )
+    chronicle.listeners.append(feed.over)
+    actions = Actions([one.scheduler for one in served], feed.events, forbidden)
+    app = server.build_app(feed, chronicle.recent, actions, Door(door.key))
     async with server.serving(app, feed, door.sock):
         yield

@@ -30,7 +30,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
-from baton.services.router.http.connections import connections
+from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
@@ -177,7 +177,7 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
     limits = HttpLimits(MOST_BODY, MOST_CONNECTIONS, SLOW_CLIENT_S, KEEP_ALIVE_S, of_router=False)
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits, lambda _: None)),  # typed as a class, but uvicorn only calls it
+        http=cast(Any, Connections(limits, lambda _: None)),  # typed as a class, but uvicorn only calls it
         ws="none",
         log_level="warning",
         access_log=False,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.services.router.errors import NoSuchModel, RequestFailed, Unsupported
 from baton.services.router.http.admission import current_admission
-from baton.services.router.http.forms import error_response, is_anthropics, route_path
+from baton.services.router.http.forms import error_response, is_anthropics, route_path, send_error
 
 _MODELS = "/v1/models"
 # Requests to these paths name no model: they are about the router or the first model.
@@ -47,8 +47,7 @@ class ModelMiddleware:
         except RequestFailed as error:
             if admission is not None:
                 admission.refuse(error)
-            for part in error_response(error):
-                await send(part)
+            await send_error(send, error)
             return
         await app(scope, receive, send)
 

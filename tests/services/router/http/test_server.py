@@ -14,7 +14,7 @@ import uvicorn
 from baton.addresses import listen
 from baton.services.router.group import Group, Seat
 from baton.services.router.http import server as module
-from baton.services.router.http.connections import connections
+from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from baton.services.router.http.server import LOOK_S, LOOKS_WHEN_FULL, Server
 from harness.fake_worker import until
@@ -50,7 +50,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 async def process() -> AsyncIterator[Process]:
     limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S, keep_alive_s=CALL_S)
-    protocol: Any = connections(limits, lambda _: None)
+    protocol: Any = Connections(limits, lambda _: None)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     with (
         contextlib.closing(listen("127.0.0.1", 0)) as own,
