@@ -211,22 +211,12 @@ async def test_a_deadline_is_504_on_each_api(site: ApiSite, path: str, stream: b
         assert form_of(got)[0] == "openai"
 
 
-async def test_a_key_may_come_in_either_header(site: ApiSite) -> None:
+async def test_two_keys_are_refused(site: ApiSite) -> None:
     async with site.http() as http:
-        for headers in (
-            {"Authorization": f"Bearer {KEY}"},
-            {"Authorization": f"Bearer   {KEY}"},
-            {"Authorization": f"bearer {KEY}"},
-            {"x-api-key": KEY},
-            {"X-API-Key": f"{KEY}"},
-            {"x-api-key": KEY, "Authorization": f"Bearer {KEY}"},
-        ):
-            for path in (CHAT, MESSAGES):
-                assert (await http.post(path, json=ASKED, headers=headers)).status_code == 200
-            assert (await http.get("/v1/models", headers=headers)).status_code == 200
-        two = {"x-api-key": KEY, "Authorization": f"Bearer {BUSY}"}
         for path in (CHAT, MESSAGES):
-            got = await http.post(path, json=ASKED, headers=two)
+            got = await http.post(
+                path, json=ASKED, headers={"x-api-key": KEY, "Authorization": f"Bearer {BUSY}"}
+            )
             assert got.status_code == 401
             assert "two different API keys" in got.json()["error"]["message"]
 

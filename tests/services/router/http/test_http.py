@@ -233,14 +233,6 @@ async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
     assert 'baton_router_requests_total{outcome="length"}' in metrics
 
 
-async def test_too_long_a_prompt_is_400(members: Members, http: httpx.AsyncClient) -> None:
-    await pair(members)
-    await placeable(http)
-    got = await http.post("/v1/completions", json=body(prompt=[70] * 5000, stream=True))
-    assert got.status_code == 400
-    assert "retry-after" not in got.headers
-
-
 async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: httpx.AsyncClient) -> None:
     prefill, decode = await pair(members, step_s=0.02)
     await served(http, prefill, decode)
@@ -284,15 +276,6 @@ async def test_no_worker_can_take_over(members: Members, http: httpx.AsyncClient
     assert "no worker can take over" in json.loads(error)["error"]["message"]
     said = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
     assert text(30).startswith(said)
-
-
-async def test_reserved_arguments_are_ignored(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
-    mine = {"kv_transfer_params": {"do_remote_prefill": True, "remote_prefill_cached_tokens": 2}}
-    got = await http.post("/v1/completions", json=body(vllm_xargs={"baton_generated": 3, "x": 1}, **mine))
-    assert got.status_code == 200
-    assert prefill.seen.extra_args == [{"x": 1}]
 
 
 BATON = {"baton": {"usage": True}}
@@ -500,19 +483,6 @@ async def test_a_stream_that_outlasts_the_drain_gets_an_error(
     assert "Traceback" not in site.process.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_sets_its_own_deadline(
-    members: Members, http: httpx.AsyncClient, stream: bool
-) -> None:
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
-    got = await http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Timeout": "0.9"})
-    assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
-    assert "took longer than 0." in got.json()["error"]["message"]
-    await until(lambda: len(prefill.seen.aborts) == 1, "the worker gets an abort", 1.0)
-
-
 async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
     """After the tokens so far the stream ends with the error, and the worker drops the request."""
     prefill, decode = await pair(members)
@@ -532,40 +502,6 @@ async def test_a_wrong_deadline_is_400(http: httpx.AsyncClient, wrong: str) -> N
     got = await http.post("/v1/completions", json=body(), headers={"X-Request-Timeout": wrong})
     assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
     assert "x-request-timeout" in got.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("path", "wrong"),
-    [
-        ("/v1/completions", {"prompt": ["x"] * 100, "n": 3}),
-        ("/v1/completions", {"prompt": [[1]] * 300}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 1000}),
-        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "x"}]] * 300}),
-    ],
-)
-async def test_too_many_answers_at_once_are_400(http: httpx.AsyncClient, path: str, wrong: Any) -> None:
-    got = await http.post(path, json={"model": MODEL, **wrong})
-    assert got.status_code == 400
-    assert "256 are allowed" in got.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"structured_outputs": {"choice": [str(number) for number in range(50_000)]}},
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"d": "x" * 200_000}},
-            }
-        },
-    ],
-    ids=["choice", "schema"],
-)
-async def test_a_huge_grammar_is_400(http: httpx.AsyncClient, wish: dict[str, Any]) -> None:
-    got = await http.post("/v1/chat/completions", json=chat(**wish))
-    assert got.status_code == 400
-    assert "131072" in got.json()["error"]["message"]
 
 
 async def test_an_unforeseen_error_of_a_handler_is_400(http: httpx.AsyncClient, site: Site) -> None:

@@ -14,7 +14,6 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from baton.services.engine import wire
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
 from baton.services.tenants.redis_book import RedisBook
@@ -43,7 +42,6 @@ BOOK = Book(
         "slots": Tenant(concurrency=3),
         "rate": Tenant(requests_per_s=4),
         "tokens": Tenant(tokens_per_min=100),
-        "free": Tenant(cache_salt=False),
         "patient": Tenant(default_class="batch", classes=["batch", "interactive"]),
     },
     keys={
@@ -51,7 +49,6 @@ BOOK = Book(
         "slots-too": key("slots-too", "slots", concurrency=1),
         "rate": key("rate", "rate"),
         "tokens": key("tokens", "tokens"),
-        "free": key("free", "free"),
         "plain": key("plain", "plain"),
         "patient": key("patient", "patient"),
         "night": key("night", "patient", classes=["batch"]),
@@ -209,17 +206,6 @@ async def test_a_rate_limit_covers_both_routers(worker: FakeWorker, ask: Any) ->
     assert 4 <= got.count(200) <= 4 + 4 * took_s
 
 
-async def test_each_tenant_has_its_own_prefix_cache(worker: FakeWorker, ask: Any) -> None:
-    for name, more in (("plain", {}), ("slots", {}), ("plain", {"cache_salt": "x"}), ("free", {})):
-        assert (await ask(name, **more)).status_code == 200
-    salts = [wire.decode_request(start.engine_request).cache_salt for start in worker.seen.starts]
-    assert len(set(salts)) == 4
-    assert salts[3] is None
-    assert None not in salts[:3]
-    assert (await ask("plain", at=1)).status_code == 200
-    assert wire.decode_request(worker.seen.starts[-1].engine_request).cache_salt == salts[0]
-
-
 async def test_keys_are_added_and_removed_without_a_restart(
     routers: Routers, worker: FakeWorker, ask: Any
 ) -> None:
@@ -239,19 +225,6 @@ async def test_keys_are_added_and_removed_without_a_restart(
     assert 'baton_router_tenant_refusals_total{limit="concurrency",tenant="slots"}' in text
     await routers.file.edit(lambda book: book.without_key("new"))
     await status(401)
-
-
-async def test_without_redis_each_router_enforces_the_limits_alone(
-    routers: Routers, worker: FakeWorker, ask: Any
-) -> None:
-    routers.redis.hang()
-    try:
-        got = [(await ask("plain", at)).status_code for at in range(2)]
-        assert got == [200, 200]
-        refused = await ask("tokens", 0, prompt=[1] * 60, max_tokens=90)
-        assert refused.status_code == 429
-    finally:
-        routers.redis.wake()
 
 
 def test_no_secret_is_on_a_log_line(routers: Routers) -> None:

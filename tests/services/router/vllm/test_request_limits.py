@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import State
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest, ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.chat_utils import MM_PARSER_MAP
 
@@ -20,6 +21,7 @@ from baton.services.router.vllm.request_limits import (
     limit_requests,
 )
 
+USER: Any = {"role": "user", "content": "x"}
 TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
 IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
 PARTS = [
@@ -65,6 +67,25 @@ async def test_an_image_in_a_response_request() -> None:
     one = ResponsesRequest(model="m", input=[{"role": "user", "content": [image]}])
     with pytest.raises(RefusedByRouter, match="a part of type 'input_image'"):
         await asked(one)
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        (CompletionRequest(model="m", prompt=["x"] * 100, n=3), "asks for 300 answers; 256 are allowed"),
+        (CompletionRequest(model="m", prompt=[[1]] * 300), "asks for 300 answers"),
+        (ChatCompletionRequest(model="m", messages=[USER], n=1000), "asks for 1000 answers"),
+        (BatchChatCompletionRequest(model="m", messages=[[USER]] * 300), "asks for 300 answers"),
+        (
+            ChatCompletionRequest(model="m", messages=[USER], structured_outputs={"regex": "x" * 200_000}),
+            "131072",
+        ),
+    ],
+)
+async def test_too_many_answers_and_huge_grammars_are_refused(request_: Any, problem: str) -> None:
+    with pytest.raises(RefusedByRouter, match=problem) as refused:
+        await asked(request_)
+    assert refused.value.http_status == 400
 
 
 async def test_text_passes() -> None:
