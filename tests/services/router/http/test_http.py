@@ -548,10 +548,9 @@ async def test_a_missing_route_gets_openai_s_error_object(
     [
         ({}, "cannot listen"),
         ({"model": "/no/such"}, "/no/such"),
-        ({"tool_call_parser": "hermse"}, "hermse"),
         ({"max_model_len": 1_000_000}, "max_model_len"),
     ],
-    ids=["port", "model", "parser", "length"],
+    ids=["port", "model", "length"],
 )
 def test_bad_starts_say_why(
     start_router: StartRouter, tmp_path: Path, engine: dict[str, Any], said: str
