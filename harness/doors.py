@@ -14,6 +14,7 @@ import uvicorn
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from harness.fake_worker import until
+from harness.support import CALL_S
 
 SLOW_S = 0.4
 KEEP_ALIVE_S = 1.0
@@ -109,3 +110,18 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     server.clients.append(writer)
     return reader, writer
+
+
+async def answer_to(server: Server, wire: bytes) -> bytes:
+    """Send bytes on a new connection; return everything received until the server closes it."""
+    reader, writer = await connect(server)
+    writer.write(wire)
+    try:
+        return await asyncio.wait_for(reader.read(), CALL_S)
+    finally:
+        writer.close()
+
+
+async def one_answer(reader: asyncio.StreamReader) -> bytes:
+    """Read one of the application's answers, on a connection that stays open."""
+    return await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)

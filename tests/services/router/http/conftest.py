@@ -1,8 +1,8 @@
-"""Routers in processes of their own, for tests of their HTTP surface."""
+"""Routers in processes of their own, and a small server behind the router's connections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
+from harness.doors import Seen, Server, serving
 from tests.services.router.http.site import StartRouter
 
 FAST = {
@@ -40,3 +41,9 @@ def start_router(model: Path) -> Iterator[StartRouter]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Seen()) as one:
+        yield one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import socket
 from collections.abc import Mapping
@@ -147,11 +146,10 @@ def test_no_spelling_of_a_path_gets_around_it(door: Door, target: str) -> None:
 
 
 def test_a_body_is_not_read_without_a_key(door: Door) -> None:
-    post, url = functools.partial(httpx.post, timeout=START_S), f"{door.url}/v1/completions"
-    not_json = {"content": b"x" * (1 << 20), "headers": {"Content-Type": "application/json"}}
-    assert post(url, **not_json).status_code == 401
-    not_json["headers"]["Authorization"] = f"Bearer {KEY}"
-    assert post(url, **not_json).status_code == 400
+    url, not_json = f"{door.url}/v1/completions", b"x" * (1 << 20)
+    assert httpx.post(url, content=not_json, timeout=START_S).status_code == 401
+    headers = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.post(url, content=not_json, headers=headers, timeout=START_S).status_code != 401
 
 
 @pytest.mark.parametrize(
