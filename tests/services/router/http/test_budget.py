@@ -59,7 +59,7 @@ def test_counts_do_not_depend_on_the_pieces(
         ("\\ud83d" + "x" * 40 + "\\ude00", True),
     ],
 )
-def test_half_of_a_surrogate_pair_is_seen(text: str, lone: bool, piece: int) -> None:
+def test_an_unpaired_surrogate_is_found(text: str, lone: bool, piece: int) -> None:
     body = f'{{"a": "{text}"}}'.encode()
     assert counted(body, piece).lone_surrogates is lone
     try:
@@ -93,7 +93,7 @@ def test_half_of_a_surrogate_pair_is_seen(text: str, lone: bool, piece: int) -> 
     ],
 )
 @pytest.mark.parametrize("piece", [13, PIECE])
-def test_what_is_beyond_the_budget_is_refused(
+def test_bodies_beyond_the_budget_are_refused(
     body: bytes, error: type[RequestFailed], words: str, piece: int
 ) -> None:
     with pytest.raises(error, match=words):
@@ -110,18 +110,18 @@ def test_what_is_beyond_the_budget_is_refused(
         b"[" + b"1," * 400_000 + b"1]",
         json.dumps({"a": "\u00e9\U0001f600" * 1000}, ensure_ascii=False).encode(),
         b"\xef\xbb\xbf{}",
-        b"]" * 1000,  # no parser gets beyond the first byte
+        b"]" * 1000,  # where any parser stops at the first byte
     ],
 )
 @pytest.mark.parametrize("piece", [7, 61, PIECE])
-def test_what_is_within_it_passes(body: bytes, piece: int) -> None:
+def test_bodies_within_the_budget_pass(body: bytes, piece: int) -> None:
     counted(body, piece)
 
 
 @pytest.mark.parametrize(
     "unit", [b"Hello. ", b"\\\\", b'\\"', b"\\ud83d\\ude00", "\u00e9\u4e2d".encode(), b" ", b"a\\n"]
 )
-def test_the_largest_body_holds_nobody_up(unit: bytes) -> None:
+def test_the_largest_body_does_not_block_the_loop(unit: bytes) -> None:
     body = b'{"prompt":"' + unit * (LARGEST // len(unit)) + b'"}'
     one, times = Budget(), [time.thread_time()]
     for at in range(0, len(body), PIECE):

@@ -89,7 +89,7 @@ async def test_each_request_goes_to_the_model_that_it_names(
     assert lengths["code"] == 512 < lengths["chat"]
 
 
-async def test_an_unknown_model_gets_openais_404_and_none_a_400(
+async def test_an_unknown_model_is_404_and_none_400(
     workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
 ) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
@@ -111,7 +111,7 @@ async def test_an_unknown_model_gets_openais_404_and_none_a_400(
     assert not any(worker.seen.starts for worker in workers.values())
 
 
-async def test_a_model_without_workers_is_named_while_the_other_serves(
+async def test_one_model_may_lack_workers_while_the_other_serves(
     workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
 ) -> None:
     code = workers["code"]
