@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,34 +39,22 @@ TRACE_HEADER = b"traceresponse"  # response header: the trace (W3C Trace Context
 TIMEOUT_HEADER = b"x-request-timeout"  # request header: seconds allowed for the whole request
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
     """One HTTP request's state, shared by the HTTP layer and the engine client."""
 
-    __slots__ = (
-        *("deadline", "error", "http", "lasting", "options", "own", "party", "request", "response"),
-        *("service", "states", "trace"),
-    )
-
-    def __init__(
-        self,
-        party: Party = NOBODY,
-        request: TenantRequest | None = None,
-        trace: TraceContext | None = None,
-        http: HttpTimes | None = None,
-        service: ServiceClass = STANDARD,
-    ) -> None:
-        self.service = service  # the body may choose another
-        self.party = party  # waiting requests are served in turn by party
-        self.trace = trace or trace_context.begin()
-        self.http = http or HttpTimes()
-        self.response: _HeldResponse | None = None  # while it is being sent
-        self.request = request  # the tenant's admission; None without HTTP
-        self.error: RequestFailed | None = None
-        self.deadline = math.inf  # time.monotonic; set by the client
-        self.own: Own = NOTHING  # the router's own fields in the body
-        self.options = usage.UsageOptions()
-        self.states: list[RequestState] = []  # one per sequence
-        self.lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
+    party: Party = NOBODY  # waiting requests are served in turn by party
+    request: TenantRequest | None = None  # the tenant's admission; None without HTTP
+    trace: TraceContext = field(default_factory=trace_context.begin)
+    http: HttpTimes = field(default_factory=HttpTimes)
+    service: ServiceClass = STANDARD  # the body may choose another
+    deadline: float = math.inf  # time.monotonic; set by the client
+    response: _HeldResponse | None = None  # while it is being sent
+    error: RequestFailed | None = None
+    own: Own = NOTHING  # the router's own fields in the body
+    wants_usage: bool = False
+    states: list[RequestState] = field(default_factory=list)  # one per sequence
+    lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
 
     def refuse(self, error: RequestFailed) -> None:
         """Keep the error for the client, unless there is one already."""
@@ -118,8 +107,7 @@ class AdmissionMiddleware:
         times.admitted = time.monotonic()
         trace = self._chronicle.begin(scope["headers"])
         logs.concern(trace_id=trace.trace_id)
-        admission = Admission(_party(caller, scope), request, trace, times, service)
-        admission.deadline = deadline
+        admission = Admission(_party(caller, scope), request, trace, times, service, deadline)
         current_admission.set(admission)
         comments = streaming.Comments(send, self._comment_s)
         response = admission.response = _HeldResponse(admission, comments, self._chronicle)
@@ -167,7 +155,7 @@ class AdmissionMiddleware:
             if body is None:
                 return None
             own = admission.own = own_fields(body)
-            admission.options = usage.options_in(own)
+            admission.wants_usage = usage.wanted(own)
             if not chosen and (other := choosing.by_body(self._classes, caller, own)):
                 admission.service = other
         except RequestFailed as error:
@@ -263,7 +251,7 @@ class _HeldResponse:
     async def _first(self, message: Message) -> None:
         admission = self._admission
         self._state = self._send
-        if admission.options.usage:
+        if admission.wants_usage:
             message = self._with_usage(message)
         if self._start is not None:
             await self._send(self._start)

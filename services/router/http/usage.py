@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from baton.services.router.errors import Unsupported
 from baton.services.router.own import Own
@@ -23,24 +22,14 @@ _LAST_CHUNK = b'"choices":[]'
 _EVENT = b"data: "
 
 
-class UsageOptions(BaseModel):
-    """The request's field `baton`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    usage: bool = Field(False, description="Add `usage.baton` to the response.")
-
-
-def options_in(own: Own) -> UsageOptions:
-    """Return the options in a request's own fields. Raises Unsupported (400)."""
-    if own.baton is msgspec.UNSET:
-        return UsageOptions()
-    try:
-        return UsageOptions.model_validate(own.baton)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join([FIELD, *map(str, problem["loc"])])
-        raise Unsupported(f'{where}: {problem["msg"]}; allowed is {{"usage": true}} or false') from None
+def wanted(own: Own) -> bool:
+    """Return whether a request asks for its usage. Raises Unsupported (400)."""
+    if own.baton is msgspec.UNSET or own.baton == {}:
+        return False
+    match own.baton:
+        case {"usage": bool(usage), **others} if not others:
+            return usage
+    raise Unsupported(f'{FIELD}: {{"usage": true}} or {{"usage": false}} is needed')
 
 
 def added_to(body: bytes, states: list[RequestState]) -> bytes:
