@@ -11,6 +11,7 @@ import httpx
 
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from baton.services.tenants.model import ApiKey, digest
 from harness.fake_worker import MODEL
 from harness.router import Members
 from harness.support import eventually, free_port, listening
@@ -19,6 +20,10 @@ from harness.zygote import Forked
 START_S = 60.0
 # Pairs stay pairs: no idle decode worker prefills.
 SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
+
+
+def api_key(secret: str, tenant: str, **limits: Any) -> ApiKey:
+    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex(), **limits)
 
 
 class StartRouter(Protocol):

@@ -14,9 +14,10 @@ import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.model import Book, Tenant
 from harness.api_site import ApiSite, thinking_model
 from harness.fake_worker import MODEL, Fault
+from tests.services.router.http.site import api_key
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -27,16 +28,12 @@ RESPONSES = "/v1/responses"
 ALIASES = ["tiny-too", "some/tiny"]
 
 
-def key(secret: str, tenant: str, **limits: Any) -> ApiKey:
-    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex(), **limits)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
     folder = tmp_path_factory.mktemp("apis")
     book = Book(
         tenants={"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])},
-        keys={"key": key(KEY, "plain"), "slow": key(SLOW, "slow"), "busy": key(BUSY, "busy")},
+        keys={"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")},
     )
     await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
     made = ApiSite(
@@ -67,65 +64,44 @@ def form_of(answer: httpx.Response) -> tuple[str, str]:
     return "openai", body["error"]["type"]
 
 
-REFUSALS: dict[str, tuple[dict[str, str], dict[str, Any], int, str]] = {
-    "no key": ({"x-api-key": ""}, {}, 401, "authentication_error"),
-    "a wrong key": ({"x-api-key": "c4nary-nobody"}, {}, 401, "authentication_error"),
-    "a class that the key may not use": (
-        {"x-api-key": BUSY, "X-Baton-Class": "batch"},
-        {},
-        403,
-        "permission_error",
-    ),
-    "an unknown model": ({}, {"model": "nobody"}, 404, "not_found_error"),
-    "a wrong type": ({}, {"max_tokens": "many"}, 400, "invalid_request_error"),
-    "no JSON": ({}, {"": "broken"}, 400, "invalid_request_error"),
-    "too long a prompt": (
-        {},
-        {"messages": [{"role": "user", "content": "x" * 5000}]},
-        400,
-        "invalid_request_error",
-    ),
-    "a body too large": ({}, {"metadata": {"user_id": "x" * (9 << 20)}}, 413, "request_too_large"),
-    "a wrong deadline": ({"X-Request-Timeout": "soon"}, {}, 400, "invalid_request_error"),
-    "an image": (
-        {},
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}}
-                    ],
-                }
-            ]
-        },
-        400,
-        "invalid_request_error",
-    ),
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x.png"}}
+# Headers and fields of each request, and the status of its refusal.
+REFUSALS: dict[str, tuple[dict[str, str], dict[str, Any], int]] = {
+    "no key": ({"x-api-key": ""}, {}, 401),
+    "a wrong key": ({"x-api-key": "c4nary-nobody"}, {}, 401),
+    "a class that the key may not use": ({"x-api-key": BUSY, "X-Baton-Class": "batch"}, {}, 403),
+    "an unknown model": ({}, {"model": "nobody"}, 404),
+    "a wrong type": ({}, {"max_tokens": "many"}, 400),
+    "no JSON": ({}, {"": "broken"}, 400),
+    "a prompt that is too long": ({}, {"messages": [{"role": "user", "content": "x" * 5000}]}, 400),
+    "a body that is too large": ({}, {"metadata": {"user_id": "x" * (9 << 20)}}, 413),
+    "a wrong deadline": ({"X-Request-Timeout": "soon"}, {}, 400),
+    "an image": ({}, {"messages": [{"role": "user", "content": [IMAGE]}]}, 400),
 }
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS.keys())
 async def test_a_refusal_has_its_apis_form(
-    site: ApiSite, refusal: tuple[dict[str, str], dict[str, Any], int, str], stream: bool
+    site: ApiSite, refusal: tuple[dict[str, str], dict[str, Any], int], stream: bool
 ) -> None:
-    headers, fields, status, kind = refusal
-    body = json.dumps({**ASKED, **fields, "stream": stream}).encode()
-    if "" in fields:
-        body = b'{"model": '
+    headers, fields, status = refusal
+    headers = {"x-api-key": KEY, "Content-Type": "application/json", **headers}
+    body = b'{"model": ' if "" in fields else json.dumps({**ASKED, **fields, "stream": stream}).encode()
     before = len(site.process.text.splitlines())
     async with site.http() as http:
-        for path, form in ((MESSAGES, "anthropic"), (CHAT, "openai")):
-            got = await http.post(
-                path,
-                content=body,
-                headers={"x-api-key": KEY, "Content-Type": "application/json", **headers},
-            )
+        for path in (MESSAGES, CHAT):
+            got = await http.post(path, content=body, headers=headers)
             assert got.status_code == status, got.text
-            assert form_of(got)[0] == form
-            if form == "anthropic":
-                assert form_of(got)[1] == kind
+            form, kind = form_of(got)
+            assert (form, kind) == ("anthropic", KINDS[status]) if path == MESSAGES else form == "openai"
             assert got.headers["content-type"] == "application/json"
     logged = site.process.text.splitlines()[before:]
     assert len(logged) <= 4, logged

@@ -11,12 +11,13 @@ import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.model import Book, Tenant
 from harness import zygote
 from harness.api_site import ApiSite, thinking_model
 from harness.fake_worker import MODEL, Fault, until
 from harness.scheduling import until as until_async
 from harness.support import free_port
+from tests.services.router.http.site import api_key
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -25,16 +26,12 @@ STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
 
 
-def key(secret: str, tenant: str) -> ApiKey:
-    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex())
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
     folder = tmp_path_factory.mktemp("stored")
     book = Book(
         tenants={"one": Tenant(concurrency=1)},
-        keys={"mine": key(MINE, "me"), "theirs": key(THEIRS, "them"), "one": key(ONE, "one")},
+        keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
     )
     await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
     made = ApiSite(

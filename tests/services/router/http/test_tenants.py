@@ -15,14 +15,14 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
 from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.model import ApiKey, Book, Tenant
 from baton.services.tenants.redis_book import RedisBook
 from harness.fake_worker import MODEL, FakeWorker, answer
 from harness.router import Members
 from harness.scheduling import RedisServer, until
 from harness.support import eventually, free_port, listening
 from harness.zygote import Forked
-from tests.services.router.http.site import START_S, StartRouter, healthy
+from tests.services.router.http.site import START_S, StartRouter, api_key, healthy
 
 PROMPT = [72, 105]
 
@@ -34,7 +34,7 @@ def secret(name: str) -> str:
 
 
 def key(name: str, tenant: str, **limits: Any) -> ApiKey:
-    return ApiKey(tenant=tenant, sha256=digest(secret(name).encode()).hex(), **limits)
+    return api_key(secret(name), tenant, **limits)
 
 
 BOOK = Book(
