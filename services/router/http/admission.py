@@ -129,7 +129,7 @@ class AdmissionMiddleware:
                 error_text = admission.error.message if admission.error is not None else ""
                 log_without_sequence(times.status, scope["path"], caller.tenant, error_text)
             for state in admission.states:
-                if state.over:  # otherwise its client has left, and it is recorded when it ends
+                if state.over:  # otherwise the client has left, and the sequence is recorded when it ends
                     self._chronicle.over(state)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:

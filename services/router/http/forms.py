@@ -23,7 +23,7 @@ from baton.services.router.errors import RequestFailed
 _MESSAGES = "/v1/messages"
 _MODELS = "/v1/models"  # both APIs have this path; only Anthropic's clients send a version header
 _VERSION = b"anthropic-version"
-_MOST_BYTES = 1 << 20  # of an error response that is translated
+_MOST_BYTES = 1 << 20  # the largest error response that is translated
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

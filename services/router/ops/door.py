@@ -23,7 +23,7 @@ ACTION_HEADER = b"x-baton-ops"  # another site would need CORS consent to send i
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 FREE_TRIES = 5  # wrong keys without a wait
 LONGEST_WAIT_S = 60.0
-FORGOTTEN_S = 900.0  # after an address's last wrong key
+FORGOTTEN_S = 900.0  # how long an address is remembered after its last wrong key
 MOST_ADDRESSES = 4096
 
 Headers = Iterable[tuple[bytes, bytes]]

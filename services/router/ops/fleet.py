@@ -26,7 +26,7 @@ class Row(NamedTuple):
     slots: int
     kv_usage: float  # 0 to 1
     pinned_mib: float
-    queued_tokens: int  # prompt tokens placed and not prefilled
+    queued_tokens: int  # prompt tokens placed but not yet prefilled
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
     method: str

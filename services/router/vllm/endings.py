@@ -144,7 +144,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
                     yield one
                 held = []
                 yield ending
-        except Exception as error:  # the client must hear of any error, or it would wait
+        except Exception as error:  # every error must reach the client, which would wait otherwise
             cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
             if not isinstance(cause, RefusedByRouter):
                 log.exception("a stream of /v1/responses has failed")

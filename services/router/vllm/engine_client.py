@@ -77,10 +77,10 @@ class RelayClient(EngineCoreClient):
     """Takes requests from AsyncLLM and returns outputs. For one event loop; not thread-safe."""
 
     def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
-        self.resources = SimpleNamespace(engine_dead=False)  # AsyncLLM asks; workers come and go
+        self.resources = SimpleNamespace(engine_dead=False)  # never set: workers come and go
         self.engine_ranks_managed = [0]
         self._parts = parts
-        self.limits = limits  # for new requests; may be replaced
+        self.limits = limits  # limits of new requests; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id

@@ -306,7 +306,7 @@ def opened_to_clients(
 def _choose_among(models: Sequence[ModelApp]) -> None:
     """Make the first model's app pass each request to the app of the model that it names."""
     first = models[0].app
-    # None: the first app handles its own requests, as passing them to itself would never end.
+    # None: the first app handles its own requests. Passing them to itself would never end.
     apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
     for one in models[1:]:
         one.app.user_middleware.clear()  # the first app's middleware covers all apps
@@ -325,7 +325,7 @@ async def _health(request: Request) -> Response:
 def _is_closed(route: BaseRoute) -> bool:
     """Return whether a vLLM route is closed.
 
-    So is the second of its two /metrics: the mounted one also serves OpenMetrics, with exemplars.
+    Of vLLM's two /metrics the mounted one stays, because it also serves OpenMetrics, with exemplars.
     """
     path = getattr(route, "path", "")
     module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""

@@ -21,8 +21,8 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.tasks import spawn_apart
 
-MOST_AT_A_TOKEN = 1024  # per generated token; they take some 40 ms of the loop
-MOST_OF_A_PROMPT = 1 << 18  # two per token of a prompt of 128k
+MOST_AT_A_TOKEN = 1024  # limit per generated token; they take some 40 ms of the loop
+MOST_OF_A_PROMPT = 1 << 18  # limit per prompt: two per token of 128k
 SLICE = 256  # processed in one iteration of the loop, some 5 ms
 
 log = logging.getLogger(__name__)

@@ -66,7 +66,7 @@ def _waiting(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
 def _usage(load: pb.WorkerLoad, capacity: pb.Capacity) -> Values:
     known = (
         load.free_blocks or load.running or load.waiting
-    )  # not from a heartbeat sent while the worker was loading
+    )  # false for a heartbeat sent while the worker was loading
     if known and (blocks := usable_blocks(capacity)):
         yield (), 1 - load.free_blocks / blocks
 
@@ -81,7 +81,7 @@ def _one(value: Callable[[pb.WorkerLoad], float]) -> Callable[[pb.WorkerLoad, pb
 
 
 def _drafting(value: Callable[[pb.EngineCounts], float]) -> Callable[[pb.WorkerLoad, pb.Capacity], Values]:
-    """Read a value of a worker that speculates; like vLLM, the others have no such series."""
+    """Read a value of workers that speculate; as in vLLM, others have no such series."""
     return lambda load, capacity: (((), value(load.counts)),) if capacity.speculative_method else ()
 
 

@@ -5,9 +5,8 @@ pieces, it takes that for one piece only. A text may be cut where its tokens cer
 follows the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
 
 - Between a letter and a space, digit or sign. No alternative of the patterns below continues from a letter to
-one
-  of those, looks back, or looks ahead further than it matches. NFC changes neither side, and no added token
-  contains such a pair.
+  one of those, looks back, or looks ahead further than it matches. NFC changes neither side, and no added
+  token contains such a pair.
 - Deep within a run of one class of characters, such as spaces, that the pre-tokenizer takes as one word. The
   piece then ends within the run, and the next piece begins at one of the first piece's last tokens. If that
   token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across the

@@ -33,7 +33,7 @@ MEDIA = frozenset(
     }
 )
 
-MAX_SEQUENCES = 256  # per request: prompts times n
+MAX_SEQUENCES = 256  # prompts times n, per request
 # Characters of all texts in a field; 16,384 take 20 ms to tokenize.
 MAX_CHARACTERS: Mapping[str, int] = {
     "bad_words": 16 << 10,
