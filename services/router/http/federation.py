@@ -35,6 +35,7 @@ MOST_BYTES = 8 << 20  # the largest answer accepted
 UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
+Parts = list[tuple[Mapping[str, str], bytes | None]]  # labels and metrics of each process; None: no answer
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 
 
@@ -74,7 +75,9 @@ class Federation:
             return text, kind
         others = {number: where for number, where in beside.addresses().items() if number != beside.number}
         texts: dict[int, bytes | None] = {beside.number: text, **await _ask_all(others, accept)}
-        return await asyncio.to_thread(_joined, texts, openmetrics="openmetrics" in kind), kind
+        parts: Parts = [({"process": str(number)}, texts[number]) for number in sorted(texts)]
+        end = b"# EOF\n" if "openmetrics" in kind else b""
+        return await asyncio.to_thread(_merged, parts, PROCESS_UP) + end, kind
 
     async def collect(self) -> bytes:
         """Return all metrics in Prometheus' text format, within ALL_S."""
@@ -85,17 +88,9 @@ class Federation:
     async def _collect(self) -> bytes:
         others = [one for one in self._members() if one.id != self._me.id]
         found = await _ask_all({one: one.address for one in others if one.reachable})
-        return await asyncio.to_thread(self._merged, {one: found.get(one) for one in others})
-
-    def _merged(self, texts: Mapping[Member, bytes | None]) -> bytes:
-        families = Families()
-        families.add(exposition(self._registry)[0].decode(), self._me.labels)
-        up = {self._me: 1, **{one: int(text is not None) for one, text in texts.items()}}
-        for one, text in texts.items():
-            if text is not None:
-                families.add(text.decode(errors="replace"), one.labels)
-        families.add(_gauge(UP, {_written(one.labels): value for one, value in up.items()}), {})
-        return families.text().encode()
+        text, _ = await asyncio.to_thread(exposition, self._registry)
+        parts: Parts = [(self._me.labels, text), *((one.labels, found.get(one)) for one in others)]
+        return await asyncio.to_thread(_merged, parts, UP)
 
 
 def route(federation: Federation) -> Route:
@@ -130,11 +125,22 @@ class Families:
                 self._samples.setdefault(family, []).append(_with_labels(line, labels))
 
     def text(self) -> str:
-        found = (line for family in self._samples for line in self._of(family))
-        return "\n".join(found) + "\n"
+        lines: list[str] = []
+        for family, samples in self._samples.items():
+            lines += [*self._heads.get(family, []), *samples]
+        return "\n".join(lines) + "\n"
 
-    def _of(self, family: str) -> list[str]:
-        return [*self._heads.get(family, []), *self._samples[family]]
+
+def _merged(parts: Parts, up: str) -> bytes:
+    """Return the metrics of several processes as one text, with a gauge `up` of those that answered."""
+    families = Families()
+    gauge = [f"# HELP {up} {_UP_TEXT}", f"# TYPE {up} gauge"]
+    for labels, text in parts:
+        if text is not None:
+            families.add(text.decode(errors="replace"), labels)
+        gauge.append(f"{up}{{{_written(labels)}}} {int(text is not None)}")
+    families.add("\n".join(gauge), {})
+    return families.text().encode()
 
 
 def _with_labels(line: str, labels: Mapping[str, str]) -> str:
@@ -156,22 +162,6 @@ def _written(labels: Mapping[str, str]) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _joined(texts: Mapping[int, bytes | None], *, openmetrics: bool) -> bytes:
-    families = Families()
-    for number, text in sorted(texts.items()):
-        if text is not None:
-            families.add(text.decode(errors="replace"), {"process": str(number)})
-    up = {f'process="{number}"': int(text is not None) for number, text in sorted(texts.items())}
-    families.add(_gauge(PROCESS_UP, up), {})
-    return (families.text() + ("# EOF\n" if openmetrics else "")).encode()
-
-
-def _gauge(name: str, values: Mapping[str, int]) -> str:
-    """Return a gauge as text; `values` are keyed by formatted labels."""
-    lines = [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
-    return "\n".join([f"# HELP {name} {_UP_TEXT}", f"# TYPE {name} gauge", *lines])
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
