@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.services.router.errors import RequestFailed
@@ -74,6 +75,11 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
         headers.append((b"x-should-retry", b"false"))
     start = {"type": "http.response.start", "status": error.status.value, "headers": headers}
     return start, {"type": "http.response.body", "body": body, "more_body": False}
+
+
+def as_response(error: RequestFailed) -> Response:
+    start, body = error_response(error)
+    return Response(body["body"], status_code=start["status"], media_type="application/json")
 
 
 async def send_error(send: Send, error: RequestFailed) -> None:

@@ -69,8 +69,7 @@ from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
-from baton.services.router.vllm.response_routes import response_routes
-from baton.services.router.vllm.response_store import ResponseStore
+from baton.services.router.vllm.response_store import ResponseStore, response_routes
 from baton.services.router.vllm.tokenizing import bound_tokenizing
 
 # vLLM's routes for administrators of a single engine, for other kinds of models, or for developers

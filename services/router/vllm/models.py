@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.services.router.errors import NoSuchModel, RequestFailed, Unsupported
 from baton.services.router.http.admission import current_admission
-from baton.services.router.http.forms import error_response, is_anthropics, route_path, send_error
+from baton.services.router.http.forms import as_response, is_anthropics, route_path, send_error
 
 _MODELS = "/v1/models"
 # Requests to these paths name no model: they are about the router or the first model.
@@ -77,9 +77,8 @@ def health_routes(apps: Mapping[str, Any]) -> list[Route]:
         """Answer 200 if any model can be served, or the one that the query `model` names."""
         asked = request.query_params.get("model")
         if asked is not None and asked not in apps:
-            return _refused(
-                NoSuchModel(f"The model `{asked}` does not exist. Served here: {', '.join(apps)}.")
-            )
+            served = ", ".join(apps)
+            return as_response(NoSuchModel(f"The model `{asked}` does not exist. Served here: {served}."))
         chosen = {asked: apps[asked]} if asked is not None else apps
         found = {name: await app.state.engine_client.health() for name, app in chosen.items()}
         well = any(one.ok for one in found.values())
@@ -114,18 +113,12 @@ def model_routes(apps: Iterable[Any]) -> list[Route]:
         for card in (await whole()).data:
             if card.id == name:
                 return JSONResponse(_information(card) if _is_anthropics(request) else card.model_dump())
-        return _refused(NoSuchModel(f"The model `{name}` does not exist."))
+        return as_response(NoSuchModel(f"The model `{name}` does not exist."))
 
     return [
         Route(_MODELS, listed, methods=["GET"]),
         Route(_MODELS + "/{name:path}", retrieved, methods=["GET"]),  # names from hubs contain a slash
     ]
-
-
-def _refused(error: NoSuchModel) -> Response:
-    """Return the 404 for an unknown name."""
-    start, body = error_response(error)
-    return Response(body["body"], status_code=start["status"], media_type="application/json")
 
 
 def _is_anthropics(request: Request) -> bool:

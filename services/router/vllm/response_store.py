@@ -1,4 +1,4 @@
-"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, each for its own tenant.
+"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, and serve each to its own tenant.
 
 vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anyone who knows an id.
 Here each id belongs to a tenant, and does not exist for others. When there is no room, the tenant with the
@@ -8,8 +8,9 @@ another router serves the same models, an id could be in either, so such request
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
-_run_background_request_stream, responses_background_stream_generator, _make_not_found_error), the fields of
-ResponsesRequest, and that what is stored has an id, a status and model_dump_json.
+_run_background_request_stream, responses_background_stream_generator, _make_not_found_error),
+vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events, the fields of ResponsesRequest,
+and that stored objects have an id, a status and model_dump_json.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
-from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
+from baton.services.router.errors import NoSuchResponse, Overloaded, RequestFailed, Unsupported
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.authentication import CALLER
+from baton.services.router.http.forms import as_response
 from baton.services.router.vllm.endings import ENDS, failure
 from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
 from baton.services.tenants.model import ANYBODY
@@ -41,10 +47,13 @@ MOST = 1000  # answers stored in a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
 EVENT_BYTES = 1 << 10  # estimate per stored event of a background answer's stream
+_PATH = "/v1/responses/{response_id}"
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
     "VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
 )
+
+Answer = Callable[[Request, Any, str], Awaitable[Response]]
 
 
 @dataclass
@@ -292,3 +301,60 @@ async def cancel(handler: Any, response_id: str) -> Any:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task}, timeout=5.0)
     return stored
+
+
+def response_routes(store: ResponseStore) -> list[Route]:
+
+    async def read(request: Request, handler: Any, response_id: str) -> Response:
+        asked = request.query_params
+        if asked.get("stream", "").lower() not in ("1", "true"):
+            return _shown(handler.response_store[response_id])
+        after = asked.get("starting_after")
+        if after is not None and not after.isdecimal():
+            raise Unsupported("starting_after: the sequence_number of an event is needed")
+        if response_id not in handler.event_store:
+            raise Unsupported("stream: this response was not made with background=true and stream=true")
+        events = handler.responses_background_stream_generator(response_id, int(after) if after else None)
+        return StreamingResponse(_convert_stream_to_sse_events(events), media_type="text/event-stream")
+
+    async def end(request: Request, handler: Any, response_id: str) -> Response:
+        del request
+        cancelled = await cancel(handler, response_id)
+        if cancelled is None:
+            raise Unsupported("only an unfinished background response can be cancelled")
+        return _shown(cancelled)
+
+    async def delete(request: Request, handler: Any, response_id: str) -> Response:
+        del request, handler
+        store.delete(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def route(path: str, answer: Answer, method: str) -> Route:
+        async def answered(request: Request) -> Response:
+            response_id = request.path_params["response_id"]
+            try:
+                if problem := store.problem():
+                    raise _as_missing(problem)
+                handler = store.find(response_id, tenant_of(request))
+                if handler is None or response_id not in handler.response_store:
+                    raise NoSuchResponse(f"there is no response {response_id!r}")
+                return await answer(request, handler, response_id)
+            except RequestFailed as error:
+                return as_response(error)
+
+        return Route(path, answered, methods=[method])
+
+    return [
+        route(_PATH, read, "GET"),
+        route(_PATH, delete, "DELETE"),
+        route(_PATH + "/cancel", end, "POST"),
+    ]
+
+
+def _as_missing(problem: RequestFailed) -> RequestFailed:
+    """Turn the refusal without a store into the 404 that clients expect for an id; keep others."""
+    return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
+
+
+def _shown(response: Any) -> Response:
+    return JSONResponse(response.model_dump(mode="json", by_alias=True))
