@@ -168,9 +168,10 @@ def run_worker(scheduler_port: int) -> None:
             address=f"127.0.0.1:{scheduler_port}", max_queued_prompt_tokens=4 * MAX_MODEL_LEN
         )
         async with SchedulerServer(settings) as server:
+            members = Members(server.address)
             worker = FakeWorker("m0", pb.ROLE_MIXED, step_s=STEP_S)
             worker.max_model_len = MAX_MODEL_LEN
-            await Members(server.address).add(worker)
+            await members.add(worker)
             await asyncio.Event().wait()
 
     asyncio.run(serve())

@@ -386,7 +386,8 @@ async def test_each_request_has_a_log_line(site: Site, members: Members, http: h
     trace = answered.headers["traceresponse"].split("-")[1]
 
     def lines() -> list[str]:
-        return [line for line in site.process.text.splitlines() if f" trace_id={trace} " in line]
+        found = site.process.text.splitlines()
+        return [line for line in found if "baton.requests" in line and f" trace_id={trace} " in line]
 
     await until(lines, "its line is written, after its last byte")
     (line,) = lines()
