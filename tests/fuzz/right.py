@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# A valid body for each path. Generated fields are added to it, as a wholly generated body would nearly always
-# fail at its first wrong field. `max_tokens` keeps answers short.
+# A valid body for each path. Generated fields are added to it, because a wholly generated body would nearly
+# always fail at its first wrong field. `max_tokens` keeps answers short.
 RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},

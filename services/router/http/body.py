@@ -42,7 +42,7 @@ _LONE = re.compile(
     rb"(?<=.{6})\\u[dD](?:[89abAB]..(?=.{6})(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..\\u[dD])[c-fC-F])",
     re.DOTALL,
 )
-_BESIDE = 18  # bytes of the previous piece to search again: an escape, with 6 bytes on each side
+_CONTEXT = 18  # bytes of the previous piece to search again: an escape, with 6 bytes on each side
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -152,7 +152,7 @@ class Budget:
         self._tail = b""  # a backslash whose second character has not arrived
         self._last = b""  # the last non-space byte outside strings
         self._before = b""  # the last bytes outside strings
-        self._escapes = b" " * _BESIDE  # the last bytes, where an unpaired surrogate may begin
+        self._escapes = b" " * _CONTEXT  # the last bytes, where an unpaired surrogate may begin
         self._decoder: codecs.IncrementalDecoder | None = None  # set at the first byte that is not ASCII
 
     @property
@@ -173,7 +173,7 @@ class Budget:
         if b"\\u" in piece or b"\\u" in self._escapes:
             self._look_for_surrogates(piece)
         else:
-            self._escapes = (self._escapes + piece[-_BESIDE:])[-_BESIDE:]
+            self._escapes = (self._escapes + piece[-_CONTEXT:])[-_CONTEXT:]
         in_text = self._quotes % 2
         parts = piece.split(b'"')
         self._quotes += len(parts) - 1
@@ -186,7 +186,7 @@ class Budget:
         """Check what can be judged only at the end of the body."""
         check_encoding(body)
         self._check_text(b"", final=True)
-        self._look_for_surrogates(b" " * _BESIDE)
+        self._look_for_surrogates(b" " * _CONTEXT)
 
     def _check_text(self, piece: bytes, *, final: bool = False) -> None:
         if self._decoder is None:
@@ -261,7 +261,7 @@ class Budget:
     def _look_for_surrogates(self, piece: bytes) -> None:
         window = self._escapes + piece
         self.lone_surrogates = self.lone_surrogates or _LONE.search(window) is not None
-        self._escapes = window[-_BESIDE:]
+        self._escapes = window[-_CONTEXT:]
 
 
 def check_encoding(start: bytes) -> None:

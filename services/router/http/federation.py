@@ -40,7 +40,7 @@ _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answe
 
 
 @dataclass(frozen=True)
-class Beside:
+class Processes:
     """All processes of this router; this one has the number `number`."""
 
     number: int
@@ -55,26 +55,26 @@ class Federation:
         me: Member,
         registry: CollectorRegistry,
         members: Callable[[], Iterable[Member]],
-        beside: Beside | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Collect this process's `registry` and the metrics of all other `members`.
 
-        `beside`: the processes of this router, if it has several.
+        `processes`: the processes of this router, if it has several.
         """
         self._me = me
         self._registry = registry
         self._members = members
-        self._beside = beside
+        self._processes = processes
         self._running: asyncio.Task[bytes] | None = None
 
     async def own(self, accept: str) -> tuple[bytes, str]:
         """Return this router's metrics, in a format that the client accepts, and their content type."""
         text, kind = await asyncio.to_thread(exposition, self._registry, accept)
-        beside = self._beside
-        if beside is None:
+        if self._processes is None:
             return text, kind
-        others = {number: where for number, where in beside.addresses().items() if number != beside.number}
-        texts: dict[int, bytes | None] = {beside.number: text, **await _ask_all(others, accept)}
+        own, addresses = self._processes.number, self._processes.addresses()
+        others = {number: address for number, address in addresses.items() if number != own}
+        texts: dict[int, bytes | None] = {own: text, **await _ask_all(others, accept)}
         parts: Parts = [({"process": str(number)}, texts[number]) for number in sorted(texts)]
         end = b"# EOF\n" if "openmetrics" in kind else b""
         return await asyncio.to_thread(_merged, parts, PROCESS_UP) + end, kind

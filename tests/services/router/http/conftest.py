@@ -1,4 +1,4 @@
-"""Routers in processes of their own, and a small server behind the router's connections."""
+"""Routers in their own processes, and a small server behind the router's connections."""
 
 from __future__ import annotations
 

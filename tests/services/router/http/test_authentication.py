@@ -48,7 +48,7 @@ class Door:
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = start(
             folder,
-            {"VLLM_API_KEY": OTHER},  # not used, as there is a file
+            {"VLLM_API_KEY": OTHER},  # ignored: the file takes precedence
             engine={"served_model_name": MODEL},
             scheduler={"address": f"127.0.0.1:{free_port()}"},
             router={"port": self.port, "api_key_file": str(keys)},

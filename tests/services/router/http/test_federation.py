@@ -22,7 +22,7 @@ from baton import rpc
 from baton.metrics import MetricsServer
 from baton.scheduler.members import Member
 from baton.services.router.http import federation
-from baton.services.router.http.federation import Beside, Families, Federation, route
+from baton.services.router.http.federation import Families, Federation, Processes, route
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -163,7 +163,7 @@ def test_the_route_has_all_metrics_only_with_the_query() -> None:
 def test_processes_of_one_router_answer_for_all(accept: str) -> None:
     with MetricsServer(things(2), "router.metrics_port", "127.0.0.1", 0) as other, hanging() as hangs:
         addresses = {0: "127.0.0.1:1", 1: other.address, 2: f"127.0.0.1:{hangs}"}
-        collecting = Federation(ME, things(1), list, Beside(0, lambda: addresses))
+        collecting = Federation(ME, things(1), list, Processes(0, lambda: addresses))
         with TestClient(Starlette(routes=[route(collecting)])) as client:
             text = client.get("/metrics", headers={"Accept": accept}).text
     families = openmetrics_families(text) if accept else text_string_to_metric_families(text)

@@ -51,7 +51,7 @@ def site(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def scheduler(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run one scheduler for all tests, as finding another takes a second; yield its address."""
+    """Run one scheduler for all tests, because finding another takes a second; yield its address."""
     folder, address = tmp_path_factory.mktemp("scheduler"), f"127.0.0.1:{site.scheduler_port}"
     process = zygote.shared().start("scheduler", f"{__name__}:run_scheduler", folder, address=address)
     eventually(lambda: listening(site.scheduler_port), START_S, "the scheduler listens")
