@@ -16,7 +16,7 @@ from schemathesis import Case
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
-from tests.fuzz.right import RIGHT
+from tests.fuzz.shapes import RIGHT
 
 LENGTHS = ("max_tokens", "max_output_tokens")
 SENT = 4  # bodies sent per generated one, which can take a second to generate

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from harness.deployment import Deployment, free_blocks, idle
+from harness.deployment import Deployment, deployment, free_blocks, idle
 from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import Cut, cuts, perform
 
@@ -27,6 +27,13 @@ LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
     database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
 )
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Start a prefill and a decode worker. Frequent heartbeats soon show that nothing is left behind."""
+    with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
+        yield one.up()
 
 
 @pytest.fixture

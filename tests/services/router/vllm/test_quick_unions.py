@@ -19,8 +19,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMError
 
 from baton.services.router.vllm.quick_unions import REQUESTS, quick, quicken_requests
-from tests.fuzz.right import RIGHT
-from tests.fuzz.shapes import ITEMS
+from tests.fuzz.shapes import ITEMS, RIGHT
 
 NEW_EACH_TIME = ("id", "request_id")
 PLAIN = {model: SchemaValidator(model.__pydantic_core_schema__) for model in REQUESTS}
