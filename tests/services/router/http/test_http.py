@@ -79,21 +79,6 @@ async def members(scheduler: str, http: httpx.AsyncClient) -> AsyncIterator[Memb
         await until_async(gone, 10)
 
 
-async def pair(
-    members: Members, prefill: int = 1, decode: int = 1, step_s: float = 0.002, max_num_seqs: int = 256
-) -> list[FakeWorker]:
-    roles = [("p", pb.ROLE_PREFILL, prefill), ("d", pb.ROLE_DECODE, decode)]
-    return [
-        await members.add(
-            FakeWorker(
-                f"{letter}{number}.{time.monotonic_ns()}", role, step_s=step_s, max_num_seqs=max_num_seqs
-            )
-        )
-        for letter, role, count in roles
-        for number in range(count)
-    ]
-
-
 def body(max_tokens: int = 8, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, **more}
 
@@ -102,28 +87,37 @@ def text(count: int, begin: int = 0) -> str:
     return bytes(answer(PROMPT, count, begin)).decode()
 
 
-async def placeable(http: httpx.AsyncClient) -> None:
-    """Wait for a placeable worker: the router may be starting, or backing off from the scheduler."""
-    await until_async(lambda: healthy(http), START_S)
+async def pair(
+    members: Members, http: httpx.AsyncClient, *, step_s: float = 0.002, max_num_seqs: int = 256
+) -> list[FakeWorker]:
+    """Add a prefill and a decode worker through which requests pass."""
+    workers = [
+        FakeWorker(f"{name}.{time.monotonic_ns()}", role, step_s=step_s, max_num_seqs=max_num_seqs)
+        for name, role in (("p", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE))
+    ]
+    return await serving(members, http, *workers)
 
 
-async def served(http: httpx.AsyncClient, prefill: FakeWorker, *decode: FakeWorker) -> None:
-    """Wait until a request has passed through both sides, and forget what they saw of it.
+async def serving(members: Members, http: httpx.AsyncClient, *workers: FakeWorker) -> list[FakeWorker]:
+    """Add both workers, wait until a request has passed through them, and forget what they saw of it.
 
-    Either side serves alone while the router or its scheduler does not see the other, which may last past the
+    Either one serves alone while the router or its scheduler does not see the other, which may last past the
     first request on a busy machine. A fault meant for that request would then hit another one.
     """
-    await placeable(http)
+    for worker in workers:
+        await members.add(worker)
+    await until_async(lambda: healthy(http), START_S)
 
     async def through_both() -> bool:
         got = await http.post("/v1/completions", json=body(2))
         assert got.status_code == 200, got.text
-        began = [{start.request_id for start in one.seen.starts} for one in (prefill, *decode)]
-        return bool(began[0] & set().union(*began[1:]))
+        prefilled, decoded = ({start.request_id for start in one.seen.starts} for one in workers)
+        return bool(prefilled & decoded)
 
     await until_async(through_both, START_S)
-    for one in (prefill, *decode):
-        one.seen = Seen()
+    for worker in workers:
+        worker.seen = Seen()
+    return list(workers)
 
 
 async def events(response: httpx.Response) -> list[Any]:
@@ -158,8 +152,7 @@ async def test_a_full_house_is_503_after_a_wait(
     members: Members, http: httpx.AsyncClient, stream: bool
 ) -> None:
     """The error names the limits and their settings."""
-    prefill, decode = await pair(members, max_num_seqs=1)
-    await served(http, prefill, decode)
+    _, decode = await pair(members, http, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     async with http.stream("POST", "/v1/completions", json=body(stream=True)) as first:
         assert first.status_code == 200
@@ -193,8 +186,7 @@ async def test_more_sequences_than_fit_at_once(
     members: Members, http: httpx.AsyncClient, many: dict[str, Any], stream: bool
 ) -> None:
     """They start as slots become free."""
-    await pair(members, max_num_seqs=4)
-    await placeable(http)
+    await pair(members, http, max_num_seqs=4)
     deadline = time.monotonic() + 10 * PATIENCE
     while no_room(chunks := await sequences(http, {**body(stream=stream), **many})):
         assert time.monotonic() < deadline, "no request was served within router.max_wait_s"
@@ -205,8 +197,7 @@ async def test_more_sequences_than_fit_at_once(
 
 
 async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
-    await pair(members)
-    await placeable(http)
+    await pair(members, http)
     got = await http.post("/v1/completions", json=body())
     assert got.status_code == 200
     assert got.json()["choices"][0]["text"] == text(8)
@@ -234,8 +225,7 @@ async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
 
 
 async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, decode = await pair(members, step_s=0.02)
-    await served(http, prefill, decode)
+    prefill, decode = await pair(members, http, step_s=0.02)
     async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
         lines = response.aiter_lines()  # keep it: closing it would close the connection
         await anext(lines)
@@ -245,8 +235,7 @@ async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: ht
 
 
 async def test_a_client_that_leaves_before_the_first_token(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
+    prefill, _ = await pair(members, http)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
     await until(lambda: prefill.seen.starts, "the prefill begins")
@@ -255,18 +244,16 @@ async def test_a_client_that_leaves_before_the_first_token(members: Members, htt
 
 
 async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.AsyncClient) -> None:
-    prefill, decode = await pair(members, step_s=0.02)
-    await served(http, prefill, decode)
+    _, decode = await pair(members, http, step_s=0.02)
     await http.post("/v1/completions", json=body(1000, stop=text(3, 2)))
     await until(lambda: decode.seen.aborts, "the worker gets an abort", 1.0)
 
 
 async def test_no_worker_can_take_over(members: Members, http: httpx.AsyncClient) -> None:
     """The stream ends with the error after its last correct token."""
-    prefill, decode = await pair(members)
+    prefill, decode = await pair(members, http)
     for one in (prefill, decode):
         one.faults.append(Fault(PHASE_DECODE, 5, die=True))
-    await placeable(http)
     async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
         assert response.status_code == 200
         lines = [line async for line in response.aiter_lines() if line]
@@ -282,12 +269,12 @@ BATON = {"baton": {"usage": True}}
 
 
 @pytest.fixture
-async def drafting(members: Members) -> list[FakeWorker]:
-    prefill = await members.add(FakeWorker(f"p.{time.monotonic_ns()}", pb.ROLE_PREFILL))
+async def drafting(members: Members, http: httpx.AsyncClient) -> list[FakeWorker]:
+    prefill = FakeWorker(f"p.{time.monotonic_ns()}", pb.ROLE_PREFILL)
     decode = FakeWorker(f"d.{time.monotonic_ns()}", pb.ROLE_DECODE, step_s=0.002)
     decode.speculative_method = "mtp"
     decode.drafts = RequestSpecDecodeMetrics(num_spec_tokens=3, histogram=[4, 3, 1, 2], num_draft_tokens=30)
-    return [prefill, await members.add(decode)]
+    return await serving(members, http, prefill, decode)
 
 
 def chat(**more: Any) -> dict[str, Any]:
@@ -314,7 +301,6 @@ async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> di
 async def test_usage_on_request(
     drafting: list[FakeWorker], http: httpx.AsyncClient, path: str, stream: bool
 ) -> None:
-    await served(http, *drafting)
     asked = chat() if "chat" in path else body()
     asked |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     plain = await usage(http, path, asked)
@@ -341,7 +327,6 @@ async def test_usage_on_request(
 
 
 async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
-    await served(http, *drafting)
     asked = body(n=2, temperature=1, prompt=[PROMPT, PROMPT], **BATON)
     told = (await usage(http, "/v1/completions", asked))["baton"]
     assert (told["draft_steps"], told["drafted_tokens"], told["accepted_tokens"]) == (40, 120, 44)
@@ -351,8 +336,7 @@ async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: http
 
 async def test_usage_without_speculation(members: Members, http: httpx.AsyncClient) -> None:
     """The prefill worker generates the only token, so no decode worker takes part."""
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
+    prefill, _ = await pair(members, http)
     told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
     assert (told["method"], told["draft_steps"], told["mean_accepted_length"]) == (None, 0, None)
     assert (told["prefill_worker"], told["decode_worker"]) == (prefill.worker_id, None)
@@ -362,15 +346,13 @@ async def test_usage_without_speculation(members: Members, http: httpx.AsyncClie
 async def test_drafts_are_not_shown_unasked(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
     """vLLM would put the engine's metrics into every answer."""
     del drafting
-    await placeable(http)
     got = (await http.post("/v1/completions", json=body())).json()
     assert got.get("metrics") is None
 
 
 @pytest.mark.parametrize("wrong", [{"usage": 1}, {"usages": True}, True, []])
 async def test_wrong_usage_options_are_400(members: Members, http: httpx.AsyncClient, wrong: Any) -> None:
-    prefill, _ = await pair(members)
-    await placeable(http)
+    prefill, _ = await pair(members, http)
     got = await http.post("/v1/completions", json=body(baton=wrong, stream=True))
     assert got.status_code == 400
     assert got.json()["error"]["message"].startswith("baton")
@@ -378,8 +360,7 @@ async def test_wrong_usage_options_are_400(members: Members, http: httpx.AsyncCl
 
 
 async def test_each_request_has_a_log_line(site: Site, members: Members, http: httpx.AsyncClient) -> None:
-    await pair(members)
-    await placeable(http)
+    await pair(members, http)
     wrong = await http.post("/v1/completions", json=body(max_tokens=-1))
     assert wrong.status_code == 400
     answered = await http.post("/v1/completions", json=body(stream=True))
@@ -404,8 +385,7 @@ async def test_each_request_has_a_log_line(site: Site, members: Members, http: h
 
 async def test_the_time_to_first_token_by_stage(members: Members, http: httpx.AsyncClient) -> None:
     """The stages add up to the client's time to first token. A sampled trace is an exemplar."""
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
+    prefill, _ = await pair(members, http)
     prefill.wire_s = 0.2
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     before = await stage_seconds(http)
@@ -447,8 +427,7 @@ async def stage_seconds(http: httpx.AsyncClient) -> dict[str, float]:
 async def test_sigterm_lets_streams_end(start_router: StartRouter, tmp_path: Path) -> None:
     site = Site(start_router, tmp_path)
     async with site.scheduler() as members, site.client() as http:
-        workers = await pair(members, step_s=0.1)  # six seconds, so it is still running after the shutdown
-        await placeable(http)
+        workers = await pair(members, http, step_s=0.1)  # six seconds for 60 tokens
         async with http.stream("POST", "/v1/completions", json=body(60, stream=True)) as response:
             lines = response.aiter_lines()
             first = await anext(lines)
@@ -470,8 +449,7 @@ async def test_a_stream_that_outlasts_the_drain_gets_an_error(
 ) -> None:
     site = Site(start_router, tmp_path, drain_timeout_s=0.3)
     async with site.scheduler() as members, site.client() as http:
-        _, decode = await pair(members, step_s=0.05)
-        await placeable(http)
+        _, decode = await pair(members, http, step_s=0.05)
         async with http.stream("POST", "/v1/completions", json=body(200, stream=True)) as response:
             lines = response.aiter_lines()
             await anext(lines)
@@ -486,8 +464,7 @@ async def test_a_stream_that_outlasts_the_drain_gets_an_error(
 
 async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
     """After the tokens so far the stream ends with the error, and the worker drops the request."""
-    prefill, decode = await pair(members)
-    await served(http, prefill, decode)
+    _, decode = await pair(members, http)
     decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
     got = await http.post("/v1/completions", json=body(stream=True), headers={"X-Request-Timeout": "3"})
     assert got.status_code == 200
