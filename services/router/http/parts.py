@@ -22,7 +22,7 @@ OnRefused = Callable[[str], None]
 
 
 class Phase(Enum):
-    """What a connection waits for; see connections.py."""
+    """The event that a connection waits for; see connections.py."""
 
     REQUEST = auto()
     ANSWER = auto()

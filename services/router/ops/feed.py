@@ -23,7 +23,7 @@ MOST_WATCHERS = 32
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the page's content comes from. Called in the router's event loop."""
+    """The sources of the page's content, called in the router's event loop."""
 
     about: dict[str, Any]  # constants, such as model, topic and versions
     workers: Callable[[], Iterable[pb.WorkerStatus]]
