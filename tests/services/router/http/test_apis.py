@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
-from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import Book, Tenant
-from harness.api_site import ApiSite, thinking_model
+from harness.api_site import ApiSite
 from harness.fake_worker import MODEL, Fault
 from tests.services.router.http.site import api_key
 
@@ -30,23 +29,13 @@ ALIASES = ["tiny-too", "some/tiny"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
-    folder = tmp_path_factory.mktemp("apis")
     book = Book(
         tenants={"slow": Tenant(requests_per_s=1), "busy": Tenant(classes=["interactive"])},
         keys={"key": api_key(KEY, "plain"), "slow": api_key(SLOW, "slow"), "busy": api_key(BUSY, "busy")},
     )
-    await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
-    made = ApiSite(
-        folder,
-        thinking_model(folder / "model"),
-        engine={
-            "reasoning_parser": "deepseek_r1",
-            "tool_call_parser": "hermes",
-            "served_model_aliases": ALIASES,
-        },
-        keys_file=str(folder / "keys.yaml"),
-    )
-    async with made:
+    parsers = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
+    engine = {**parsers, "served_model_aliases": ALIASES}
+    async with ApiSite(tmp_path_factory.mktemp("apis"), book=book, engine=engine) as made:
         yield made
 
 

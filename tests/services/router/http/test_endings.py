@@ -10,7 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from harness.api_site import ApiSite, thinking_model
+from harness.api_site import ApiSite
 from harness.fake_worker import MODEL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -24,13 +24,8 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "Paris"}}\n</tool_c
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
-    folder = tmp_path_factory.mktemp("endings")
-    made = ApiSite(
-        folder,
-        thinking_model(folder / "model"),
-        engine={"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"},
-    )
-    async with made:
+    engine = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
+    async with ApiSite(tmp_path_factory.mktemp("endings"), engine=engine) as made:
         yield made
 
 

@@ -10,10 +10,9 @@ import pytest
 import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
-from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import Book, Tenant
 from harness import zygote
-from harness.api_site import ApiSite, thinking_model
+from harness.api_site import ApiSite
 from harness.fake_worker import MODEL, Fault, until
 from harness.scheduling import until as until_async
 from harness.support import free_port
@@ -28,19 +27,11 @@ ASKED: dict[str, Any] = {"model": MODEL, "input": "Where?", "max_output_tokens":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
-    folder = tmp_path_factory.mktemp("stored")
     book = Book(
         tenants={"one": Tenant(concurrency=1)},
         keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
     )
-    await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
-    made = ApiSite(
-        folder,
-        thinking_model(folder / "model"),
-        environment=STORE,
-        keys_file=str(folder / "keys.yaml"),
-    )
-    async with made:
+    async with ApiSite(tmp_path_factory.mktemp("stored"), book=book, environment=STORE) as made:
         made.says("It is Paris.")
         yield made
 
