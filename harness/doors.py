@@ -24,7 +24,7 @@ LARGE = 1 << 20  # more than kernel and client buffer
 
 @dataclass
 class Seen:
-    """The requests, as the application sees them."""
+    """What the application has seen of its requests."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
     left: int = 0  # clients that left before their response was complete
@@ -54,7 +54,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S) -> AsyncIterator[Server]:
-    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
+    """Serve an application that answers GET at once and POST after its body; /endless never ends."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         size, more = 0, scope["path"] != "/early"
