@@ -15,11 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.protos import scheduler_pb2 as pb
 from harness.fake_worker import MODEL, FakeWorker
-from harness.scheduling import until
 from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, Site, StartRouter
+from tests.services.router.http.site import START_S, Site, StartRouter, pair
 
 PAGE = Path("docs/proxies.md")
 PATIENCE_S = 3  # the proxies' timeout of a silent stream; a comment comes each second
@@ -94,16 +92,8 @@ def site(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 async def workers(site: Site) -> AsyncIterator[list[FakeWorker]]:
-    """Add a worker of each role to a scheduler; wait until the router serves."""
     async with site.scheduler() as members, site.client() as http:
-        roles = (("p", pb.ROLE_PREFILL), ("d", pb.ROLE_DECODE))
-        made = [await members.add(FakeWorker(f"{name}.{time.monotonic_ns()}", role)) for name, role in roles]
-
-        async def serves() -> bool:
-            return (await http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"})).is_success
-
-        await until(serves, START_S)
-        yield made
+        yield await pair(members, http, step_s=0.0)
 
 
 async def stream(url: str, path: str, tokens: int) -> tuple[httpx.Headers, str, float]:
