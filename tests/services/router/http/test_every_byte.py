@@ -178,34 +178,23 @@ async def test_an_unsupported_body_is_named(
 
 # -- random requests
 
+LINES = (b"GET /", b"POST /", b"POST /early", b"HEAD /x", b"POST /large", b"GET /endless", b"GET /wait")
+HEADERS = (
+    *b"Host: x,Content-Length: 10,Content-Length: 70000,Connection: close,Connection: upgrade".split(b","),
+    *b"Expect: 100-continue,Transfer-Encoding: chunked,Upgrade: h2c".split(b","),
+    *(b"X: " + b"y" * 9000, b"", b"", b""),
+)
 PARTS = (
-    *(b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n", b"POST /early HTTP/1.1\r\n", b"HEAD /x HTTP/1.0\r\n"),
-    *(b"POST /large HTTP/1.1\r\n", b"GET /endless HTTP/1.1\r\n", b"GET /wait HTTP/1.1\r\n"),
-    *(b"Host: x\r\n", b"Content-Length: 10\r\n", b"Content-Length: 70000\r\n", b"Connection: close\r\n"),
-    *(b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"Upgrade: h2c\r\n"),
-    *(
-        b"Connection: upgrade\r\n",
-        b"\r\n",
-        b"\r\n",
-        b"\r\n",
-        b"0123456789",
-        bytes(70_000),
-        b"X: y\r\n" * 2000,
-    ),
-    *(
-        b"a\r\n0123456789\r\n",
-        b"0\r\n",
-        b"0\r\n\r\n",
-        b"5;x=y\r\n01234\r\n",
-        b"\x00\xff",
-        b"X: " + b"y" * 9000,
-    ),
+    *(line + b" HTTP/1.1\r\n" for line in LINES),
+    *(header + b"\r\n" for header in HEADERS),
+    *(b"0123456789", bytes(70_000), b"X: y\r\n" * 2000, b"\x00\xff"),
+    *(b"a\r\n0123456789\r\n", b"0\r\n", b"0\r\n\r\n", b"5;x=y\r\n01234\r\n"),  # chunks
 )
 WHOLE = (
-    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n0123456789",
-    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\na\r\n0123456789\r\n0\r\nT: u\r\n\r\n",
-    b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + bytes(70_000),
-    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    HEAD + b"Content-Length: 10\r\n\r\n0123456789",
+    HEAD + CHUNKED + b"a\r\n0123456789\r\n0\r\nT: u\r\n\r\n",
+    EARLY + b"Content-Length: 70000\r\n\r\n" + bytes(70_000),
+    GET,
 )
 
 
