@@ -21,40 +21,15 @@ from harness.deployment import MODEL
 from harness.support import ROOT
 
 WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
-RUNS = (
-    " ",
-    "\n",
-    "\t",
-    "a",
-    "ab",
-    "the",
-    "A",
-    "/",
-    "-_",
-    "'",
-    "'s",
-    "\u4e2d",
-    "\u4e2d\u56fd",
-    "\U0001f600",
-    "1",
-    "\u00e9",
-)
+RUNS = " ,\n,\t,a,ab,the,A,/,-_,','s,\u4e2d,\u4e2d\u56fd,\U0001f600,1,\u00e9".split(",")
 WORDS = (
     *("Hello", " world", ". ", "I'll", "it's", "'S", "don\u2019t", "\u017f", " THE", "camelCaseWord"),
     *("x1y22z333", "2024-01-01", "\n", "\n\n", " \n ", "\r\n", "\t", "  ", "\u00a0", "\u3000", "\u2028"),
     *("!", "?!", "//", "/home/x ", "#include <a>", '{"a": 1}', "e\u0301", "\u0301", "\u1100\u1161\u11a8"),
     *("\uac00\u11a8", "\u212b", "\u037e", "\u4e2d\u6587\u3002", "\u65e5\u672c\uff0c", "\u0410\u0431\u0432"),
     *("\U0001f468\u200d\U0001f469", "\ufe0f", "\U0001f3fd", "\u0e01\u0e33", "\u0939\u093f", "\u00df"),
-    *(
-        "\u01c5",
-        "\u02b0",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|im_",
-        "start|>",
-        "<tool_call>",
-        "</tool_response>",
-    ),
+    *("\u01c5", "\u02b0", "<|im_start|>", "<|im_end|>", "<|im_", "start|>", "<tool_call>"),
+    "</tool_response>",
     *("<", "|>", "_", "im_start", "\x00", "\ufffd"),
 )
 
