@@ -30,13 +30,15 @@ RIGHT: dict[str, dict[str, Any]] = {
 LARGEST = 8 << 20  # router.max_body_mib
 PATHS = (*RIGHT, "/ping", "/v1/responses/resp_1/cancel", "/inference/v1/abort_requests")
 LISTS = (
-    "messages input tools prompt stop bad_words documents items tokens stop_token_ids logprob_token_ids "
-    "allowed_token_ids label_token_ids system include stop_sequences suffix metadata unknown"
-).split()
+    *("messages", "input", "tools", "prompt", "stop", "bad_words", "documents", "items", "tokens"),
+    *("stop_token_ids", "logprob_token_ids", "allowed_token_ids", "label_token_ids", "system", "include"),
+    *("stop_sequences", "suffix", "metadata", "unknown"),
+)
 TEXTS = (
-    "prompt prompt input model user stop query suffix instructions chat_template text system cache_salt "
-    "request_id service_tier tool_choice priority previous_response_id"
-).split()
+    *("prompt", "prompt", "input", "model", "user", "stop", "query", "suffix", "instructions", "text"),
+    *("chat_template", "system", "cache_salt", "request_id", "service_tier", "tool_choice", "priority"),
+    "previous_response_id",
+)
 NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "min_p", "top_k")
 Body = tuple[str, bytes]  # path and body
 

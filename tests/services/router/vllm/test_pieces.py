@@ -21,7 +21,10 @@ from harness.deployment import MODEL
 from harness.support import ROOT
 
 WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
-RUNS = " ,\n,\t,a,ab,the,A,/,-_,','s,\u4e2d,\u4e2d\u56fd,\U0001f600,1,\u00e9".split(",")
+RUNS = (
+    *(" ", "\n", "\t", "a", "ab", "the", "A", "/", "-_", "'", "'s", "1"),
+    *("\u4e2d", "\u4e2d\u56fd", "\U0001f600", "\u00e9"),
+)
 WORDS = (
     *("Hello", " world", ". ", "I'll", "it's", "'S", "don\u2019t", "\u017f", " THE", "camelCaseWord"),
     *("x1y22z333", "2024-01-01", "\n", "\n\n", " \n ", "\r\n", "\t", "  ", "\u00a0", "\u3000", "\u2028"),
