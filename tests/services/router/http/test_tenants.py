@@ -68,6 +68,12 @@ class Routers:
     processes: list[Forked]
 
 
+async def write_book(file: FileBook, in_redis: RedisBook) -> None:
+    await file.edit(lambda _: BOOK)
+    await in_redis.edit(lambda _: BOOK)
+    await in_redis.close()
+
+
 @pytest.fixture(scope="module")
 def routers(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
     folder = tmp_path_factory.mktemp("routers")
@@ -75,8 +81,7 @@ def routers(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory)
     redis.start()
     book = folder / "keys.yaml"
     made = Routers([], [], free_port(), FileBook(str(book)), redis, [])
-    asyncio.run(made.file.edit(lambda _: BOOK))
-    asyncio.run(RedisBook(redis.url, "test").edit(lambda _: BOOK))
+    asyncio.run(write_book(made.file, RedisBook(redis.url, "test")))
     for name, keys_file in (("file", str(book)), ("redis", "")):
         port, metrics_port = free_port(), free_port()
         process = start_router(
