@@ -205,6 +205,21 @@ async def test_a_stream_that_outlasts_the_drain_gets_an_error(
     assert "Traceback" not in site.process.text
 
 
+async def test_the_settings_limit_the_time(start_router: StartRouter, tmp_path: Path) -> None:
+    """router.max_wait_s while no scheduler answers, and router.request_timeout_s."""
+    site = Site(start_router, tmp_path, max_wait_s=1.0, request_timeout_s=3.0)
+    async with site.client() as http:
+        got = await http.post("/v1/completions", json=body(stream=True))
+        assert (got.status_code, "retry-after" in got.headers) == (503, True)
+        assert "scheduler" in got.json()["error"]["message"]
+        assert "scheduler" in (await http.get("/health")).json()["reason"]
+        async with site.scheduler() as members:
+            prefill, _ = await pair(members, http)
+            prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
+            got = await http.post("/v1/completions", json=body(stream=True))
+            assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
+
+
 async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
     """After the tokens so far the stream ends with the error, and the worker drops the request."""
     _, decode = await pair(members, http)
