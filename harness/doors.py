@@ -24,7 +24,7 @@ LARGE = 1 << 20  # more than kernel and client buffer
 
 @dataclass
 class Seen:
-    """What the application has seen of its requests."""
+    """The requests, as the application has seen them."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
     left: int = 0  # clients that left before their response was complete
