@@ -17,6 +17,8 @@ import openai
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
+from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import Book
 from harness import forked, zygote
 from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker
@@ -67,24 +69,34 @@ class ApiSite:
     def __init__(
         self,
         folder: Path,
-        model: Path,
         *,
+        book: Book | None = None,
         environment: dict[str, str] | None = None,
         engine: dict[str, Any] | None = None,
         **router: Any,
     ) -> None:
+        """Prepare a site with a model that thinks; `book`: its tenants' keys."""
+        self._book = book
+        if book is not None:
+            router["keys_file"] = str(folder / "keys.yaml")
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = folder
         self._environment = environment or {}
         self.settings: dict[str, Any] = {
-            "engine": {"model": str(model), "served_model_name": MODEL, **(engine or {})},
+            "engine": {
+                "model": str(thinking_model(folder / "model")),
+                "served_model_name": MODEL,
+                **(engine or {}),
+            },
             "scheduler": {"address": f"127.0.0.1:{self.scheduler_port}", **SCHEDULER},
             "router": {"port": self.port, "max_wait_s": 1.0, "replace_wait_s": 1.0, **router},
         }
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> ApiSite:
+        if (book := self._book) is not None:
+            await FileBook(self.settings["router"]["keys_file"]).edit(lambda _: book)
         server = await self._stack.enter_async_context(
             SchedulerServer(SchedulerSettings(**self.settings["scheduler"]))
         )

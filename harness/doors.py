@@ -11,9 +11,10 @@ from typing import Any
 
 import uvicorn
 
-from baton.services.router.http.connections import Connections, connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.connections import Connections
+from baton.services.router.http.limits import HttpLimits
 from harness.fake_worker import until
+from harness.support import CALL_S
 
 SLOW_S = 0.4
 KEEP_ALIVE_S = 1.0
@@ -23,7 +24,7 @@ LARGE = 1 << 20  # more than kernel and client buffer
 
 @dataclass
 class Seen:
-    """The requests, as the application sees them."""
+    """The requests, as the application has seen them."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
     left: int = 0  # clients that left before their response was complete
@@ -53,7 +54,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S) -> AsyncIterator[Server]:
-    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
+    """Serve an application that answers GET at once and POST after its body; /endless never ends."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         size, more = 0, scope["path"] != "/early"
@@ -89,7 +90,7 @@ async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S)
         return bool(receive.__self__.disconnected)
 
     limits = HttpLimits(MAX_BODY, max_connections, slow_s, KEEP_ALIVE_S)
-    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
+    protocol: Any = Connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -109,3 +110,18 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     server.clients.append(writer)
     return reader, writer
+
+
+async def answer_to(server: Server, wire: bytes) -> bytes:
+    """Send bytes on a new connection; return everything received until the server closes it."""
+    reader, writer = await connect(server)
+    writer.write(wire)
+    try:
+        return await asyncio.wait_for(reader.read(), CALL_S)
+    finally:
+        writer.close()
+
+
+async def one_answer(reader: asyncio.StreamReader) -> bytes:
+    """Read one of the application's answers, on a connection that stays open."""
+    return await asyncio.wait_for(reader.readuntil(b"ok\r\n0\r\n\r\n"), CALL_S)

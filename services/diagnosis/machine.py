@@ -9,7 +9,7 @@ from baton.machine import SHM
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import Settings
 from baton.services.diagnosis.finding import About, Finding, size
-from baton.services.router.http.descriptors import OWN_DESCRIPTORS, SPARE_CONNECTIONS
+from baton.services.router.http.limits import OWN_DESCRIPTORS, SPARE_CONNECTIONS
 
 CONTAINER_SHM = 64 << 20  # what containers get unless they ask for more
 LITTLE_MEMORY = 1 << 30

@@ -29,7 +29,7 @@ from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
 from baton.services.models import Model, models_of
 from baton.services.router.group import Group, Seat
-from baton.services.router.ops.page import PageDoor, Shown, live_page, open_door
+from baton.services.router.ops.page import PageDoor, live_page, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
 
@@ -173,8 +173,8 @@ async def _serve(settings: Settings, models: Sequence[Model], router: Opened, se
                 for one in serving:
                     one.client.end_all()
 
-            shown = Shown(seat.named(shared.router_id), serving, shared.chronicle)
-            async with live_page(None if seat.number else router.page, settings, shown):
+            page, name = None if seat.number else router.page, seat.named(shared.router_id)
+            async with live_page(page, settings, name, serving, shared.chronicle):
                 await _serve_http(app, seat, settings, metrics.refused, end_all)
 
 
@@ -212,9 +212,8 @@ async def _serve_http(
     """
     import uvicorn
 
-    from baton.services.router.http.connections import connections
-    from baton.services.router.http.descriptors import affordable_connections
-    from baton.services.router.http.objections import HttpLimits
+    from baton.services.router.http.connections import Connections
+    from baton.services.router.http.limits import HttpLimits, affordable_connections
     from baton.services.router.http.server import Server
 
     router = settings.router
@@ -226,7 +225,7 @@ async def _serve_http(
     )
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits, refused)),  # declared as a class, but only called
+        http=cast(Any, Connections(limits, refused)),  # declared as a class, but only called
         ws="none",
         log_config=None,
         log_level=settings.router.log_level,

@@ -17,7 +17,7 @@ from baton.scheduler.members import Member
 from baton.services.config import RouterSettings
 from baton.services.router.cluster import ClusterView
 from baton.services.router.group import Seat
-from baton.services.router.http.federation import Beside, Federation, route
+from baton.services.router.http.federation import Federation, Processes, route
 
 log = logging.getLogger(__name__)
 KIND = "router"
@@ -55,4 +55,4 @@ def exposed(
             # Routers are seen in each view.
             return {member.id: member for view in views for member in view.members()}.values()
 
-        yield route(Federation(me, REGISTRY, members, None if seat.alone else Beside(seat.number, group)))
+        yield route(Federation(me, REGISTRY, members, None if seat.alone else Processes(seat.number, group)))

@@ -28,7 +28,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @dataclass(frozen=True)
 class Cut:
-    """A client that leaves after so many bytes of its request, or of the answer."""
+    """A client that leaves after `sent` bytes of its request, or `read` bytes of the answer."""
 
     request: bytes
     sent: int
@@ -61,7 +61,7 @@ def written(path: str, body: dict[str, Any], *, chunked: bool) -> bytes:
 
 
 def perform(cut: Cut, port: int) -> bytes:
-    """Return what came of the answer, at least as much as was wanted if there was so much."""
+    """Send and read as much as the cut says; return what was read."""
     got = b""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as client:
         try:
@@ -78,7 +78,7 @@ def perform(cut: Cut, port: int) -> bytes:
                 while client.recv(65536):
                     pass
         except ConnectionError:
-            pass  # the router may end the connection first
+            pass  # the router may close the connection first
     return got
 
 

@@ -1,6 +1,7 @@
 """Bodies for every POST path: valid and invalid, wide, deep, long, cut and odd, up to the largest size.
 
-A body is drawn by a seed and a size. Each kind is drawn in turn, so that a few dozen cover all of them.
+Each body is drawn at random for a kind and a size. The kinds take turns, so a few dozen bodies cover all of
+them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fuzz.right import RIGHT
-
 MODEL = "tiny"
+# A valid body for each path. Generated fields are added to it, because a wholly generated body would nearly
+# always fail at its first wrong field. `max_tokens` keeps answers short.
+RIGHT: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/chat/completions/batch": {"messages": [[{"role": "user", "content": "Hi"}]], "max_tokens": 2},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [72, 73]},
+    "/generative_scoring": {"query": "a", "items": ["b"], "label_token_ids": [5, 6]},
+    "/invocations": {"prompt": "Hi", "max_tokens": 2},
+}
 LARGEST = 8 << 20  # router.max_body_mib
 PATHS = (*RIGHT, "/ping", "/v1/responses/resp_1/cancel", "/inference/v1/abort_requests")
 LISTS = (
@@ -22,17 +35,9 @@ LISTS = (
     *("stop_sequences", "suffix", "metadata", "unknown"),
 )
 TEXTS = (
-    *("prompt", "prompt", "input", "model", "user", "stop", "query", "suffix", "instructions"),
-    *("chat_template", "text"),
-    *(
-        "system",
-        "cache_salt",
-        "request_id",
-        "service_tier",
-        "tool_choice",
-        "priority",
-        "previous_response_id",
-    ),
+    *("prompt", "prompt", "input", "model", "user", "stop", "query", "suffix", "instructions", "text"),
+    *("chat_template", "system", "cache_salt", "request_id", "service_tier", "tool_choice", "priority"),
+    "previous_response_id",
 )
 NUMBERS = ("seed", "temperature", "max_tokens", "n", "top_p", "priority", "min_p", "top_k")
 Body = tuple[str, bytes]  # path and body
@@ -40,7 +45,7 @@ Body = tuple[str, bytes]  # path and body
 
 @dataclass(frozen=True)
 class Draw:
-    """The inputs from which a kind of body is drawn."""
+    """The random generator, the size and the path of one body."""
 
     rng: random.Random
     size: int  # approximate size in bytes
@@ -130,7 +135,7 @@ def long(draw: Draw) -> bytes:
 
 
 def names(draw: Draw) -> bytes:
-    """Return a body with many fields, in itself or in an object inside."""
+    """Return a body with many fields, at its top or in one field."""
     pairs = ",".join(f'"{number}":{draw.rng.randrange(9)}' for number in range(draw.size // 9)).encode()
     field = draw.rng.choice(("logit_bias", "metadata", "chat_template_kwargs", "structured_outputs", ""))
     if not field:
@@ -164,7 +169,7 @@ def characters(draw: Draw) -> bytes:
 
 
 def broken(draw: Draw) -> bytes:
-    """Return a body of another kind that is cut, changed or extended."""
+    """Return a body of another kind, cut, changed or extended."""
     body = bytearray(draw.rng.choice((wide, natural, parts, long))(draw))
     how = draw.rng.randrange(6)
     if how == 0:
@@ -181,7 +186,7 @@ def broken(draw: Draw) -> bytes:
 
 
 def history(draw: Draw) -> bytes:
-    """Return a valid conversation, like an agent's, of a few thousand messages at most."""
+    """Return a valid conversation like an agent's, of a few thousand messages at most."""
     count = min(2_000, max(1, draw.size // 400))
     text = "x " * min(2_000, draw.size // (2 * count))
     if draw.path == "/v1/responses":
@@ -217,7 +222,7 @@ def words(draw: Draw) -> bytes:
 
 
 def schema(draw: Draw) -> bytes:
-    """Return many tools, or a tool with a large schema. Grammars have their own bounds and tests."""
+    """Return many tools, or a tool with a large schema. Grammars have limits and tests of their own."""
     fields = min(2_000, draw.size // 60)
     large = {"type": "object", "properties": {f"f{one}": {"type": "string"} for one in range(fields)}}
     small = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -236,7 +241,7 @@ KINDS: tuple[Callable[[Draw], bytes], ...] = (
 
 
 def bodies(number: int, seed: int, largest: int = LARGEST) -> Iterator[tuple[str, str, bytes]]:
-    """Yield this many bodies: the kind's name, the path, the body. One in six has the largest size."""
+    """Yield the kind's name, path and contents of this many bodies; one in six has the largest size."""
     rng = random.Random(seed)
     for one in range(number):
         kind = KINDS[one % len(KINDS)]

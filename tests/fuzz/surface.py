@@ -1,4 +1,4 @@
-"""Requests made from the router's own OpenAPI document by schemathesis, and the answers that are allowed."""
+"""Requests that schemathesis generates from the router's own OpenAPI document."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from schemathesis import Case
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
-from tests.fuzz.right import RIGHT
+from tests.fuzz.shapes import RIGHT
 
 LENGTHS = ("max_tokens", "max_output_tokens")
-SENT = 4  # so many bodies are made of one that was generated, which takes a second at times
-RARELY = 2  # of the generated ones, one in so many is sent as it is, but for its length
-UNAVAILABLE = (503, 504)  # the 5xx that there may be: no room, and the deadline that we send along
+SENT = 4  # bodies sent per generated one, which can take a second to generate
+RARELY = 2  # one in this many generated bodies is also sent as it is, except for the answer's length
+UNAVAILABLE = (503, 504)  # allowed: no room, and our own deadline
 TIMEOUT_S = "20"
 
-# Schemathesis imports half of itself within the first examples, and pytest rewrites these modules. CPython
-# 3.11's ast.parse is not re-entrant (gh-106905): with a finalizer that parses something, too, it raises.
+# Schemathesis would import half of itself during the first examples, and pytest rewrites those modules.
+# CPython 3.11's ast.parse is not re-entrant (gh-106905): it raises if a finalizer parses something at the
+# same time.
 for package in (schemathesis.generation, schemathesis.python, schemathesis.transport):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
 
 
 def operations(url: str) -> list[Any]:
-    """Return the operations that the router offers: the path and method of each."""
+    """Return the operations (paths and methods) that the router offers."""
     schema: OpenApiSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     return [found.ok() for found in schema.get_all_operations()]
 
 
 @st.composite
 def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
-    """Generate a case and its bodies: right ones in which a few fields are generated, each in one of them."""
+    """Generate a case and its bodies: valid ones with a few generated fields each."""
     case: Case = draw(operation.as_strategy())
     body: Any = case.body
     right = RIGHT.get(operation.path)
@@ -56,7 +57,7 @@ def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
 
 
 def send(http: httpx.Client, case: Case, body: Any) -> httpx.Response | None:
-    """Return the answer, read to its end; None when the request cannot be expressed in HTTP at all."""
+    """Return the complete answer, or None if the request cannot be expressed in HTTP."""
     wanted = case.as_transport_kwargs(base_url=str(http.base_url))
     headers = {**dict(wanted.get("headers") or {}), "X-Request-Timeout": TIMEOUT_S}
     content = {"json": body} if isinstance(body, dict | list) else {"content": wanted.get("data")}

@@ -1,6 +1,7 @@
 """The HTTP surface under random requests: no 5xx but 503 and 504, and nothing is left behind.
 
-FUZZ_EXAMPLES, by default 3 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
+FUZZ_EXAMPLES is the number of examples per operation: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz` tries
+more.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from harness.deployment import Deployment, free_blocks, idle
+from harness.deployment import Deployment, deployment, free_blocks, idle
 from harness.support import CALL_S, eventually
 from tests.fuzz.cuts import Cut, cuts, perform
 
 if TYPE_CHECKING:
     from schemathesis import Case
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))  # an operation; each is sent as several bodies
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))  # per operation; each is sent as several bodies
 CUTS = 25 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
@@ -28,13 +29,20 @@ SETTINGS = settings(
 )
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Start a prefill and a decode worker. Frequent heartbeats soon show that nothing is left behind."""
+    with deployment(tmp_path_factory.mktemp("target"), scheduler={"heartbeat_s": 0.1}) as one:
+        yield one.up()
+
+
 @pytest.fixture
 def unharmed(target: Deployment) -> Iterator[Deployment]:
-    """Check that before and after nothing runs, nothing is held, and the processes are the same."""
+    """Check that nothing runs before and after the test, no block is held, and no process was replaced."""
     with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # cached blocks count as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
     eventually(lambda: idle(target), 20, "the deployment is idle")
-    blocks = free_blocks(target)  # by worker, whose names end with their process ids
+    blocks = free_blocks(target)  # by worker id, which ends with its process id
     yield target
     eventually(lambda: idle(target) and free_blocks(target) == blocks, 20, "nothing is left behind")
     assert target.healthy()
@@ -42,7 +50,7 @@ def unharmed(target: Deployment) -> Iterator[Deployment]:
 
 @pytest.mark.timeout(10 * LIMIT_S)
 def test_whatever_the_document_allows(unharmed: Deployment) -> None:
-    # Here: schemathesis takes a second, and each process of pytest imports this file.
+    # Imported here, because schemathesis takes a second and each process of pytest imports this file.
     from tests.fuzz.surface import UNAVAILABLE, operations, requests, send
 
     failed: list[str] = []

@@ -320,22 +320,27 @@ OBJECTS = (
         until="vLLM bounds both",
     ),
     ObjectPatch(
-        file="services/router/vllm/stream_errors.py",
-        why="Gives an error that ends a stream the words, status and type of the router's refusals.",
+        file="services/router/vllm/error_responses.py",
+        why="Gives an error that ends a stream the words, status and type of the router's refusals. Cuts an "
+        "error that quotes the request: vLLM searches it for paths in quadratic time, and returns it whole.",
         symbols=(
             "vllm.entrypoints.generate.base.serving:"
             "GenerateBaseServing._convert_generation_error_to_streaming_response",
+            "vllm.entrypoints.serve.exception_handling.utils:sanitize_message",
         ),
-        until="vLLM sends an error's own object",
+        until="vLLM sends an error's own object, and bounds its text",
     ),
     ObjectPatch(
-        file="services/router/vllm/cut_calls.py",
+        file="services/router/vllm/endings.py",
         why="When max_tokens cuts an unstreamed chat answer after a tool call, vLLM says tool_calls as if "
-        "all calls were there.",
+        "all calls were there. It reports a cut response as completed, and a failing stream of Responses "
+        "breaks off without an event.",
         symbols=(
             "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
+            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator",
         ),
-        until="vLLM says length, as in streams",
+        until="vLLM says length as in streams, and streams response.incomplete and response.failed",
     ),
     ObjectPatch(
         file="services/router/vllm/messages.py",
@@ -363,15 +368,6 @@ OBJECTS = (
         until="vLLM's store has owners and bounds",
     ),
     ObjectPatch(
-        file="services/router/vllm/responses.py",
-        why="vLLM reports a cut response as completed, and a failing stream breaks off without an event.",
-        symbols=(
-            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
-            "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator",
-        ),
-        until="vLLM streams response.incomplete and response.failed",
-    ),
-    ObjectPatch(
         file="services/router/vllm/quick_unions.py",
         why="pydantic tries all members of a union for every list item. Our validators try only those that "
         "match `type` or `role`, and stop at the first wrong item.",
@@ -387,13 +383,6 @@ OBJECTS = (
         "are counted and tokenized in pieces where the ids stay the same.",
         symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         until="vLLM stops tokenizing at the model's length",
-    ),
-    ObjectPatch(
-        file="services/router/vllm/error_texts.py",
-        why="vLLM searches an error that quotes the request for paths in quadratic time, and returns it "
-        "whole. Here it is cut first.",
-        symbols=("vllm.entrypoints.serve.exception_handling.utils:sanitize_message",),
-        until="vLLM bounds error texts",
     ),
     ObjectPatch(
         file="services/router/vllm/large_answers.py",

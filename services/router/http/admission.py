@@ -1,10 +1,8 @@
 """The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, classes, usage.
 
-An error before the first byte is an HTTP error, also for a stream.
-
 vLLM's streaming handlers send 200 before they call the engine client, so a refusal could only follow as an
-event. Here the response's start waits for the body's first chunk; if the request failed by then, the client
-gets its status, OpenAI's error object and Retry-After instead.
+event. Here the start of the response is held until the body's first chunk. If the request has failed by then,
+the client gets the error's status, OpenAI's error object and Retry-After instead.
 """
 
 from __future__ import annotations
@@ -15,6 +13,9 @@ import math
 import time
 from collections.abc import Awaitable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.services import logs, trace_context
 from baton.services.classes import STANDARD, Classes, ServiceClass
@@ -22,9 +23,10 @@ from baton.services.router import classes as choosing
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
-from baton.services.router.http import presented, streaming, usage
+from baton.services.router.http import streaming, usage
+from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
-from baton.services.router.http.forms import App, Message, Receive, Scope, Send, error_response
+from baton.services.router.http.forms import send_error
 from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
@@ -32,68 +34,55 @@ from baton.services.router.timings import HttpTimes
 from baton.services.tenants.model import ANYBODY, Caller
 from baton.services.trace_context import TraceContext
 
-CALLER = "baton.caller"  # scope key: the sender, known by its API key
-TIMES = "baton.times"  # scope key: the exchange's HttpTimes, begun by its connection
-TRACE_HEADER = b"traceresponse"  # a response's header for its trace (W3C Trace Context)
-TIMEOUT_HEADER = b"x-request-timeout"  # seconds that the client allows for the whole request
+TIMES = "baton.times"  # scope key: the request's HttpTimes, set by its connection
+TRACE_HEADER = b"traceresponse"  # response header: the trace (W3C Trace Context)
+TIMEOUT_HEADER = b"x-request-timeout"  # request header: seconds allowed for the whole request
 
 
+@dataclass(slots=True, eq=False)
 class Admission:
-    """One HTTP request's state, shared by the HTTP layer and the engine client. The first error counts."""
+    """One HTTP request's state, shared by the HTTP layer and the engine client."""
 
-    __slots__ = (
-        *("deadline", "error", "http", "lasting", "options", "own", "party", "request", "response"),
-        *("service", "states", "trace"),
-    )
-
-    def __init__(
-        self,
-        party: Party = NOBODY,
-        request: TenantRequest | None = None,
-        trace: TraceContext | None = None,
-        http: HttpTimes | None = None,
-        service: ServiceClass = STANDARD,
-    ) -> None:
-        self.service = service  # until the body chooses another class
-        self.party = party  # takes turns with others when its requests wait
-        self.trace = trace or trace_context.begin()
-        self.http = http or HttpTimes()
-        self.response: _HeldResponse | None = None  # while it is sent
-        self.request = request  # the tenant's admission; None for a request without HTTP
-        self.error: RequestFailed | None = None
-        self.deadline = math.inf  # time.monotonic, seconds: the client's own
-        self.own: Own = NOTHING  # the router's own fields of its body
-        self.options = usage.UsageOptions()
-        self.states: list[RequestState] = []  # one per sequence
-        self.lasting: asyncio.Task[None] | None = None  # continues after its response
+    party: Party = NOBODY  # waiting requests are served in turn by party
+    request: TenantRequest | None = None  # the tenant's admission; None without HTTP
+    trace: TraceContext = field(default_factory=trace_context.begin)
+    http: HttpTimes = field(default_factory=HttpTimes)
+    service: ServiceClass = STANDARD  # the body may choose another
+    deadline: float = math.inf  # time.monotonic; set by the client
+    response: _HeldResponse | None = None  # while it is being sent
+    error: RequestFailed | None = None
+    own: Own = NOTHING  # the router's own fields in the body
+    wants_usage: bool = False
+    states: list[RequestState] = field(default_factory=list)  # one per sequence
+    lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
 
     def refuse(self, error: RequestFailed) -> None:
-        """Keep the error for the client, if it is the first."""
+        """Keep the error for the client, unless there is one already."""
         if self.error is None:
             self.error = error
 
     def watch(self, received: float) -> None:
-        """Measure the next piece's way to the client, of an output that arrived at `received`."""
+        """Measure how long the next chunk takes to reach the client, from `received` on."""
         if self.response is not None:
             self.response.watch(received)
 
 
-# Set for each HTTP request; tasks that handle it inherit it.
+# Set for each HTTP request, and inherited by the tasks that handle it.
 current_admission: ContextVar[Admission | None] = ContextVar("baton_admission", default=None)
 
 
 class AdmissionMiddleware:
-    """Pure ASGI middleware. After the first chunk it costs one function call per chunk."""
+    """Admits POST requests. Pure ASGI: after the first chunk it costs one function call per chunk."""
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         tenancy: Tenancy,
         chronicle: Chronicle,
         classes: Classes | None = None,
         comment_s: float = 0.0,
     ) -> None:
-        """Add comments to streams that are silent for `comment_s` seconds; 0: no comments."""
+        """Send comments on streams that are silent for `comment_s` seconds; 0: never."""
         self._app = app
         self._comment_s = comment_s
         self._classes = classes or Classes()
@@ -113,22 +102,19 @@ class AdmissionMiddleware:
             request = await self._tenancy.enter(caller)
         except (Unsupported, NotAllowed, RateLimited) as error:
             log_without_sequence(error.status.value, scope["path"], caller.tenant, error.message)
-            for part in error_response(error):
-                await send(part)
+            await send_error(send, error)
             return
         times.admitted = time.monotonic()
         trace = self._chronicle.begin(scope["headers"])
         logs.concern(trace_id=trace.trace_id)
-        admission = Admission(_party(caller, scope), request, trace, times, service)
-        admission.deadline = deadline
+        admission = Admission(_party(caller, scope), request, trace, times, service, deadline)
         current_admission.set(admission)
         comments = streaming.Comments(send, self._comment_s)
         response = admission.response = _HeldResponse(admission, comments, self._chronicle)
         try:
             body = await self._body(receive, admission, caller, chosen is not None)
             if admission.error is not None:
-                for part in error_response(admission.error):
-                    await response(part)
+                await send_error(response, admission.error)
             elif body is not None:
                 await self._app(scope, again(body, receive), response)
         finally:
@@ -137,17 +123,17 @@ class AdmissionMiddleware:
                 admission.lasting.add_done_callback(lambda _: request.leave())
             else:
                 request.leave()
-            admission.response = None  # it holds the admission
+            admission.response = None  # the response refers to the admission
             times.ended = time.monotonic()
             if not admission.states:
                 error_text = admission.error.message if admission.error is not None else ""
                 log_without_sequence(times.status, scope["path"], caller.tenant, error_text)
             for state in admission.states:
-                if state.over:  # otherwise its client has left, and it ends in a moment
+                if state.over:  # otherwise the client has left, and the sequence is recorded when it ends
                     self._chronicle.over(state)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what needs no admission: other methods, and the server's own messages."""
+        """Handle other methods and the server's own messages, which need no admission."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -160,16 +146,16 @@ class AdmissionMiddleware:
     async def _body(
         self, receive: Receive, admission: Admission, caller: Caller, chosen: bool
     ) -> bytes | None:
-        """Read the body and the options in it; return None if the client leaves or the request is refused.
+        """Read the body and its options; return None if the client left or the request is refused.
 
-        With `chosen`, the request's class is chosen already, and the body does not choose.
+        `chosen`: a header has chosen the class, so the body may not.
         """
         try:
             body = await read(receive)
             if body is None:
                 return None
             own = admission.own = own_fields(body)
-            admission.options = usage.options_in(own)
+            admission.wants_usage = usage.wanted(own)
             if not chosen and (other := choosing.by_body(self._classes, caller, own)):
                 admission.service = other
         except RequestFailed as error:
@@ -181,34 +167,33 @@ class AdmissionMiddleware:
 
 
 def _party(caller: Caller, scope: Scope) -> Party:
-    """Return the sender as a party that takes turns."""
     return Party(caller.tenant, caller.key or _client(scope), caller.settings.priority)
 
 
 def _client(scope: Scope) -> str:
-    """Return an identifier of a sender without a tenant: a digest of its API key, or else its address."""
-    for key in presented.keys_in(scope["headers"]):
+    """Identify a sender without a tenant by a digest of its API key, or by its address."""
+    for key in keys_in(scope["headers"]):
         return hashlib.sha256(key).hexdigest()[:16]
     address = scope.get("client")
     return str(address[0]) if address else ""
 
 
 def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """Return the client's own deadline, time.monotonic; inf without one. Raises Unsupported (400)."""
+    """Return the deadline that the client set, as time.monotonic, or inf. Raises Unsupported (400)."""
     for name, value in headers:
         if name == TIMEOUT_HEADER:
             try:
                 seconds = float(value)
             except ValueError:
                 seconds = math.nan
-            if not 0 < seconds < math.inf:  # nan is neither
+            if not 0 < seconds < math.inf:  # false for nan
                 raise Unsupported(f"{TIMEOUT_HEADER.decode()}: a number of seconds above 0 is needed")
             return time.monotonic() + seconds
     return math.inf
 
 
 class _HeldResponse:
-    """A `send` that holds http.response.start back until the first chunk shows how the request went."""
+    """A `send` that holds back http.response.start until the first chunk or an error."""
 
     __slots__ = ("_admission", "_chronicle", "_comments", "_send", "_start", "_state", "_watched")
 
@@ -225,7 +210,7 @@ class _HeldResponse:
         return self._state(message)
 
     def watch(self, received: float) -> None:
-        """Measure the next piece alone: all others are sent without another call."""
+        """Measure the next chunk only: all others are sent without an extra call."""
         if self._state == self._send:
             self._watched = received
             self._state = self._measured
@@ -246,15 +231,14 @@ class _HeldResponse:
         if admission.error is not None:
             self._state = self._replaced
             admission.http.status = admission.error.status.value
-            for part in error_response(admission.error):
-                await self._send(part)
+            await send_error(self._send, admission.error)
             return
         if self._start is not None:
             self._begin(self._start)
         await self._first(message)
 
     async def _begun(self) -> bool:
-        """Begin a stream for a comment, before its first piece; return False if it has failed."""
+        """Start the stream early, for a comment; return False if the request has failed."""
         if self._state == self._held:
             if self._start is None or self._admission.error is not None:
                 return False
@@ -267,7 +251,7 @@ class _HeldResponse:
     async def _first(self, message: Message) -> None:
         admission = self._admission
         self._state = self._send
-        if admission.options.usage:
+        if admission.wants_usage:
             message = self._with_usage(message)
         if self._start is not None:
             await self._send(self._start)
@@ -277,7 +261,7 @@ class _HeldResponse:
             self._chronicle.first_byte(admission.states)
 
     def _begin(self, start: Message) -> None:
-        """Note the response's status and kind, and add the request's trace to its headers."""
+        """Record the response's status and kind, and add the trace header."""
         http, states = self._admission.http, self._admission.states
         http.status = start["status"]
         if streaming.streams(start):
@@ -288,7 +272,7 @@ class _HeldResponse:
             start["headers"] = [*start["headers"], (TRACE_HEADER, trace)]
 
     def _with_usage(self, message: Message) -> Message:
-        """Add the usage to a whole response; for a stream, to the events that follow this one."""
+        """Add the usage to a whole response; a stream's later events get it instead."""
         if self._admission.http.streams:
             self._state = self._streamed
             return message
@@ -308,4 +292,4 @@ class _HeldResponse:
         await self._send({**message, "body": usage.added_to_event(body, self._admission.states)})
 
     async def _replaced(self, message: Message) -> None:
-        del message  # a part of the response that the client does not get
+        del message  # our error has replaced the response

@@ -1,7 +1,9 @@
-"""Authentication: if an API key is set, every path needs it except the few that health checks use.
+"""Authentication: once an API key is set, every path but a few for health checks needs one.
 
-A path that is not listed is closed, so routes that vLLM adds are closed, too. A listed path must equal the
-path that the routes see: any other spelling is closed.
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `x-api-key: KEY`; both work on every path.
+
+Unlisted paths are closed, so routes that a new vLLM adds are closed too. The list is matched literally: any
+other spelling of a listed path is closed.
 """
 
 from __future__ import annotations
@@ -10,60 +12,73 @@ import hmac
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from baton.services.router.access_log import log_without_sequence
 from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
-from baton.services.router.http import presented
-from baton.services.router.http.admission import CALLER
-from baton.services.router.http.forms import App, Receive, Scope, Send, error_response
+from baton.services.router.http.forms import error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
+CALLER = "baton.caller"  # scope key: the Caller that the API key belongs to
 OPEN = frozenset({"/health", "/ping", "/version"})
 METRICS = "/metrics"
-# These paths describe all tenants together, so no tenant may see them, whatever its key.
+# These cover all tenants together, so a tenant's key does not open them.
 OF_ALL_TENANTS = (METRICS, "/load")
-_NOT_FOR_TENANTS = (
-    "this is about all tenants, so no tenant's key opens it: operators read it at router.metrics_port"
-)
-_POLICY_VIOLATION = 1008  # close code of a WebSocket
+_NOT_FOR_TENANTS = "this covers all tenants, so a tenant's key does not open it: use router.metrics_port"
+_POLICY_VIOLATION = 1008  # WebSocket close code
+
+
+def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the distinct API keys in a request's headers."""
+    found: list[bytes] = []
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            key = key.strip() if scheme.lower() == b"bearer" else b""
+        elif name == b"x-api-key":
+            key = value.strip()
+        else:
+            continue
+        if key and key not in found:
+            found.append(key)
+    return found
 
 
 class Keys(Protocol):
-    """The keys that open a router."""
+    """The API keys that a router accepts."""
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known yet, in one line; "" once keys are known."""
+        """Why keys cannot be checked yet; "" once they can."""
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the caller that a secret belongs to, or None."""
+        """Return the owner of a key, or None."""
 
 
 class FixedKeys:
-    """Keys of one tenant without limits, the same until the router ends."""
+    """A fixed set of keys that all belong to one caller without limits."""
 
-    problem = ""  # they are known from the start
+    problem = ""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest(key.encode()) for key in keys]
 
     def find(self, secret: bytes) -> Caller | None:
-        """Return the one caller for each of the keys."""
         given = digest(secret)
-        # Compare with all keys, so that the duration does not reveal which one it was.
+        # Compare with every key, or the time taken would reveal which one matched.
         known = sum(hmac.compare_digest(given, one) for one in self._digests)
         return ANYBODY if known else None
 
 
 class KeyMiddleware:
-    """Pure ASGI middleware that checks path and headers alone, before a request's body is read.
+    """Pure ASGI middleware that checks the path and the headers before the body is read.
 
-    Its place is right inside the CORS middleware. That answers a browser's preflight, which can carry no key,
-    by itself; an OPTIONS that is no preflight would reach mounted apps, and needs the key. `refused` is
-    called with the status for each request that does not pass.
+    Place it directly inside the CORS middleware, which answers browsers' preflights: those cannot carry a
+    key. Any other OPTIONS request would reach mounted apps, so it needs a key. `refused` is called with the
+    status of each refusal.
     """
 
-    def __init__(self, app: App, keys: Keys, refused: Callable[[str], None]) -> None:
-        """Accept any of `keys`."""
+    def __init__(self, app: ASGIApp, keys: Keys, refused: Callable[[str], None]) -> None:
         self._app = app
         self._keys = keys
         self._refused = refused
@@ -95,19 +110,18 @@ class KeyMiddleware:
         await send(body)
 
     def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        keys = presented.keys_in(headers)
+        keys = keys_in(headers)
         return self._keys.find(keys[0]) if len(keys) == 1 else None
 
     def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
         if self._keys.problem:
             return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
-        if len(presented.keys_in(headers)) > 1:
+        if len(keys_in(headers)) > 1:
             return Unauthorized(
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )
         return Unauthorized(
-            "an API key is needed, and the right one: send it as 'Authorization: Bearer KEY' or "
-            "'x-api-key: KEY'"
+            "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         )
 
 

@@ -1,26 +1,26 @@
-"""A router's HTTP connections: uvicorn's, with bounds on the size and the pace of requests.
+"""A router's HTTP connections: uvicorn's, with limits on the size and the pace of requests.
 
-They cost nothing per token, and a few comparisons per request while a client keeps within its limits. At
-every moment a connection waits for one thing (Phase), and a timer limits how long:
+They cost nothing per token, and a few comparisons per request. At every moment a connection waits for one
+thing (Phase), and a timer limits the wait:
 
-    REQUEST   the rest of a request           slow_client_s, and longer at LEAST_SENT_PER_S: then 408
-    ANSWER    the application                 which has deadlines of its own
-    READING   its client to read              LEAST_READ_PER_S, over slow_client_s: then it is cut
-    NEXT      another request                 keep_alive_s: then it is closed; 408 for the first one
-    END       its client's end, after ours    LINGER_S without a byte, slow_client_s in all: then it is cut
+    REQUEST   the rest of a request      slow_client_s, more for a body sent at LEAST_SENT_PER_S: then 408
+    ANSWER    the application            it has its own deadlines
+    READING   the client to read         LEAST_READ_PER_S in each slow_client_s: otherwise it is cut
+    NEXT      another request            keep_alive_s: then it is closed; 408 for the first one
+    END       the client to close        LINGER_S without a byte, slow_client_s in all: then it is cut
 
 Limits:
 
-    too many connections          503, and far above the limit the connection is dropped without a response
-    headers and trailers          431 if they are too large; chunks' extensions and empty lines count
+    too many connections          503; far above the limit the connection is dropped without a response
+    headers and trailers          431 if they are too large; chunk extensions and empty lines count
     a body that is too large      413, before it is read if its length is declared
-    all bodies together           503 for the largest one still arriving; each counts until its
+    all bodies together           503 for the largest one still arriving; a body counts until its
                                   response is complete, or its connection ends
-    a body after an early answer  a short one is dropped as it comes; for a longer one the connection ends
-    a router that ends            each connection may have one request more, for LAST_REQUEST_S
+    a body after an early answer  discarded if it is short; otherwise the connection ends
+    a router that is ending       each connection may send one more request, for LAST_REQUEST_S
 
 Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
-on_response_complete as it is written there, _start_asgi_task, cycle, pipeline, connections, flow;
+on_response_complete, which ours copies, _start_asgi_task, cycle, pipeline, connections, flow;
 RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
 response_complete); httptools (HttpParserUpgrade: its argument is where the parser stopped).
 """
@@ -30,19 +30,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.addresses import unmapped
 from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
 from baton.services.router.http.admission import TIMES
-from baton.services.router.http.descriptors import SPARE_CONNECTIONS
-from baton.services.router.http.forms import Scope, is_anthropics
-from baton.services.router.http.objections import (
+from baton.services.router.http.forms import is_anthropics
+from baton.services.router.http.limits import (
     MAX_HEADER_BYTES,
+    SPARE_CONNECTIONS,
     HttpLimits,
     objection,
     too_large,
@@ -52,28 +52,28 @@ from baton.services.router.http.objections import (
 from baton.services.router.http.parts import Intake, OnRefused, Outlet, Phase, abandon, raw, readable
 from baton.services.router.timings import HttpTimes
 
-# A request may take slow_client_s, and as much longer as it takes at this rate (bytes/s).
+# bytes/s: a request may take slow_client_s, and as much longer as it needs at this rate.
 LEAST_SENT_PER_S = 16 << 10
-LEAST_READ_PER_S = 1 << 10  # bytes/s, of a response that fills its connection's buffers
+LEAST_READ_PER_S = 1 << 10  # bytes/s, once a response has filled the connection's buffers
 FRAMING = 16  # framing bytes allowed per byte of a chunked body; a one-byte chunk has five
-# The kernel's buffer per connection. Its default grows to megabytes for a client that does not read, and
+# The kernel's buffer per connection. By default it grows to megabytes for a client that does not read, and
 # reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
-WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; above it a response waits for its client to read
-LINGER_S = 2.0  # silence before an ending connection is cut; cut at once, a client may miss its response
-LINGER_BYTES = 64 << 20  # bytes that its client may still send
-BODIES_AT_ONCE = 8  # bodies of the largest size that fit into memory; smaller ones in proportion
-SHORT_BODY_BYTES = 64 << 10  # most bytes of a body after an early answer for the connection to stay
-MAX_PIPELINED = 32  # complete requests that wait for the response before theirs
-# Time for which a router that ends still reads from each open connection: a request may be on its way, and a
-# client that kept its connection sends the next one at once.
+WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; a full one makes the response wait for its client
+LINGER_S = 2.0  # silence before an ending connection is cut: cut at once, the client might miss its response
+LINGER_BYTES = 64 << 20  # bytes that the client may still send
+BODIES_AT_ONCE = 8  # bodies of the largest size held at once; more if they are smaller
+SHORT_BODY_BYTES = 64 << 10  # longest body after an early answer for which the connection stays open
+MAX_PIPELINED = 32  # complete requests that wait for an earlier response
+# How long a router that is ending still reads from each connection: a request may be in flight, and a client
+# that reuses its connection sends the next one at once.
 LAST_REQUEST_S = 0.5
 
 
 class LimitedConnection(HttpToolsProtocol):
     """One client's connection, with one request after another.
 
-    Its phase is derived from the other fields, never set. Call `_settle` when it may have changed.
+    The phase is derived from the other fields: call `_settle` when it may have changed.
     """
 
     def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
@@ -82,23 +82,23 @@ class LimitedConnection(HttpToolsProtocol):
         self._intake = intake
         self._on_refused = refused
         self._running: RequestResponseCycle | None = None  # the current response, or the last one
-        self._over = False  # all further input is dropped
-        self._in_message = False  # between a request's first byte and its last
-        self._in_body = False  # between its headers' end and the next request
+        self._over = False  # further input is discarded
+        self._in_message = False  # between a request's first and last byte
+        self._in_body = False  # between the end of its headers and the next request
         self._header_bytes = 0
         self._body_bytes = 0
         self._raw = 0  # bytes read since a request began, or since the last one was complete
-        self._arrival_began = 0.0  # the loop's time
-        self._held: dict[RequestResponseCycle, int] = {}  # bytes counted in the intake
-        self._lasting = True  # the connection stays after the response
-        self._ending = False  # the router ends: the next response is the last one
+        self._arrival_began = 0.0  # loop time
+        self._held: dict[RequestResponseCycle, int] = {}  # bytes counted in the intake, by request
+        self._lasting = True  # keep the connection after the response
+        self._ending = False  # the router is ending: the next response is the last one
         self._phase = Phase.NEXT
         self._since = 0.0  # loop time when the phase began, or was last checked (READING)
-        self._unread = 0  # unread bytes at that time
-        self._heard = 0.0  # loop time of the last dropped byte
+        self._unread = 0  # bytes that the client had not read by then
+        self._heard = 0.0  # loop time of the last discarded byte
         self._timer: asyncio.TimerHandle | None = None
-        self._times = HttpTimes()  # those of the current response's exchange
-        self._paused = 0.0  # time.monotonic since which the response waits for its client to read
+        self._times = HttpTimes()  # the current response's
+        self._paused = 0.0  # time.monotonic when the response began to wait for its client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,9 +157,9 @@ class LimitedConnection(HttpToolsProtocol):
                 return
 
     def _head_without_upgrade(self) -> bytes:
-        """Return a request's head without its upgrade, to parse it again: the parser would ignore the body.
+        """Return the request's head without its upgrade, to parse it again: the parser would ignore the body.
 
-        Java's own client asks for h2c with each plain-text request.
+        Java's HTTP client asks for h2c with each plain-text request.
         """
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)]
@@ -182,7 +182,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
-        if not self._in_body:  # trailers are not headers: the request may have begun
+        if not self._in_body:  # trailers must not join the headers
             super().on_header(name, value)
         elif self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(too_many_headers())
@@ -198,7 +198,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._in_body = True
         self._lasting = self.cycle.keep_alive
         if self.expect_100_continue or not self._body_is_short():
-            self.cycle.keep_alive = False  # until it is complete; an earlier answer ends the connection
+            self.cycle.keep_alive = False  # until the body is complete: an earlier answer ends the connection
         if self._ending:
             self._lasting = self.cycle.keep_alive = False
 
@@ -210,7 +210,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(too_large(self._limits))
             return
         if self.cycle.response_complete:
-            return  # the response is over, so the rest is dropped
+            return  # the response is complete: discard the rest
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
         self._intake.held += len(body)
         while self._intake.full and not self._over:
@@ -246,7 +246,7 @@ class LimitedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def shutdown(self) -> None:
-        """Close the connection after one more response. uvicorn's own would cut a request on its way."""
+        """Close the connection after one more response. uvicorn's own would lose a request in flight."""
         self._ending = True
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False  # the response says so
@@ -254,7 +254,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._arm(LAST_REQUEST_S)
 
     def _objection(self) -> RequestFailed | None:
-        """Return the reason to refuse a request by its headers, before its body is read; None if fine."""
+        """Return the error that refuses a request by its headers, before its body is read, or None."""
         if self._header_bytes > MAX_HEADER_BYTES:
             return too_many_headers()
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -267,7 +267,7 @@ class LimitedConnection(HttpToolsProtocol):
         return objection(self._limits, self.headers, len(self.connections))
 
     def _upgrades(self) -> bool:
-        """Return whether the parser hands over the rest of the connection; CONNECT is refused anyway."""
+        """Return whether the parser would hand over the connection; CONNECT is refused anyway."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _body_is_short(self) -> bool:
@@ -279,7 +279,7 @@ class LimitedConnection(HttpToolsProtocol):
         return True
 
     def _refuse(self, error: RequestFailed) -> None:
-        """Respond instead of the application, and accept nothing more on this connection."""
+        """Respond in place of the application, and accept nothing more on this connection."""
         if self._over:
             return
         if self.transport.is_closing():  # its client has left
@@ -300,7 +300,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def _is_anthropics(self) -> bool:
-        """Return whether the refused request is for Anthropic's API."""
+        """Whether the refused request is for Anthropic's API."""
         url: bytes = getattr(self, "url", b"")  # not set before the first request
         return is_anthropics(url.decode("latin-1").partition("?")[0], self.headers or ())
 
@@ -314,11 +314,11 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def arriving(self) -> int:
-        """Return the counted bytes of an incomplete body."""
+        """The counted bytes of an incomplete body."""
         return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:
-        """Drop further input, and end the connection once the client has read the response."""
+        """Discard further input, and end the connection once the client has read the response."""
         if self._over or self.transport.is_closing():
             return
         self._over = True
@@ -342,16 +342,10 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.abort()
 
     @property
-    def timed(self) -> bool:
-        """Return whether a timer runs, which is always so until the connection is lost."""
-        return self._timer is not None and not self._timer.cancelled()
-
-    @property
     def _answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
     def _now(self) -> Phase:
-        """Derive the current phase."""
         answering = self._answering and not self._over
         if self.flow.write_paused or (not answering and self.transport.get_write_buffer_size()):
             return Phase.READING
@@ -376,12 +370,12 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(max(0.0, seconds), self._tick)
 
     def _left(self) -> float:
-        """Return the seconds that the phase may still last."""
+        """Return how many seconds the phase may still last."""
         limits, now = self._limits, self.loop.time()
         match self._phase:
             case Phase.REQUEST:
                 if self.flow.read_paused:
-                    self._arrival_began = now  # the client did not cause the delay
+                    self._arrival_began = now  # we paused reading: the delay is ours
                 return self._arrival_began + limits.slow_client_s + self._raw / LEAST_SENT_PER_S - now
             case Phase.NEXT:
                 between = limits.slow_client_s if self.cycle is None else limits.keep_alive_s
@@ -403,7 +397,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._arm(left)
 
     def _expire(self) -> None:
-        """Act when the phase's time is over."""
+        """Act on a phase that has run out of time."""
         match self._phase:
             case Phase.REQUEST:
                 self._refuse(self._too_slow())
@@ -429,18 +423,13 @@ class LimitedConnection(HttpToolsProtocol):
         return TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s")
 
 
-@dataclass(frozen=True)
 class Connections:
-    """The factory by which uvicorn makes each connection's protocol."""
+    """Makes the protocol of each connection for uvicorn. All connections share these limits."""
 
-    limits: HttpLimits
-    intake: Intake
-    refused: OnRefused
+    def __init__(self, limits: HttpLimits, refused: OnRefused) -> None:
+        self.limits = limits
+        self.intake = Intake(BODIES_AT_ONCE * limits.max_body)
+        self._refused = refused
 
     def __call__(self, **uvicorn: Any) -> LimitedConnection:
-        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self.refused, **uvicorn)
-
-
-def connections(limits: HttpLimits, refused: OnRefused) -> Connections:
-    """Return what makes the connections of a router, all within these limits."""
-    return Connections(limits, Intake(BODIES_AT_ONCE * limits.max_body), refused)
+        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self._refused, **uvicorn)

@@ -1,13 +1,13 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-The second is for a Prometheus that knows only the router's address. Each process is asked at the address that
-it gave to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
-`honor_labels`). A process that does not answer in time has a sample `baton_federation_up 0`.
+`?all` is for a Prometheus that can reach only the router. Each process is scraped at the address that it gave
+to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
+`honor_labels`). A process that does not answer in time has the sample `baton_federation_up 0`.
 
-Of a router with several processes (router.processes) any of them answers for all: each sample has the label
-`process`, a number that stays when a process is started again, so its counters start again as Prometheus
-expects of a process. Sums over processes would fall then, and Prometheus would count the others twice. One
-that does not answer is a sample `baton_process_up 0`.
+With several processes (router.processes), each of them answers for all. Every sample gets the label
+`process`, a number that a restarted process keeps, so its counters restart as Prometheus expects. A sum over
+processes would fall at a restart, and Prometheus would count the other processes twice. A process that does
+not answer has the sample `baton_process_up 0`.
 """
 
 from __future__ import annotations
@@ -28,53 +28,56 @@ from baton.metrics import exposition
 from baton.scheduler.members import Member
 from baton.services.router.http.authentication import METRICS
 
-AT_ONCE = 16  # processes asked side by side
+AT_ONCE = 16  # processes scraped concurrently
 ASK_S = 2.0  # timeout of one process
 ALL_S = 8.0  # timeout of all processes: Prometheus waits ten seconds
-MOST_BYTES = 8 << 20  # largest answer
+MOST_BYTES = 8 << 20  # the largest answer accepted
 UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
+Parts = list[tuple[Mapping[str, str], bytes | None]]  # labels and metrics of each process; None: no answer
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The processes of one router, among which this one is `number`."""
+class Processes:
+    """All processes of this router; this one has the number `number`."""
 
     number: int
     addresses: Callable[[], Mapping[int, str]]  # number -> host:port of its own metrics
 
 
 class Federation:
-    """Collects the metrics of a deployment; callers at the same time share one answer."""
+    """Collects the metrics of a deployment; concurrent callers share one answer."""
 
     def __init__(
         self,
         me: Member,
         registry: CollectorRegistry,
         members: Callable[[], Iterable[Member]],
-        beside: Beside | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        """Collect `registry`, which is this process's own, and the metrics of all other `members`.
+        """Collect this process's `registry` and the metrics of all other `members`.
 
-        `beside` names the processes of this router if it has several.
+        `processes`: the processes of this router, if it has several.
         """
         self._me = me
         self._registry = registry
         self._members = members
-        self._beside = beside
+        self._processes = processes
         self._running: asyncio.Task[bytes] | None = None
 
     async def own(self, accept: str) -> tuple[bytes, str]:
-        """Return this router's metrics, in the format that a client accepts, and their content type."""
+        """Return this router's metrics, in a format that the client accepts, and their content type."""
         text, kind = await asyncio.to_thread(exposition, self._registry, accept)
-        beside = self._beside
-        if beside is None:
+        if self._processes is None:
             return text, kind
-        others = {number: where for number, where in beside.addresses().items() if number != beside.number}
-        texts: dict[int, bytes | None] = {beside.number: text, **await _ask_all(others, accept)}
-        return await asyncio.to_thread(_joined, texts, openmetrics="openmetrics" in kind), kind
+        own, addresses = self._processes.number, self._processes.addresses()
+        others = {number: address for number, address in addresses.items() if number != own}
+        texts: dict[int, bytes | None] = {own: text, **await _ask_all(others, accept)}
+        parts: Parts = [({"process": str(number)}, texts[number]) for number in sorted(texts)]
+        end = b"# EOF\n" if "openmetrics" in kind else b""
+        return await asyncio.to_thread(_merged, parts, PROCESS_UP) + end, kind
 
     async def collect(self) -> bytes:
         """Return all metrics in Prometheus' text format, within ALL_S."""
@@ -85,21 +88,13 @@ class Federation:
     async def _collect(self) -> bytes:
         others = [one for one in self._members() if one.id != self._me.id]
         found = await _ask_all({one: one.address for one in others if one.reachable})
-        return await asyncio.to_thread(self._merged, {one: found.get(one) for one in others})
-
-    def _merged(self, texts: Mapping[Member, bytes | None]) -> bytes:
-        families = Families()
-        families.add(exposition(self._registry)[0].decode(), self._me.labels)
-        up = {self._me: 1, **{one: int(text is not None) for one, text in texts.items()}}
-        for one, text in texts.items():
-            if text is not None:
-                families.add(text.decode(errors="replace"), one.labels)
-        families.add(_gauge(UP, {_written(one.labels): value for one, value in up.items()}), {})
-        return families.text().encode()
+        text, _ = await asyncio.to_thread(exposition, self._registry)
+        parts: Parts = [(self._me.labels, text), *((one.labels, found.get(one)) for one in others)]
+        return await asyncio.to_thread(_merged, parts, UP)
 
 
 def route(federation: Federation) -> Route:
-    """Return the route of /metrics, which goes before vLLM's own."""
+    """Return the route of /metrics, to be placed before vLLM's own."""
 
     async def answer(request: Request) -> Response:
         if "all" in request.query_params:
@@ -111,14 +106,14 @@ def route(federation: Federation) -> Route:
 
 
 class Families:
-    """Merges the texts of several processes: the samples of a family must stand together."""
+    """Merges the texts of several processes: the samples of a family must be adjacent."""
 
     def __init__(self) -> None:
         self._heads: dict[str, list[str]] = {}
         self._samples: dict[str, list[str]] = {}
 
     def add(self, text: str, labels: Mapping[str, str]) -> None:
-        """Add one process's text; each sample gets the labels that it lacks."""
+        """Add one process's text, and the labels that each sample lacks."""
         family = ""
         for line in text.splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
@@ -130,12 +125,22 @@ class Families:
                 self._samples.setdefault(family, []).append(_with_labels(line, labels))
 
     def text(self) -> str:
-        """Return the whole in Prometheus' text format."""
-        found = (line for family in self._samples for line in self._of(family))
-        return "\n".join(found) + "\n"
+        lines: list[str] = []
+        for family, samples in self._samples.items():
+            lines += [*self._heads.get(family, []), *samples]
+        return "\n".join(lines) + "\n"
 
-    def _of(self, family: str) -> list[str]:
-        return [*self._heads.get(family, []), *self._samples[family]]
+
+def _merged(parts: Parts, up: str) -> bytes:
+    """Return the metrics of several processes as one text, with a gauge `up` of those that answered."""
+    families = Families()
+    gauge = [f"# HELP {up} {_UP_TEXT}", f"# TYPE {up} gauge"]
+    for labels, text in parts:
+        if text is not None:
+            families.add(text.decode(errors="replace"), labels)
+        gauge.append(f"{up}{{{_written(labels)}}} {int(text is not None)}")
+    families.add("\n".join(gauge), {})
+    return families.text().encode()
 
 
 def _with_labels(line: str, labels: Mapping[str, str]) -> str:
@@ -159,25 +164,8 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _joined(texts: Mapping[int, bytes | None], *, openmetrics: bool) -> bytes:
-    """Return the metrics of a router's processes, by number, as one text."""
-    families = Families()
-    for number, text in sorted(texts.items()):
-        if text is not None:
-            families.add(text.decode(errors="replace"), {"process": str(number)})
-    up = {f'process="{number}"': int(text is not None) for number, text in sorted(texts.items())}
-    families.add(_gauge(PROCESS_UP, up), {})
-    return (families.text() + ("# EOF\n" if openmetrics else "")).encode()
-
-
-def _gauge(name: str, values: Mapping[str, int]) -> str:
-    """Return a gauge as text; `values` by the labels as they are written."""
-    lines = [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
-    return "\n".join([f"# HELP {name} {_UP_TEXT}", f"# TYPE {name} gauge", *lines])
-
-
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
-    """Ask these processes for their metrics; return them within ALL_S, None for one that does not answer."""
+    """Return the metrics of these processes within ALL_S; None for one that does not answer."""
     texts: dict[Key, bytes | None] = dict.fromkeys(addresses)
     turns = asyncio.Semaphore(AT_ONCE)
     limits = aiohttp.ClientTimeout(total=ASK_S)
@@ -198,7 +186,7 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
 
 
 async def _ask(http: aiohttp.ClientSession, address: str) -> bytes | None:
-    """Return a process's metrics; None where it does not give them."""
+    """Return a process's metrics, or None if it does not serve them."""
     try:
         async with http.get(f"http://{address}{METRICS}", allow_redirects=False) as answer:
             if answer.status != 200:

@@ -1,33 +1,30 @@
-"""The form of errors, which follows the API that the client called.
+"""Error responses in the form of the API that the client called.
 
     OpenAI's      {"error": {"message", "type", "param", "code"}}
     Anthropic's   {"type": "error", "error": {"type", "message"}}
 
-Everything in the app, vLLM's handlers included, answers in OpenAI's form; `ErrorForms`, around the whole app,
-gives Anthropic's clients theirs. Answers without an app (http/connections.py) and the error events inside
-Anthropic's streams (vllm/messages.py) ask `anthropic_error`.
+The app, including vLLM's handlers, answers in OpenAI's form; `ErrorForms`, around the whole app, translates
+for Anthropic's clients. Responses without the app (http/connections.py) and error events inside Anthropic's
+streams (vllm/messages.py) call `anthropic_error`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from baton.services.router.errors import RequestFailed
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 _MESSAGES = "/v1/messages"
-_MODELS = "/v1/models"  # both APIs have this path; Anthropic's clients send their version in a header
+_MODELS = "/v1/models"  # both APIs have this path; only Anthropic's clients send a version header
 _VERSION = b"anthropic-version"
-_MOST_BYTES = 1 << 20  # limit of an error's body
+_MOST_BYTES = 1 << 20  # the largest error response that is translated
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -44,33 +41,31 @@ _TYPES = {
 
 
 def is_anthropics(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a request is for Anthropic's API. `path` has no proxy's prefix."""
+    """Return whether a request is for Anthropic's API. `path`: without a proxy's prefix."""
     if path.startswith(_MESSAGES):
         return path == _MESSAGES or path[len(_MESSAGES)] == "/"
     return path.startswith(_MODELS) and any(name == _VERSION for name, _ in headers)
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path as routes know it, without a proxy's prefix."""
+    """Return the path without a proxy's prefix."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
 def anthropic_error(status: int, message: str) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def openai_error(error: RequestFailed) -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
     kind = error.kind or "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
     code: str | int = error.code or error.status.value
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
 
 
 def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[Message, Message]:
-    """Return the two ASGI messages of a response, in OpenAI's form or in Anthropic's."""
+    """Return the two ASGI messages of an error response."""
     content = anthropic_error(error.status, error.message) if anthropics else openai_error(error)
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -82,10 +77,20 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
     return start, {"type": "http.response.body", "body": body, "more_body": False}
 
 
-class ErrorForms:
-    """Pure ASGI middleware around a whole app. It costs other APIs one comparison per request."""
+def as_response(error: RequestFailed) -> Response:
+    start, body = error_response(error)
+    return Response(body["body"], status_code=start["status"], media_type="application/json")
 
-    def __init__(self, app: App) -> None:
+
+async def send_error(send: Send, error: RequestFailed) -> None:
+    for part in error_response(error):
+        await send(part)
+
+
+class ErrorForms:
+    """Pure ASGI middleware around the whole app. It costs other APIs one comparison per request."""
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +129,7 @@ class _Translated:
 
 
 def _said(body: bytes) -> str:
-    """Return the message in an error's body of either form, or the body itself if there is none."""
+    """Return the message in an error's body, or the body itself if it has none."""
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

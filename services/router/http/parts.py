@@ -1,4 +1,4 @@
-"""Smaller parts of a connection: its counters, its transport, and responses without the application.
+"""Parts of a connection: its byte counter, its transport, and responses without the application.
 
 Leans on: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected, message_event,
 response_complete; STATUS_LINE).
@@ -16,13 +16,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from baton.services.router.errors import RequestFailed, UnreadableBody
 from baton.services.router.http.forms import error_response
 
-# Called for each client that is refused with the response's status, "dropped" (too many connections, no
-# response) or "unread" (the client did not read its response).
+# Called for each refused client with the response's status, "dropped" (too many connections, no response) or
+# "unread" (the client did not read its response).
 OnRefused = Callable[[str], None]
 
 
 class Phase(Enum):
-    """Names the things that a connection waits for; see connections.py."""
+    """The event that a connection waits for; see connections.py."""
 
     REQUEST = auto()
     ANSWER = auto()
@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 class Intake:
-    """The bytes of all bodies being read or processed. One for all connections of a router."""
+    """The bytes of all bodies being read or processed, over all connections of a router."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,12 +40,11 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Return whether the limit is exceeded."""
         return self.held > self.limit
 
 
 class Outlet:
-    """A connection's transport as responses see it: it closes only after the client has read."""
+    """A connection's transport for responses: `close` first lets the client read everything."""
 
     __slots__ = ("close", "is_closing", "write")
 
@@ -70,7 +69,7 @@ def abandon(cycle: RequestResponseCycle | None) -> None:
 
 
 def raw(error: RequestFailed, *, anthropics: bool = False) -> bytes:
-    """Return the bytes of a response that ends its connection, in OpenAI's form or in Anthropic's."""
+    """Return the bytes of an error response that ends its connection."""
     start, body = error_response(error, anthropics=anthropics)
     headers = [b"%s: %s\r\n" % header for header in start["headers"]]
     if isinstance(error, UnreadableBody):

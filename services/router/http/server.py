@@ -1,8 +1,9 @@
-"""The HTTP server of one of a router's processes: uvicorn's, on a port that it shares with the others.
+"""The HTTP server of one router process: uvicorn, on a port that the router's other processes share.
 
-The kernel gives each connection to one process, by its addresses. If that process does not accept it, because
-it is dead, restarts, drains or is busy, another one accepts it at its second look: no client is refused or
-reset, and it waits for 2 * LOOK_S at most. A process without room leaves it to the others for longer.
+The kernel assigns each connection to one process by a hash of its addresses. If that process does not accept
+it, because it is dead, restarting, draining or busy, another one does so at its second look: no client is
+refused or reset, and none waits longer than 2 * LOOK_S. A process at its connection limit waits for more
+looks.
 
 Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
 lifespan).
@@ -27,31 +28,31 @@ from baton.services.router.http.connections import Connections
 from baton.tasks import stop
 
 LOOK_S = 0.05
-LOOKS = 2  # looks in a row that find a connection at another process's socket before it is accepted
-# The same for a process at its limit of connections, which refuses requests on further ones: others may have
-# room. But if one is dead and the rest are full, clients are refused, and health checks work.
+LOOKS = 2  # consecutive looks that must find a connection waiting at another process's socket
+# The same for a process at its connection limit, which would refuse the request: another process may have
+# room. If one is dead and the rest are full, clients still get a refusal, and health checks still work.
 LOOKS_WHEN_FULL = 20
-AT_ONCE = 16  # most connections accepted from another process's socket at one look
-LAST_S = 0.5  # time to take over connections that the kernel has accepted when a process ends
+AT_ONCE = 16  # connections accepted from another process's socket per look
+LAST_S = 0.5  # time to accept the connections that are already queued when a process ends
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal. Then it accepts nothing, and lets streams end within `drain_s`."""
+    """Serves until a signal. Then it stops accepting, and lets streams end within `drain_s`."""
 
     def __init__(
         self, config: uvicorn.Config, seat: Seat, drain_s: float, end_all: Callable[[], None]
     ) -> None:
-        """Serve in the place of `seat`; `end_all` ends the streams that are left after `drain_s` seconds."""
+        """Serve at the socket of `seat`; `end_all` ends the streams still running after `drain_s` seconds."""
         super().__init__(config)
         self._seat = seat
         self._drain_s = drain_s
         self._end_all = end_all
         self._looking: asyncio.Task[None] | None = None
-        self._told = False  # told to end by a signal, so that a second one hurries
+        self._told = False  # a first signal has come, so a second one ends all streams
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """React to signals. uvicorn's own would raise them again at the end: our status would not be 0."""
+        """Handle signals: uvicorn would raise them again at the end, so our exit status would not be 0."""
         loop = asyncio.get_running_loop()
         for number in signals.ending():
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -67,13 +68,11 @@ class Server(uvicorn.Server):
             self.force_exit, self._told = self._told, True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections."""
         await super().startup(sockets)
         if not self._seat.alone:
             self._looking = keep(self._look, "connections that other processes leave")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept nothing more, and wait for the streams."""
         if self._looking is not None:
             await stop(self._looking)
         if self._seat.alone or self._seat.group.ending:
@@ -81,12 +80,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _look(self) -> None:
-        """Accept forever the connections that others do not accept; run it as a task."""
+        """Accept the connections that other processes leave waiting, forever."""
         others = {sock.fileno(): sock for sock in self._seat.others}
         poll = select.poll()
         for descriptor in others:
             poll.register(descriptor, select.POLLIN)
-        looks: dict[int, int] = {}  # descriptor -> looks in a row that found a connection
+        looks: dict[int, int] = {}  # descriptor -> consecutive looks that found a connection
         while True:
             await asyncio.sleep(LOOK_S)
             found = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLIN]
@@ -101,7 +100,7 @@ class Server(uvicorn.Server):
                 return
             try:
                 connection, _ = sock.accept()
-            except OSError:  # none is left, or the next look finds it
+            except OSError:  # none is left; after any other error the next look tries again
                 return
             try:
                 connection.setblocking(False)
@@ -112,7 +111,7 @@ class Server(uvicorn.Server):
 
     @property
     def _full(self) -> bool:
-        """Whether a request on one more connection would be refused."""
+        """Whether a request on a new connection would be refused."""
         return len(self.server_state.connections) >= self._connections.limits.max_connections
 
     @property
@@ -126,11 +125,11 @@ class Server(uvicorn.Server):
         )
 
     async def _accept_last(self) -> None:
-        """Accept the connections that wait, then refuse new ones, also for other holders of this socket."""
+        """Accept the queued connections, then shut the socket down in every process that holds it."""
         sock = self._seat.sock
         poll = select.poll()
         poll.register(sock.fileno(), select.POLLIN)
         last = asyncio.get_running_loop().time() + LAST_S
-        while poll.poll(0) and asyncio.get_running_loop().time() < last:  # noqa: ASYNC110 (no event tells)
+        while poll.poll(0) and asyncio.get_running_loop().time() < last:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)  # the loop accepts one or more each time
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """Streams through proxies: headers that prevent buffering, and comments that prevent timeouts.
 
-A comment (`: keep-alive`) is for proxies that give up on a silent connection; clients ignore it. It is sent
-when a stream of any API has been silent for `every_s` seconds. Before the first event it begins the
-response, which otherwise waits for that event (docs/decisions/0015).
+A comment (`: keep-alive`) keeps proxies from giving up on a silent connection; clients ignore it. It is sent
+when a stream of any API has been silent for `every_s` seconds. Before the first event it starts the response,
+which otherwise waits for that event (docs/decisions/0015).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 def streams(start: Message) -> bool:
-    """Return whether an http.response.start begins a stream of events."""
+    """Return whether an http.response.start is that of an event stream."""
     return any(name == b"content-type" and value.startswith(_EVENTS) for name, value in start["headers"])
 
 
 def mark(start: Message) -> None:
-    """Tell proxies to pass on a stream as it comes."""
+    """Tell proxies not to buffer or cache the stream."""
     known = {name for name, _ in start["headers"]}
     start["headers"] = [*start["headers"], *(one for one in _HEADERS if one[0] not in known)]
 
 
 class Comments:
-    """A `send` that adds comments to a silent stream, after a call of `begin`; without `every_s`, none.
+    """A `send` that adds comments to a silent stream once `begin` is called; with `every_s` 0, none.
 
-    Send parts of the response to `sender`. A timer runs until the response is complete or `end` is called;
-    each part costs two looks at the clock. `pass_on` is the `send` behind this one.
+    Send parts of the response to `sender`; `pass_on` is the wrapped `send`. A timer runs until the response
+    is complete or `end` is called.
     """
 
     def __init__(self, send: Send, every_s: float) -> None:
@@ -50,21 +50,19 @@ class Comments:
         self._last = 0.0  # loop time of the last part
 
     def begin(self, before: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Start to watch the stream. `before` begins the response, and returns whether it has begun."""
+        """Start to watch the stream. `before` starts the response and returns whether it could."""
         self._before = before
         if self._every_s and self._timer is None:
             self._last = self._loop.time()
             self._again()
 
     def end(self) -> None:
-        """Stop adding comments."""
         if self._timer is not None:
             self._timer.cancel()
         if self._comment is not None:
             self._comment.cancel()
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response."""
         if self._comment is not None and not self._comment.done():
             await asyncio.wait([self._comment])
         self._sending = True
@@ -94,7 +92,7 @@ class Comments:
 
 
 def passing(send: Send, every_s: float) -> Comments:
-    """Return a `send` for responses that go out directly; it adds streams' headers and comments."""
+    """Return a `send` for responses that are not held; streams get headers and comments."""
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start" and streams(message):

@@ -1,8 +1,8 @@
-"""`usage.baton`: the cost of one response, for clients that request it.
+"""`usage.baton`: the cost of one response, for clients that ask for it.
 
-A client requests it by a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures
-are where OpenAI's usage is: in the response, or in a stream's last chunk with the option `include_usage` of
-`stream_options`. The field does not reach a worker, and without it no byte of a response differs.
+A client asks with a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures are
+added to OpenAI's usage: in the response, or in a stream's last chunk with `include_usage` in
+`stream_options`. The field does not reach a worker, and responses to other requests are unchanged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from baton.services.router.errors import Unsupported
 from baton.services.router.own import Own
@@ -23,28 +22,18 @@ _LAST_CHUNK = b'"choices":[]'
 _EVENT = b"data: "
 
 
-class UsageOptions(BaseModel):
-    """The request's field `baton`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    usage: bool = Field(False, description="Add `usage.baton` to the response.")
-
-
-def options_in(own: Own) -> UsageOptions:
-    """Return the options in a request's own fields. Raises Unsupported (400) for an unknown option."""
-    if own.baton is msgspec.UNSET:
-        return UsageOptions()
-    try:
-        return UsageOptions.model_validate(own.baton)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
-        where = ".".join([FIELD, *map(str, problem["loc"])])
-        raise Unsupported(f'{where}: {problem["msg"]}; allowed is {{"usage": true}} or false') from None
+def wanted(own: Own) -> bool:
+    """Return whether a request asks for its usage. Raises Unsupported (400)."""
+    if own.baton is msgspec.UNSET or own.baton == {}:
+        return False
+    match own.baton:
+        case {"usage": bool(usage), **others} if not others:
+            return usage
+    raise Unsupported(f'{FIELD}: {{"usage": true}} or {{"usage": false}} is needed')
 
 
 def added_to(body: bytes, states: list[RequestState]) -> bytes:
-    """Return a whole response with `usage.baton` added; any other body, as an error's, unchanged."""
+    """Add `usage.baton` to a whole response. Any other body, such as an error, is unchanged."""
     try:
         response = json.loads(body)
     except ValueError:
@@ -53,7 +42,7 @@ def added_to(body: bytes, states: list[RequestState]) -> bytes:
 
 
 def added_to_event(body: bytes, states: list[RequestState]) -> bytes:
-    """Return a piece of an event stream, with `usage.baton` added to the last chunk, which has the usage."""
+    """Add `usage.baton` to the last chunk, which has the usage, if it is in this piece of a stream."""
     if _LAST_CHUNK not in body:
         return body
     events = body.split(b"\n\n")

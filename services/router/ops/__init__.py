@@ -1,15 +1,14 @@
-"""The live page of a router: what runs now, for people who would rather look than read.
+"""The live page of a router: what is running now.
 
-    server.py    the page's own port: its files, its feed, requests, actions
-    door.py      access: a key of its own, and no other site's pages
-    tries.py     waits after wrong keys
-    feed.py      one message for all watchers, made once a tick
+    server.py    the page's own port: static files, feed, requests, actions
+    door.py      access: a key, a wait after wrong ones, no requests from other sites' pages
+    feed.py      one message for all watchers, encoded once per tick
     fleet.py     workers as rows, with rates
-    flows.py     KV moved from worker to worker
-    series.py    the last quarter of an hour, a sample a second
+    flows.py     KV moved between workers
+    series.py    the last quarter of an hour, one sample per second
     events.py    recent changes: workers, roles, alarms, failovers, retries
     actions.py   drain, undrain and change of role, with an audit log
-    static/      the page itself: no build step, nothing from elsewhere
+    static/      the page itself: no build step, nothing loaded from elsewhere
 
-While nobody watches, a router pays for one sample a second (docs/operations.md).
+While nobody watches, it costs the router one sample per second (docs/operations.md).
 """

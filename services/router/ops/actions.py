@@ -1,14 +1,13 @@
-"""An operator's actions from the live page: drain, undrain, another role. Each is logged and shown.
+"""Operators' actions on the live page: drain, undrain, change a role. Each is logged and shown.
 
-They need the rights of an operator. With security.tls a router has none: there the page says so, and names
-the command that does it.
+They need an operator's rights. With security.tls a router has none, and the page names the command to use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,7 +28,7 @@ class Action(BaseModel):
 
     action: Literal["drain", "undrain", "role"]
     worker: str = Field(min_length=1, max_length=200)
-    confirm: str  # the worker again, confirmed by the operator
+    confirm: str  # repeats `worker`
     role: str = ""
 
 
@@ -38,29 +37,24 @@ class ActionRefused(Exception):
 
 
 class Actions:
-    """Carries actions out by calls to the schedulers, until one knows the worker."""
+    """Carries out actions through the scheduler that has the worker."""
 
     def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
-        """Ask `schedulers`, one of each model. `forbidden` says why this router may not act; "" if it may."""
+        """Act on `schedulers`, one per model. `forbidden` says why this router may not; "" if it may."""
         self._schedulers = schedulers
         self._events = events
         self.forbidden = forbidden
 
     async def run(self, action: Action, caller: str) -> str:
-        """Carry an action out, and return a description of it. Raises ActionRefused."""
+        """Carry out an action and return a description of it. Raises ActionRefused."""
         if self.forbidden:
             raise ActionRefused(self.forbidden)
         if action.confirm != action.worker:
             raise ActionRefused(
-                f"not confirmed: the action is for {action.worker!r}, confirmed was {action.confirm!r}"
+                f"not confirmed: the action is for {action.worker!r}, the confirmation for {action.confirm!r}"
             )
-        steps: dict[str, Callable[[SchedulerClient, Action], Awaitable[str]]] = {
-            "drain": self._drain,
-            "undrain": self._undrain,
-            "role": self._role,
-        }
         try:
-            done = await self._first(steps[action.action], action)
+            done = await self._first(action)
         except (SchedulerError, ConfigError, ActionRefused) as error:
             log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
             self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
@@ -69,10 +63,10 @@ class Actions:
         self._events.add(INFO, f"{done} (asked by {caller})")
         return done
 
-    async def _first(self, step: Callable[[SchedulerClient, Action], Awaitable[str]], action: Action) -> str:
-        """Ask the scheduler that has the worker; if none has it now, each until one knows its name.
+    async def _first(self, action: Action) -> str:
+        """Call the scheduler that has the worker; if none has it now, each until one knows its name.
 
-        Raises what the last one raises.
+        Raises the error of the last call.
         """
         has = [
             one
@@ -82,23 +76,21 @@ class Actions:
         *others, last = has or self._schedulers
         for scheduler in others:
             with contextlib.suppress(SchedulerError, ActionRefused):
-                return await step(scheduler, action)
-        return await step(last, action)
-
-    async def _drain(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.drain(action.worker)
-        return _done(reply.worker_id, reply.problem, "is draining")
-
-    async def _undrain(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.undrain(action.worker)
-        return _done(reply.name, reply.problem, "takes requests again")
-
-    async def _role(self, scheduler: SchedulerClient, action: Action) -> str:
-        reply = await scheduler.set_role(action.worker, roles.role(action.role).wire)
-        return _done(reply.worker_id, reply.problem, f"is a {action.role} worker now")
+                return await _carry_out(scheduler, action)
+        return await _carry_out(last, action)
 
 
-def _done(worker: str, problem: str, done: str) -> str:
+async def _carry_out(scheduler: SchedulerClient, action: Action) -> str:
+    match action.action:
+        case "drain":
+            drained = await scheduler.drain(action.worker)
+            worker, problem, done = drained.worker_id, drained.problem, "is draining"
+        case "undrain":
+            undrained = await scheduler.undrain(action.worker)
+            worker, problem, done = undrained.name, undrained.problem, "takes requests again"
+        case "role":
+            changed = await scheduler.set_role(action.worker, roles.role(action.role).wire)
+            worker, problem, done = changed.worker_id, changed.problem, f"is a {action.role} worker now"
     if problem or not worker:
-        raise ActionRefused(problem or "no worker of that name")
+        raise ActionRefused(problem or "there is no worker of that name")
     return f"{worker} {done}"

@@ -11,13 +11,13 @@ from baton.services.router.ops.fleet import GONE, Row
 from baton.services.router.record import Record
 
 KEPT = 300
-_SHOWN = 5  # workers named in an event of many
-# Severity of an event, for its colour.
+_SHOWN = 5  # workers named in one event
+# An event's severity, shown as its colour.
 INFO, WARNING, BAD = "info", "warning", "bad"
 
 
 class Events:
-    """The last events, each [number, seconds since 1970, severity, text]. Numbers only grow."""
+    """The last events, each [number, Unix time in s, severity, text], numbered upwards."""
 
     def __init__(self, now_s: Callable[[], float] = time.time) -> None:
         self._now_s = now_s
@@ -27,25 +27,24 @@ class Events:
         self._problem: str | None = None  # None before a scheduler has answered
 
     def add(self, severity: str, text: str) -> None:
-        """Add an event."""
         self._number += 1
         self._kept.append([self._number, round(self._now_s(), 2), severity, text])
 
     def after(self, number: int) -> list[list[Any]]:
-        """Return the events above a number, the oldest first."""
+        """Return the events after this number, oldest first."""
         return [one for one in self._kept if one[0] > number]
 
     def scheduler(self, problem: str) -> None:
-        """Note whether a scheduler answers: `problem` is empty while one does."""
+        """Record whether a scheduler answers: `problem` is empty if one does."""
         if self._problem is None and problem:
-            return  # no scheduler was asked yet
+            return  # no scheduler has been asked yet
         if self._problem is not None and bool(problem) != bool(self._problem):
             text = f"no scheduler answers: {problem}" if problem else "a scheduler answers again"
             self.add(BAD if problem else INFO, text)
         self._problem = problem
 
     def fleet(self, rows: Iterable[Row]) -> None:
-        """Compare the workers with those of the last call."""
+        """Record how the workers changed since the last call."""
         before, self._workers = self._workers, {row.id: row for row in rows}
         if before is None:
             return
@@ -60,7 +59,7 @@ class Events:
                 self._changed(before[row.id], row)
 
     def over(self, record: Record) -> None:
-        """Note a request that lost a worker, or failed."""
+        """Record a request that lost a worker or failed."""
         if not record.retried and not record.failed:
             return
         troubles = [f"{one.name}: {_said(one.attributes)}" for one in record.events]

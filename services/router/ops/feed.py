@@ -1,4 +1,4 @@
-"""One message for all watchers, made once a tick while somebody watches."""
+"""One message for all watchers of the live page, encoded once per tick while there are any."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ MOST_WATCHERS = 32
 class Sources:
     """The sources of the page's content, called in the router's event loop."""
 
-    about: dict[str, Any]  # constants: model, topic, versions
+    about: dict[str, Any]  # constants, such as model, topic and versions
     workers: Callable[[], Iterable[pb.WorkerStatus]]
     scheduler_problem: Callable[[], str]  # empty while a scheduler answers
     series: Series
 
 
 class TooManyWatchers(Exception):
-    """The limit of watchers is reached."""
+    """The page has as many watchers as it may."""
 
 
 class Feed:
     """The page's state, and its watchers."""
 
     def __init__(self, sources: Sources, tick_s: float = 0.5) -> None:
-        """Send a message every `tick_s` while somebody watches. A sample is taken each second in any case."""
+        """Send a message every `tick_s` while there are watchers. Samples are taken every second anyway."""
         self._sources = sources
         self._tick_s = tick_s
         self.fleet = Fleet()
@@ -49,12 +49,11 @@ class Feed:
         self._message = b""
 
     def over(self, record: Record) -> None:
-        """Add a request that is over."""
         self.flows.add(record)
         self.events.over(record)
 
     def first(self) -> bytes:
-        """Return the data that a page needs before its first message."""
+        """Return what a page needs before its first message."""
         kept = list(self._sources.series.samples)
         return msgspec.json.encode(
             {
@@ -67,7 +66,7 @@ class Feed:
         )
 
     async def run(self) -> None:
-        """Sample and send forever; run it as a task."""
+        """Sample and send forever."""
         each = max(1, round(SAMPLE_S / self._tick_s))  # ticks per sample
         number = 0
         while True:
@@ -82,10 +81,7 @@ class Feed:
             await asyncio.sleep(self._tick_s)
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Yield each message; a message that is not taken in time is replaced by the next.
-
-        Raises TooManyWatchers.
-        """
+        """Yield each message; a slow watcher skips messages. Raises TooManyWatchers."""
         if len(self._watchers) >= MOST_WATCHERS:
             raise TooManyWatchers
         fresh = asyncio.Event()

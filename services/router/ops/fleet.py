@@ -1,4 +1,4 @@
-"""Workers as the live page shows them: one row each, with the rates between two snapshots."""
+"""Workers as the live page shows them: one row each, with rates between two snapshots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from baton.protos import scheduler_pb2 as pb
 
-GONE_S = 30.0  # a worker that left is still shown for this long
+GONE_S = 30.0  # how long a worker that has left is still shown
 GONE = "gone"
 _MIB = 1 << 20
 
@@ -26,12 +26,12 @@ class Row(NamedTuple):
     slots: int
     kv_usage: float  # 0 to 1
     pinned_mib: float
-    queued_tokens: int  # prompt tokens placed and not prefilled
+    queued_tokens: int  # prompt tokens placed but not yet prefilled
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
     method: str
     acceptance: float | None  # first drafted token, last minute; None without drafts
-    accepted_length: float | None  # output tokens a step with a draft
+    accepted_length: float | None  # output tokens per step with a draft
     alarm: bool
     silent_s: float  # time since the last heartbeat
     address: str
@@ -42,7 +42,7 @@ COLUMNS = Row._fields
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums over all workers. None: not known."""
+    """Sums over all workers; None if unknown."""
 
     prefill_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
@@ -54,12 +54,12 @@ class _Rates:
     at: float
     computed: int
     output: int
-    prefill_per_s: float | None = None  # not known before the second heartbeat
+    prefill_per_s: float | None = None  # unknown before the second heartbeat
     output_per_s: float | None = None
 
 
 class Fleet:
-    """The workers of the last snapshots."""
+    """The workers of the last snapshot, and those that left shortly before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,11 +69,11 @@ class Fleet:
         self.sums = Sums()
 
     def update(self, workers: Iterable[pb.WorkerStatus], *, fresh: bool = True) -> None:
-        """Take a snapshot. If it is not fresh, because no scheduler answers, there are no rates."""
+        """Update from a snapshot. One that is not `fresh`, because no scheduler answers, gives no rates."""
         now = self._clock()
         before = [row for row in self.rows if row.state != GONE]
         workers = list(workers)
-        # A stale snapshot's counts are of an unknown time, so no rate begins with them.
+        # The counts of a stale snapshot have no known time, so no rate can start from them.
         self._rates = {
             one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
             for one in (workers if fresh else ())
@@ -119,7 +119,7 @@ class Fleet:
         computed, output = counts.computed_tokens, counts.output_tokens
         last = self._rates.get(worker_id) or _Rates(now, computed, output)
         took = now - last.at
-        # Counts change only with heartbeats, a second apart; keep the rate between them.
+        # Counts change only with heartbeats, a second apart: keep the last rate in between.
         if (computed, output) != (last.computed, last.output) and took > 0:
             return _Rates(
                 now, computed, output, (computed - last.computed) / took, (output - last.output) / took

@@ -1,4 +1,4 @@
-"""KV moved from prefill workers to decode workers, by pair, over the last ten seconds."""
+"""KV moved from prefill to decode workers, by pair, over the last ten seconds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from baton.services.router.record import Record
 
 WINDOW_S = 10.0
-MOST_PAIRS = 200  # the busiest pairs, in a message
+MOST_PAIRS = 200  # the busiest ones, in one message
 _PART_S = 1.0
 _MIB = 1 << 20
 
-Pair = tuple[str, str]  # prefill worker, decode worker; the same twice if it did both
+Pair = tuple[str, str]  # prefill worker, decode worker; the same one if it did both
 
 
 @dataclass(slots=True)
@@ -26,14 +26,14 @@ class _Part:
 
 
 class Flows:
-    """Sums by pair and second; memory is bounded by the pairs used within the window."""
+    """Sums by pair and second; memory is bounded by the pairs used in the window."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._parts: deque[_Part] = deque()
 
     def add(self, record: Record) -> None:
-        """Count a finished request against the workers that last ran it."""
+        """Count a finished request for the workers of its last attempt."""
         if not record.attempts:
             return
         now = self._clock()
@@ -47,7 +47,7 @@ class Flows:
         self._parts[-1].moved[pair] += moved
 
     def rows(self) -> list[list[Any]]:
-        """Return [prefill worker, decode worker, requests/s, MiB/s] of each pair, the busiest first."""
+        """Return [prefill worker, decode worker, requests/s, MiB/s] for each pair, the busiest first."""
         self._forget(self._clock())
         requests: defaultdict[Pair, int] = defaultdict(int)
         moved: defaultdict[Pair, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""The live page as a part of the router: its socket, its content and its rights."""
+"""The live page within a router: its socket, its content and its rights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from baton import addresses
-from baton.protos import scheduler_pb2 as pb
 from baton.security.exposure import only_from_here
 from baton.services import credentials
 from baton.services.config import Settings
@@ -24,50 +23,22 @@ if TYPE_CHECKING:
 
 _NO_OPERATOR = (
     "With security.tls a router's certificate does not let it drain workers or change their roles: use "
-    "`baton drain`, `baton undrain` and `baton role` with an operator's."
+    "`baton drain`, `baton undrain` and `baton role` with an operator's certificate."
 )
 
 
 @dataclass(frozen=True)
 class PageDoor:
-    """The socket on which the page listens, and the key that it asks for; "": none."""
+    """The page's listening socket, and its key; "": none."""
 
     sock: socket.socket
     key: str
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The router's parts that the page shows."""
-
-    router_id: str
-    served: Sequence[Served]  # one per model
-    chronicle: Chronicle
-
-    def problem(self) -> str:
-        """Return which models' schedulers do not answer, and why; "" while all answer."""
-        problems = {one.model.name: one.cluster.problem for one in self.served if one.cluster.problem}
-        if len(self.served) == 1:
-            return next(iter(problems.values()), "")
-        return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-
-    def workers(self) -> list[pb.WorkerStatus]:
-        """Return the workers of all models."""
-        return [worker for one in self.served for worker in one.scheduler.standby.workers]
-
-    def load(self) -> pb.RouterLoad:
-        """Return the load and latencies of this router's requests."""
-        return summed([one.parts.counts.message(one.parts.waiting) for one in self.served])
-
-    def live(self) -> int:
-        """Return how many requests wait or run."""
-        return sum(one.client.live for one in self.served)
-
-
 def open_door(settings: Settings) -> PageDoor | None:
     """Listen for the page; return None if `ops.listen` is empty.
 
-    Raises ConfigError and StartError: others could reach it without a key, the port is taken.
+    Raises ConfigError if other machines could reach it without a key, StartError if the port is taken.
     """
     where = settings.ops.listen
     if not where:
@@ -83,14 +54,20 @@ def open_door(settings: Settings) -> PageDoor | None:
         return PageDoor(addresses.listen(host, port), key)
     except OSError as error:
         raise StartError(
-            f"ops.listen: cannot listen on {where}: {error.strerror or error}; choose another address, or an "
-            "empty one for no page"
+            f"ops.listen: cannot listen on {where}: {error.strerror or error}; choose another address, or "
+            "leave it empty for no page"
         ) from None
 
 
 @contextlib.asynccontextmanager
-async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> AsyncIterator[None]:
-    """Serve the page inside the block; without a door, nothing."""
+async def live_page(
+    door: PageDoor | None,
+    settings: Settings,
+    router_id: str,
+    served: Sequence[Served],
+    chronicle: Chronicle,
+) -> AsyncIterator[None]:
+    """Serve a page about all models inside the block; do nothing without a door."""
     if door is None:
         yield
         return
@@ -100,17 +77,35 @@ async def live_page(door: PageDoor | None, settings: Settings, shown: Shown) -> 
     from baton.services.router.ops.feed import Feed, Sources
     from baton.services.router.ops.series import Series
 
+    def problem() -> str:
+        """Return which models' schedulers do not answer, and why; "" if all do."""
+        problems = {one.model.name: one.cluster.problem for one in served if one.cluster.problem}
+        if len(served) == 1:
+            return next(iter(problems.values()), "")
+        return "; ".join(f"{name}: {text}" for name, text in problems.items())
+
     forbidden = _NO_OPERATOR if settings.security.tls else ""
     about = {
-        "model": ", ".join(one.model.name for one in shown.served),
+        "model": ", ".join(one.model.name for one in served),
         "topic": settings.scheduler.topic,
-        "router": shown.router_id,
+        "router": router_id,
         "version": f"Baton {version('baton')}, vLLM {VLLM_VERSION}",
         "forbidden": forbidden,
     }
-    feed = Feed(Sources(about, shown.workers, shown.problem, Series(shown.load, shown.live)))
-    shown.chronicle.listeners.append(feed.over)
-    actions = Actions([one.scheduler for one in shown.served], feed.events, forbidden)
-    app = server.build_app(feed, shown.chronicle.recent, actions, Door(door.key))
+    series = Series(
+        lambda: summed([one.parts.counts.message(one.parts.waiting) for one in served]),
+        lambda: sum(one.client.live for one in served),
+    )
+    feed = Feed(
+        Sources(
+            about,
+            lambda: [worker for one in served for worker in one.scheduler.standby.workers],
+            problem,
+            series,
+        )
+    )
+    chronicle.listeners.append(feed.over)
+    actions = Actions([one.scheduler for one in served], feed.events, forbidden)
+    app = server.build_app(feed, chronicle.recent, actions, Door(door.key))
     async with server.serving(app, feed, door.sock):
         yield

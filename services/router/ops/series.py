@@ -1,4 +1,4 @@
-"""The last quarter of an hour as one sample a second, each over the ten seconds before it."""
+"""The last quarter of an hour, one sample per second; each covers the ten seconds before it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ COLUMNS = (
     "at",  # seconds since 1970
     "ttft_p50_ms",  # this router's requests
     "ttft_p99_ms",
-    "itl_p50_ms",  # mean gap between tokens, of answers that ended
+    "itl_p50_ms",  # mean gap between tokens, of finished answers
     "itl_p99_ms",
     "requests_per_s",
-    "waiting",  # requests that wait for room on the workers
+    "waiting",  # requests waiting for room on the workers
     "live",
     "output_tokens_per_s",  # all workers
     "prefill_tokens_per_s",
@@ -37,7 +37,7 @@ class Series:
         live: Callable[[], int],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """Sample `load`, the counts of this router's requests, and `live`, how many wait or run."""
+        """Sample `load`, this router's request counts, and `live`, the requests waiting or running."""
         self._load = load
         self._live = live
         self._now_s = now_s
@@ -45,7 +45,7 @@ class Series:
         self.samples: deque[list[Any]] = deque(maxlen=KEPT)
 
     def sample(self, sums: Sums) -> list[Any]:
-        """Take a sample: some 250 additions."""
+        """Take a sample, which costs some 250 additions."""
         now = self._now_s()
         load = self._load()
         self._window.append((now, load))

@@ -1,12 +1,12 @@
-"""The live page's own HTTP server, in the router's event loop but on a port of its own.
+"""The live page's own HTTP server, in the router's event loop but on its own port.
 
 GET  /ops                    the page
-GET  /ops/first              data needed once: names of columns, the last quarter of an hour
-GET  /ops/feed               then a message each tick, as server-sent events
+GET  /ops/first              data needed once: column names, the last quarter of an hour
+GET  /ops/feed               a message per tick, as server-sent events
 GET  /ops/requests           ?order=last|slowest &n= &search=
-GET  /ops/requests/{id}      one, by its id in logs or the client's
+GET  /ops/requests/{id}      one request, by its id in logs or its response id
 POST /ops/actions            drain, undrain, role
-POST /ops/login              the key, for a cookie
+POST /ops/login              exchanges the key for a cookie
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
-from baton.services.router.http.connections import connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.connections import Connections
+from baton.services.router.http.limits import HttpLimits
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
 from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
-from baton.services.router.ops.tries import Tries
 from baton.services.router.recent import LAST, Recent
 from baton.tasks import spawn
 
@@ -46,7 +45,7 @@ SLOW_CLIENT_S = 10.0
 KEEP_ALIVE_S = 30.0
 _FORM = "application/x-www-form-urlencoded"
 _STATIC = files(__package__) / "static"
-# Nothing from elsewhere is loaded, and no other page may frame this one.
+# The page loads nothing from elsewhere, and no other page may frame it.
 _HEADERS = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
@@ -57,10 +56,8 @@ _OPEN = ("/ops/login", "/ops/static/")
 
 
 def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
-    """Return the page's application."""
     app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
-    tries = Tries()
-    app.add_middleware(Guard, door=door, tries=tries)
+    app.add_middleware(Guard, door=door)
 
     @app.get("/")
     async def root() -> Response:
@@ -76,19 +73,17 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
-        # Other kinds of forms would be written to files while they arrive.
+        # Starlette writes the other kind of form to a file while it arrives.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
             return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
         try:
             key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
         except ValueError:
-            return _problem(400, "the form has too many fields: 'key' is the one that is read")
-        if wait_s := tries.wait_s(_host(request.scope)):
+            return _problem(400, "the form has too many fields: send only 'key'")
+        if wait_s := door.wait_s(_host(request.scope), key):
             return _too_often(wait_s)
         if not door.fits(key):
-            tries.failed(_host(request.scope))
             return RedirectResponse("/ops/login?wrong", status_code=303)
-        tries.passed(_host(request.scope))
         response = RedirectResponse("/ops", status_code=303)
         secure = request.url.scheme == "https"
         response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
@@ -120,14 +115,14 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
     async def request(request_id: str) -> dict[str, Any]:
         record = recent.find(request_id)
         if record is None:
-            raise HTTPException(404, f"request {request_id!r} is not among the last ones")
+            raise HTTPException(404, f"request {request_id!r} is not among the recent ones")
         return record.to_json()
 
     @app.post("/ops/actions")
     async def act(request: Request, action: Action) -> Response:
         if not door.may_act(request.headers.raw):
-            return _problem(403, "actions come from the page itself: send the header X-Baton-Ops")
-        caller = request.client.host if request.client else "somebody"
+            return _problem(403, "actions must come from the page itself, with the header X-Baton-Ops")
+        caller = request.client.host if request.client else "an unknown client"
         try:
             return JSONResponse({"done": await actions.run(action, caller)})
         except ActionRefused as error:
@@ -138,24 +133,21 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
 
 class Guard:
-    """Refuses requests to which the door does not open, and adds security headers to responses.
+    """Refuses requests that the door does not admit, and adds security headers to responses.
 
-    On the bare protocol: Starlette's own kind of middleware hides why an answer broke off.
+    Pure ASGI: Starlette's BaseHTTPMiddleware hides why a response broke off.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, tries: Tries) -> None:
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
         self._door = door
-        self._tries = tries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
         door, path = self._door, scope["path"]
-        if given := door.shown(scope["headers"]):
-            if wait_s := self._tries.wait_s(_host(scope)):
-                await _too_often(wait_s)(scope, receive, send)
-                return
-            (self._tries.passed if door.fits(*given) else self._tries.failed)(_host(scope))
+        given = door.shown(scope["headers"])
+        if given and (wait_s := door.wait_s(_host(scope), *given)):
+            await _too_often(wait_s)(scope, receive, send)
+            return
         if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
             await _closed(door, path)(scope, receive, send)
             return
@@ -165,7 +157,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 if path.startswith("/ops/static/"):
-                    headers["cache-control"] = "no-cache"  # asked each time, sent when it has changed
+                    headers["cache-control"] = (
+                        "no-cache"  # revalidated each time, sent only if it has changed
+                    )
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
@@ -173,17 +167,17 @@ class Guard:
 
 @contextlib.asynccontextmanager
 async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve on `sock`, and keep the feed going, inside the block."""
+    """Serve on `sock`, and run the feed, inside the block."""
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # they are the router's
+            yield  # the router handles signals
 
     limits = HttpLimits(MOST_BODY, MOST_CONNECTIONS, SLOW_CLIENT_S, KEEP_ALIVE_S, of_router=False)
     config = uvicorn.Config(
         app,
-        http=cast(Any, connections(limits, lambda _: None)),  # typed as a class, but uvicorn only calls it
+        http=cast(Any, Connections(limits, lambda _: None)),  # typed as a class, but uvicorn only calls it
         ws="none",
         log_level="warning",
         access_log=False,
@@ -206,13 +200,12 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
 
 def _closed(door: Door, path: str) -> Response:
     if not door.has_key:
-        return _problem(
-            421, "this page answers to names of its own machine alone; set ops.key to open it to others"
-        )
+        return _problem(421, "without ops.key this page answers only to localhost, 127.0.0.1 and [::1]")
     if path == "/ops":
         return RedirectResponse("/ops/login", status_code=303)
     return _problem(
-        401, "the key of this page is needed (ops.key): as 'Authorization: Bearer KEY', or at /ops/login"
+        401,
+        "the page's key (ops.key) is needed: send it as 'Authorization: Bearer KEY', or log in at /ops/login",
     )
 
 

@@ -1,12 +1,13 @@
 """Name a prompt's KV blocks as the workers' engines name them.
 
-The names are vLLM's own hashes, with the algorithm and the root that a worker reports, so they match what a
-worker says it holds. Each is made from the one before; a chat whose prompt grows from turn to turn would pay
-for all of it each time (`python -m bench prefixes` tells how much). So the last `PIECES` pieces of prompts
-are kept with their hashes, and recognised by a quick hash over everything before and the piece itself.
+The names are vLLM's own hashes, with the algorithm and the root that a worker reports, so they match the
+blocks that workers report. Each hash is computed from the one before. A growing chat would pay for its whole
+prompt on each turn (`python -m bench prefixes` measures it), so the last `PIECES` pieces of prompts are
+cached with their hashes. A piece is found by a quick hash over it and everything before it.
 
-Only text is served (`_check` in engine_client.py): besides tokens, the first block's hash has the salt, and
-every block's the request's adapter, with the fingerprint of its files where vLLM expects a path.
+Only text is served (`_check` in engine_client.py). Besides the tokens, the first block's hash covers the
+cache salt, and every block's hash covers the adapter, with the fingerprint of its files in place of vLLM's
+path.
 
 Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
 generate_block_hash_extra_keys}, vllm.v1.engine.EngineCoreRequest (prompt_token_ids, and what the extra keys
@@ -33,12 +34,12 @@ _TOKEN_BYTES = array("I").itemsize
 
 
 class _Piece(NamedTuple):
-    hashes: array[int]  # the lowest 64 bits of each
-    last: bytes  # the last one in full
+    hashes: array[int]  # lowest 64 bits of each hash
+    last: bytes  # the last hash in full
 
 
 class PromptHasher:
-    """Name the blocks of prompts like a worker that reports `hashing`. For one event loop."""
+    """Names the blocks of prompts like a worker that reports `hashing`. For one event loop."""
 
     def __init__(self, hashing: scheduler_pb2.BlockHashing) -> None:
         self._function = get_hash_fn_by_name(hashing.algorithm)
@@ -48,13 +49,13 @@ class PromptHasher:
         self._pieces: OrderedDict[bytes, _Piece] = OrderedDict()
 
     def keys(self, request: Any) -> PromptKeys:
-        """Return the names of the blocks of a request's prompt; none for one shorter than a block."""
+        """Return the names of a prompt's full blocks."""
         hashes = self.hashes(request)
         every = self._every
         return prompt_keys(hashes if every == 1 else hashes[every - 1 :: every], self._block * every)
 
     def hashes(self, request: Any) -> array[int]:
-        """Return the lowest 64 bits of the hash of each full block, in order."""
+        """Return the lowest 64 bits of each full block's hash, in order."""
         tokens = request.prompt_token_ids
         data = memoryview(array("I", tokens)).cast("B")
         extra, _ = generate_block_hash_extra_keys(request, 0, self._block, 0)

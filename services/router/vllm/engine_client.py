@@ -1,4 +1,4 @@
-"""Be the engine client under vLLM's front end, with workers as its engines.
+"""The engine client under vLLM's front end: the workers are its engines.
 
 Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
 EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number, path), vllm.exceptions.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from vllm.exceptions import GenerationError, GracefulHTTPError
@@ -35,16 +36,16 @@ from baton.services.router.vllm import logprobs, outputs
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.tenants.model import salted
 
-# Arguments reserved for router, scheduler and workers: clients must not steer how KV is transferred.
+# Arguments of the router, scheduler and workers: clients must not control KV transfers.
 _RESERVED = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 _RESERVED_PREFIX = "baton"
-# Limit of one request. The rest of its message, tokens so far and a manifest, has as much room.
+# Limit of an encoded request: the other half of its message is for the tokens so far and a manifest.
 MOST_BYTES = MAX_MESSAGE_BYTES // 2
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RefusedByRouter(GracefulHTTPError, GenerationError):
-    """A RequestFailed as an exception that vLLM's handlers know: its status and text reach the client."""
+    """Wraps a RequestFailed so that vLLM's handlers give its status and text to the client."""
 
     def __init__(self, error: RequestFailed) -> None:
         super().__init__(error.message, error.status)
@@ -53,17 +54,10 @@ class RefusedByRouter(GracefulHTTPError, GenerationError):
 
 
 def refusal(error: RequestFailed) -> RefusedByRouter:
-    """Return the exception to raise, and keep the error for the HTTP layer."""
+    """Return the exception to raise, after recording the error for the HTTP layer."""
     if admission := current_admission.get():
         admission.refuse(error)
     return RefusedByRouter(error)
-
-
-@dataclass
-class Resources:
-    """The flag by which AsyncLLM knows whether its engine is alive. Always on: workers come and go."""
-
-    engine_dead: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,26 +66,26 @@ class RelayLimits:
 
     request_timeout_s: float
     max_model_len: int  # tokens
-    model: str = ""  # the name under which it is served
-    flush_s: float = 0.0  # how long outputs wait for more tokens of their streams
-    hasher: PromptHasher | None = None  # names the blocks of prompts; None until a worker has said how
+    model: str = ""  # its served name
+    flush_s: float = 0.0  # how long outputs wait for more tokens of their request
+    hasher: PromptHasher | None = None  # None until a worker has reported how blocks are named
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # LoRA adapters, by name
-    steps: StepLimits = LOOSEST  # limits of the engines' steps
+    steps: StepLimits = LOOSEST  # limits of an engine's step
 
 
 class RelayClient(EngineCoreClient):
-    """Take requests from AsyncLLM and return outputs. For one event loop; not thread-safe."""
+    """Takes requests from AsyncLLM and returns outputs. For one event loop; not thread-safe."""
 
     def __init__(self, parts: RelayParts, limits: RelayLimits) -> None:
-        self.resources = Resources()
+        self.resources = SimpleNamespace(engine_dead=False)  # never set: workers come and go
         self.engine_ranks_managed = [0]
         self._parts = parts
-        self.limits = limits  # new requests' limits; may be replaced
+        self.limits = limits  # limits of new requests; may be replaced
         self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
-        # Set by the front end: ends its request with an error.
+        # Set by the front end: ends a request with an error.
         self.on_failure: Callable[[str, Exception], None] = lambda *_: None
 
     # -- for AsyncLLM
@@ -100,13 +94,13 @@ class RelayClient(EngineCoreClient):
         return ("generate",)
 
     async def get_output_async(self) -> Any:
-        """Wait for outputs; return all available ones as one EngineCoreOutputs."""
+        """Wait for outputs; return all available ones in one EngineCoreOutputs."""
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Start the request without waiting for its placement: each of several sequences gets its own.
+        """Start a request without waiting for its placement; of several sequences each is placed alone.
 
-        Raises RefusedByRouter, with the error kept for the HTTP layer; a later refusal ends it by `fail`.
+        Raises RefusedByRouter; a later refusal ends the request through `fail`.
         """
         admission = current_admission.get()
         taken = time.monotonic()
@@ -123,7 +117,7 @@ class RelayClient(EngineCoreClient):
             self._admissions[request.request_id] = admission
 
     def check_room(self) -> None:
-        """Check, before a request is rendered, that another can be taken. Raises RefusedByRouter."""
+        """Check that there is room for another request, before it is rendered. Raises RefusedByRouter."""
         try:
             self._parts.journal.check_room()
             admission = current_admission.get()
@@ -133,28 +127,27 @@ class RelayClient(EngineCoreClient):
             raise refusal(error) from None
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Drop requests; see `abort`."""
         self.abort(request_ids)
 
     async def add_lora_async(self, lora_request: Any) -> bool:
-        """Accept an adapter of the settings: vLLM's front end asks for each when it starts.
+        """Accept the settings' adapters, which vLLM's front end adds at its start; workers load them.
 
-        Workers have loaded them themselves. Raises RefusedByRouter for others.
+        Raises RefusedByRouter for any other.
         """
         if lora_request.lora_name not in self.limits.adapters:
             raise RefusedByRouter(_not_offered("add_lora_async"))
         return True
 
     async def reset_mm_cache_async(self) -> None:
-        """Do nothing: only text is served, so there is no such cache."""
+        """Do nothing: only text is served."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Drop all requests. The streams are closed with the pool."""
+        """Drop all requests. The pool closes the streams."""
         del timeout
         self.abort(list(self._relays))
 
     def end_all(self) -> None:
-        """End the remaining requests: their clients get the error that the router is shutting down."""
+        """End the remaining requests with the error that the router is shutting down."""
         for relay in list(self._relays.values()):
             relay.end()
 
@@ -176,7 +169,7 @@ class RelayClient(EngineCoreClient):
         self.deliver(outputs.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error; waiting outputs are dropped."""
+        """End a request with an error, and drop its queued outputs."""
         if admission := self._admissions.get(request_id):
             admission.refuse(error)
         self._drop(request_id)
@@ -203,11 +196,11 @@ class RelayClient(EngineCoreClient):
 
     @property
     def live(self) -> int:
-        """The number of requests that wait or run."""
+        """The number of requests waiting or running."""
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Drop requests now, also on their workers. Unknown ids belong to finished requests."""
+        """Drop requests here and on their workers. Unknown ids are of finished requests."""
         for request_id in request_ids:
             self._drop(request_id)
             if relay := self._relays.get(request_id):
@@ -217,7 +210,7 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that its relay does not know of."""
+        """End a request with an error that did not come from its relay."""
         self.fail(request_id, error)
         self.abort([request_id])
 
@@ -226,7 +219,7 @@ class RelayClient(EngineCoreClient):
         self.prompt_logprobs.drop(request_id)
 
     async def _start(self, relay: Relay, admission: Admission | None) -> None:
-        """Charge the request to its tenant, and start it. Raises RequestFailed."""
+        """Charge a request to its tenant and start it. Raises RequestFailed."""
         tenants = admission.request if admission is not None else None
         if tenants is not None:
             await tenants.charge(relay.state)
@@ -251,7 +244,7 @@ class RelayClient(EngineCoreClient):
         encoded = _encode(request, wire_id)
         if len(encoded) > MOST_BYTES:
             raise TooLarge(
-                f"the request takes {len(encoded) >> 20} MiB on its way to a worker; "
+                f"the request's message to a worker has {len(encoded) >> 20} MiB; "
                 f"{MOST_BYTES >> 20} are allowed"
             )
         state = RequestState(
@@ -278,9 +271,9 @@ class RelayClient(EngineCoreClient):
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _adapter(self, request: Any) -> Adapter | None:
-        """Return the request's adapter, and name it by its files instead of a path of this machine.
+        """Return the request's adapter; send its fingerprint instead of a path on this machine.
 
-        Workers number adapters themselves. Raises Unsupported.
+        Workers assign their own adapter numbers. Raises Unsupported.
         """
         wanted = request.lora_request
         if wanted is None:
@@ -297,12 +290,12 @@ class RelayClient(EngineCoreClient):
         admission = self._admissions.pop(request_id, None)
         if admission is not None and admission.request is not None:
             admission.request.settle(relay.state)
-        if admission is None or admission.http.ended:  # otherwise its response is still being sent
+        if admission is None or admission.http.ended:  # otherwise it is recorded once its response is sent
             self._parts.chronicle.over(relay.state)
 
 
 def without_reserved(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a client's extra arguments without those reserved for the router and its workers."""
+    """Return a client's extra arguments without the reserved ones."""
     if not extra:
         return extra
     kept = {
@@ -327,7 +320,7 @@ def _check(request: Any, steps: StepLimits) -> None:
 
 
 def _wire_id(request_id: str) -> str:
-    """Return the id used on the wire. Clients may choose theirs (X-Request-Id): any text, of any length."""
+    """Return a request's id on the wire. Its client may have chosen any text (X-Request-Id)."""
     if _PLAIN_ID.fullmatch(request_id):
         return request_id
     return "h-" + hashlib.sha256(request_id.encode(errors="surrogatepass")).hexdigest()[:40]
@@ -340,7 +333,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.trace_headers = None
     sent.data_parallel_rank = None
     sent.kv_hints = None
-    sent.priority = 0  # it chose the class, which is sent with each start
+    sent.priority = 0  # it has chosen the class, which is sent with each start
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)
@@ -357,10 +350,10 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 def _not_offered(name: str) -> Unsupported:
     what = name.removesuffix("_async").replace("_", " ")
-    return Unsupported(f"{what}: not offered by the router, as it concerns a single engine")
+    return Unsupported(f"{what}: not offered by the router, because it concerns a single engine")
 
 
-# AsyncLLM's calls for administrators of one engine, in this version.
+# AsyncLLM's calls for administrators of a single engine.
 _ADMINISTRATION = (
     "profile_async",
     "reset_prefix_cache_async",

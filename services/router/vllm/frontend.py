@@ -1,15 +1,15 @@
-"""Run vLLM's own OpenAI front end over the router's engine client: app, handlers, tokenizer; no engine.
+"""vLLM's OpenAI front end over the router's engine client: app, handlers and tokenizer, without an engine.
 
 Leans on: vllm.engine.arg_utils.AsyncEngineArgs.{create_model_config, create_structured_outputs_config,
 create_logging_config, _set_default_reasoning_config_args, enable_lora, max_lora_rank, max_loras,
 max_cpu_loras}, vllm.config.VllmConfig built from them alone (as vLLM's GPU-less render server does),
-vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath,
-vllm.v1.engine.async_llm (AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client;
-_add_request; check_admission, which handlers call before they render; output_processor.{request_states,
-abort_requests}; a request's state there: parent_req, queue, logprobs_processor),
-vllm.entrypoints.launchers.{app.build_app, api_server.app_state.init_app_state}, and
-the Starlette app that build_app returns (user_middleware, build_middleware_stack, router.routes; in it
-starlette's CORSMiddleware), envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
+vllm.config.lora.LoRAConfig, vllm.entrypoints.openai.models.protocol.LoRAModulePath, vllm.v1.engine.async_llm
+(AsyncLLM.__init__, which asks its module's EngineCoreClient.make_async_mp_client; _add_request;
+check_admission, which handlers call before they render; output_processor.{request_states, abort_requests}; a
+request's state there: parent_req, queue, logprobs_processor), vllm.entrypoints.launchers.{app.build_app,
+api_server.app_state.init_app_state}, and the Starlette app that build_app returns (user_middleware,
+build_middleware_stack, router.routes: path, endpoint; in it starlette's CORSMiddleware), the modules of
+vLLM's routes that `_CLOSED_MODULES` names, envs.VLLM_API_KEY (build_app's own, narrower guard: turned off).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.lora import LoRAConfig
@@ -49,44 +49,61 @@ from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView, Health
 from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
-from baton.services.router.http.choice import ModelMiddleware
 from baton.services.router.http.forms import ErrorForms
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.closed import is_left_out
-from baton.services.router.vllm.cut_calls import tell_cut_calls
+from baton.services.router.vllm.endings import adopt_responses, tell_cut_calls
 from baton.services.router.vllm.engine_client import RelayClient, refusal, without_reserved
-from baton.services.router.vllm.error_texts import bound_error_texts
+from baton.services.router.vllm.error_responses import (
+    UNFORESEEN,
+    bound_error_texts,
+    not_offered,
+    unforeseen,
+    word_stream_errors,
+)
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
-from baton.services.router.vllm.model_list import model_routes
-from baton.services.router.vllm.odd_requests import UNFORESEEN, not_offered, unforeseen
+from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
-from baton.services.router.vllm.response_routes import response_routes
-from baton.services.router.vllm.response_store import ResponseStore
-from baton.services.router.vllm.responses import adopt_responses
-from baton.services.router.vllm.several import model_paths, routes_of_all
-from baton.services.router.vllm.stream_errors import word_stream_errors
+from baton.services.router.vllm.response_store import ResponseStore, response_routes
 from baton.services.router.vllm.tokenizing import bound_tokenizing
+
+# vLLM's routes for administrators of a single engine, for other kinds of models, or for developers
+# (VLLM_SERVER_DEV_MODE): those can end other clients' requests, empty all caches and show the configuration.
+_CLOSED_PATHS = (
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/kv_event_sources",
+    "/v1/systemone",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+_CLOSED_MODULES = (
+    "vllm.entrypoints.rl.",
+    "vllm.entrypoints.serve.dev.",
+    "vllm.entrypoints.serve.elastic_ep.",
+    "vllm.entrypoints.serve.fault_tolerance.",
+    "vllm.entrypoints.serve.profile.",
+)
 
 
 def build_config(settings: Settings) -> Any:
-    """Return the VllmConfig of a front end: the model's configuration and tokenizer, no device, no weights.
+    """Return a front end's VllmConfig: model configuration and tokenizer, without a device or weights.
 
-    Raises ConfigError for arguments that Baton refuses, StartError for those that vLLM refuses.
+    Raises ConfigError for arguments that Baton refuses, StartError for arguments that vLLM refuses.
     """
     arguments = engine_args(settings.engine)
-    envs.VLLM_CPU_KVCACHE_SPACE = 0  # or the CPU platform warns of a KV cache that is never made
+    envs.VLLM_CPU_KVCACHE_SPACE = 0  # otherwise the CPU platform warns about a KV cache
     with _refusals(settings.engine):
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
         args._set_default_reasoning_config_args()
         lora = _lora_config(args)
-        model.quantization = None  # it concerns kernels: its check asks for the workers' device
+        model.quantization = None  # vLLM would check it against the local device
         config = VllmConfig(
             model_config=model,
             logging_config=args.create_logging_config(),
@@ -108,7 +125,7 @@ def _lora_config(args: Any) -> LoRAConfig | None:
 
 
 def build_arguments(settings: Settings, config: Any) -> Namespace:
-    """Return the namespace for vLLM's app. Raises ConfigError for values that it would refuse."""
+    """Return the arguments of vLLM's app. Raises ConfigError."""
     engine, router = settings.engine, settings.router
     args = frontend_namespace(engine, router)
     args.model = config.model_config.model
@@ -116,13 +133,13 @@ def build_arguments(settings: Settings, config: Any) -> Namespace:
     args.host, args.port = router.host, router.port
     if engine.lora is not None:
         args.lora_modules = [LoRAModulePath(name, path) for name, path in engine.lora.adapters.items()]
-    args.sse_keep_alive_interval = 0  # the router sends its own comments on every path, vLLM on two
+    args.sse_keep_alive_interval = 0  # the router sends comments on every path, vLLM on two
     args.structured_outputs_config = config.structured_outputs_config
     return args
 
 
 class RelayLLM(async_llm.AsyncLLM):
-    """AsyncLLM over a RelayClient. Make it inside the event loop.
+    """AsyncLLM over a RelayClient. Construct it inside the event loop.
 
     Raises StartError for a model or arguments that vLLM refuses.
     """
@@ -139,7 +156,7 @@ class RelayLLM(async_llm.AsyncLLM):
         log_stats = not engine.extra.get("disable_log_stats")
         ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
-            # log_stats adds vLLM's default loggers, one of which would log every ten seconds that no engine
+            # With log_stats vLLM adds its default loggers, one of which reports every 10 s that no engine
             # runs.
             super().__init__(
                 config, executor_class=Executor, log_stats=False, log_requests=False, stat_loggers=ours
@@ -152,7 +169,7 @@ class RelayLLM(async_llm.AsyncLLM):
         client.prompt_logprobs.add = self._add_prompt_logprobs
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add a request without reserved arguments: vLLM's RequestState reads some before our client does."""
+        """Add a request without reserved arguments, some of which vLLM's RequestState would read."""
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
         if problem := size_problem(params):
@@ -160,7 +177,7 @@ class RelayLLM(async_llm.AsyncLLM):
         return await super().add_request(request_id, prompt, params, *args, **kwargs)
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a request; undo its registration if it is refused, which vLLM's own client never does."""
+        """Add a request, and unregister it if our client refuses it: vLLM's own never does."""
         try:
             await super()._add_request(request, *args, **kwargs)
         except BaseException:
@@ -168,21 +185,21 @@ class RelayLLM(async_llm.AsyncLLM):
             raise
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """Check that another request can be taken. vLLM calls it before it renders and before it adds one."""
+        """Check that there is room for a request. vLLM calls this before rendering and before adding it."""
         super().check_admission(n, request_id)
         self.engine_core.check_room()
 
     async def check_health(self) -> None:
-        """Check that a request could be placed now. Raises EngineDeadError, which vLLM turns into 503."""
+        """Raise EngineDeadError, which vLLM turns into 503, if no request could be placed now."""
         if not (await self.health()).ok:
             raise EngineDeadError
 
     async def health(self) -> Health:
-        """Tell whether a request could be placed now."""
+        """Return whether a request could be placed now."""
         return await self._cluster.health()
 
     def learn(self, capacity: scheduler_pb2.Capacity) -> None:
-        """Take over what a worker's engine determined when it loaded, as vLLM's client does from its own."""
+        """Adopt what a worker's engine determined at loading, as vLLM's client does from its own engine."""
         model, cache = self.model_config, self.vllm_config.cache_config
         model.max_model_len = min(model.max_model_len, capacity.max_model_len)
         cache.num_gpu_blocks = capacity.num_blocks
@@ -202,11 +219,11 @@ class RelayLLM(async_llm.AsyncLLM):
             state.logprobs_processor._update_prompt_logprobs(rows)
 
     def _request_failed(self, request_id: str, error: Exception) -> None:
-        """End a request and, if n > 1, its siblings: they share one stream."""
+        """End a request and its siblings (n > 1), which share its stream."""
         processor = self.output_processor
         state = processor.request_states.get(request_id)
         if state is None:
-            return  # the client is gone already
+            return  # the client has left
         whole = state.parent_req.request_id if state.parent_req is not None else request_id
         siblings = processor.abort_requests([whole], internal=True)
         state.queue.put(error)
@@ -215,18 +232,18 @@ class RelayLLM(async_llm.AsyncLLM):
 
 @dataclass(frozen=True)
 class ModelApp:
-    """vLLM's app for one model, and the names by which requests ask for it: the model's, its adapters'."""
+    """vLLM's app for one model, with the names of the model and its adapters."""
 
     app: Any
     names: Sequence[str]
 
 
 async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
-    """Return vLLM's app for one model with our limits and /health; everything else is vLLM's own.
+    """Return vLLM's app for one model, with our limits, corrections and /health.
 
-    Clients reach it only through `opened_to_clients`.
+    Clients reach it through `opened_to_clients`.
     """
-    envs.VLLM_API_KEY = None  # build_app would guard some paths with it: the door guards all of them
+    envs.VLLM_API_KEY = None  # build_app would guard only some paths with it; our door guards all
     leave_to_workers()
     tasks = await llm.get_supported_tasks()
     quicken_requests()
@@ -242,7 +259,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
     app.exception_handler(HTTPException)(not_offered)
-    app.router.routes = [route for route in app.router.routes if not is_left_out(route)]
+    app.router.routes = [route for route in app.router.routes if not _is_closed(route)]
     app.router.routes.insert(0, Route("/health", _health, methods=["GET"]))
     return app
 
@@ -257,18 +274,17 @@ def opened_to_clients(
     comment_s: float = 0.0,
     store: ResponseStore | None = None,
 ) -> Any:
-    """Return the first model's app inside our admission, with the other models' apps behind it.
+    """Return the first model's app behind our admission; it passes on requests for the other models.
 
-    `tenancy` admits requests within their tenants' limits, `chronicle` records their times, and `classes` are
-    their classes (the built-in ones if None). `door` is the middleware that authenticates clients; without it
-    all are accepted. Streams that are silent for `comment_s` seconds get a comment. `store` keeps stored
-    Responses.
+    `tenancy` enforces tenants' limits, `chronicle` records times, `classes` defaults to the built-in ones,
+    and `door` authenticates clients (None: all are accepted). Streams that are silent for `comment_s` seconds
+    get a comment. `store` holds stored Responses.
     """
     app = models[0].app
     store = ResponseStore() if store is None else store
     for one in models:
         store.adopt(getattr(one.app.state, "openai_serving_responses", None))
-    # Innermost, so that vLLM's metrics and log count the status that the client gets.
+    # Innermost, so that vLLM's metrics and log see the status that the client gets.
     app.user_middleware.append(
         Middleware(
             AdmissionMiddleware, tenancy=tenancy, chronicle=chronicle, classes=classes, comment_s=comment_s
@@ -280,22 +296,22 @@ def opened_to_clients(
     if door is not None:
         outer = [one.cls for one in app.user_middleware].index(CORSMiddleware)
         app.user_middleware.insert(outer + 1, door)
-    # build_app has built the stack already, without our middleware.
+    # build_app has already built the stack, without our middleware.
     app.middleware_stack = ErrorForms(app.build_middleware_stack())
-    envs.enable_envs_cache()  # otherwise vLLM reads its environment once per token
+    envs.enable_envs_cache()  # otherwise vLLM reads its environment for every token
     return app
 
 
 def _choose_among(models: Sequence[ModelApp]) -> None:
-    """Let the first model's app hand each request to the app of the model that it names."""
+    """Make the first model's app pass each request to the app of the model that it names."""
     first = models[0].app
-    # The first model's own handlers take its requests: its middleware would loop forever.
+    # None: the first app handles its own requests. Passing them to itself would never end.
     apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
     for one in models[1:]:
-        one.app.user_middleware.clear()  # the first app's is around all
+        one.app.user_middleware.clear()  # the first app's middleware covers all apps
         one.app.middleware_stack = one.app.build_middleware_stack()
     first.user_middleware.append(Middleware(ModelMiddleware, apps=apps, paths=model_paths(first)))
-    first.router.routes[:0] = routes_of_all({one.names[0]: one.app for one in models})
+    first.router.routes[:0] = health_routes({one.names[0]: one.app for one in models})
 
 
 async def _health(request: Request) -> Response:
@@ -305,12 +321,26 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "unavailable", "reason": health.reason}, status_code=503)
 
 
+def _is_closed(route: BaseRoute) -> bool:
+    """Return whether a vLLM route is closed.
+
+    Of vLLM's two /metrics the mounted one stays, because it also serves OpenMetrics, with exemplars.
+    """
+    path = getattr(route, "path", "")
+    module = getattr(getattr(route, "endpoint", None), "__module__", None) or ""
+    return (
+        path in _CLOSED_PATHS
+        or f"{module}.".startswith(_CLOSED_MODULES)
+        or (path == "/metrics" and not isinstance(route, Mount))
+    )
+
+
 @contextlib.contextmanager
 def _engine_client(client: RelayClient) -> Iterator[None]:
-    """Have AsyncLLM's constructor use `client`, inside the block, instead of starting an engine.
+    """Make AsyncLLM's constructor use `client` inside the block instead of starting an engine.
 
-    AsyncLLM has no parameter for a client. Only the name in its own module is replaced, during one
-    constructor call in one thread, so nothing else in the process is affected.
+    AsyncLLM has no parameter for this. Only the name in its own module is replaced, during one constructor
+    call, so nothing else in the process is affected.
     """
 
     class Source:
@@ -329,7 +359,7 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals(engine: EngineSettings) -> Iterator[None]:
-    """Turn vLLM's exceptions inside the block into a StartError of one line."""
+    """Turn vLLM's exceptions inside the block into a StartError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:

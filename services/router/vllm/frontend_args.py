@@ -1,4 +1,4 @@
-"""Read `router.frontend`: vLLM's front-end arguments by their own names, checked by its own parser.
+"""Read `router.frontend`: vLLM's front-end arguments under vLLM's names, checked by vLLM's parser.
 
 Leans on: vllm.entrypoints.launchers.cli_args (FrontendArgs and its add_cli_args, make_arg_parser,
 validate_parsed_serve_args), vllm.utils.argparse_utils.FlexibleArgumentParser, vllm.tool_parsers.
@@ -42,11 +42,11 @@ _SSL = (
     "ssl_ciphers",
     "enable_ssl_refresh",
 )
-# The arguments that cannot be honoured, with advice. All others of vLLM's front end are (docs/frontend.md).
+# Front-end arguments that cannot be honoured, with advice. All others are (docs/frontend.md).
 REFUSED: Mapping[str, str] = {
     "host": "use router.host",
     "port": "use router.port",
-    "uds": "the router listens on TCP alone: use router.host and router.port",
+    "uds": "the router listens only on TCP: use router.host and router.port",
     "api_key": "use router.api_key",
     **dict.fromkeys(_SSL, _TLS),
     "h11_max_incomplete_event_size": _LIMITS,
@@ -56,14 +56,14 @@ REFUSED: Mapping[str, str] = {
     "disable_access_log_for_endpoints": f"{_LOG}: there is an access log at debug only",
     "chat_template": "use router.chat_template",
     "tool_call_parser": "use engine.tool_call_parser",
-    "enable_auto_tool_choice": "it is on where engine.tool_call_parser is set",
+    "enable_auto_tool_choice": "use engine.tool_call_parser, which turns it on",
     "reasoning_parser": "use engine.reasoning_parser",
     "lora_modules": "use engine.lora",
-    "trust_request_chat_template": "a client's template would run in the router, beside all other "
+    "trust_request_chat_template": "a client's template would run in the router, next to all other "
     "requests: use router.chat_template",
     "trust_request_mm_kwargs": _TEXT,
     "enable_flash_late_interaction": _TEXT,
-    "tool_server": "tools are the client's to run: nothing is run in the router",
+    "tool_server": "clients run tools, the router does not",
     "tokens_only": "it is for vLLM's own disaggregation",
     "enable_scale_out": "it is for vLLM's own disaggregation",
     "grpc": "the router speaks HTTP",
@@ -77,14 +77,14 @@ REFUSED: Mapping[str, str] = {
 
 
 def check_names(router: RouterSettings) -> dict[str, Any]:
-    """Return the arguments by vLLM's names, with underscores. Imports no vLLM, to fail before anything slow.
+    """Return the arguments by vLLM's names, with underscores. Does not import vLLM, so errors come early.
 
-    Raises ConfigError for one that cannot be honoured here, or is given twice.
+    Raises ConfigError for an argument that cannot be honoured or is given twice.
     """
     found: dict[str, Any] = {}
     for key, value in router.frontend.items():
         name = key.replace("-", "_")
-        if name in REFUSED:  # not shown, as the value may be an API key
+        if name in REFUSED:  # without the value, which may be an API key
             raise ConfigError(f"{_KEY}.{key} is not for you to set: {REFUSED[name]}")
         if name in found:
             raise ConfigError(f"{_KEY}.{key} is given twice, with - and with _")
@@ -93,9 +93,9 @@ def check_names(router: RouterSettings) -> dict[str, Any]:
 
 
 def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namespace:
-    """Return the namespace for vLLM's app: its defaults, `router.frontend`, and settings with their own keys.
+    """Return the arguments of vLLM's app: its defaults, `router.frontend`, and settings with own keys.
 
-    Loads the parsers' plug-ins. Raises ConfigError, one line, for values that vLLM would refuse.
+    Loads parser plug-ins. Raises ConfigError for values that vLLM would refuse.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.exceptions import VLLMError
@@ -121,7 +121,7 @@ def frontend_namespace(engine: EngineSettings, router: RouterSettings) -> Namesp
 
 
 def comment_s(router: RouterSettings) -> float:
-    """Return after how many seconds a silent stream gets a comment; 0: never."""
+    """Return after how many silent seconds a stream gets a comment; 0: never."""
     return float(check_names(router).get("sse_keep_alive_interval") or 0)
 
 
@@ -142,7 +142,7 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"{where}: vLLM {VLLM_VERSION}'s front end has no such argument{hint}")
     parsed: Namespace = parser.parse_args([])
-    for name, value in given.items():  # one by one, so that an error names its key
+    for name, value in given.items():  # one by one, so that the error names the argument
         try:
             one = parser.parse_args(list(_words(actions[name], value)))
         except (_Refused, ValueError, TypeError) as error:
@@ -152,7 +152,7 @@ def _parsed(given: Mapping[str, Any]) -> Namespace:
 
 
 def _words(action: Action, value: Any) -> Iterator[str]:
-    """Yield the value as command-line words. Raises _Refused for a type that has none."""
+    """Yield a value as command-line words. Raises _Refused for a wrong type."""
     flag = f"--{action.dest.replace('_', '-')}"
     if value is None:
         return  # vLLM's default
@@ -167,13 +167,13 @@ def _words(action: Action, value: Any) -> Iterator[str]:
         if not isinstance(action.default, list) and not isinstance(value, dict):
             raise _Refused("a mapping is needed")
         yield f"{flag}={json.dumps(value)}"
-    else:  # a list is a flag that is given more than once
+    else:  # a list is a repeated flag
         texts = value if isinstance(value, list) else [value]
         yield from (f"{flag}={one if isinstance(one, str) else json.dumps(one)}" for one in texts)
 
 
 class _Refused(Exception):
-    """A value that vLLM's parser refuses."""
+    """vLLM's parser refuses the value."""
 
 
 def _parser() -> Any:
@@ -181,14 +181,14 @@ def _parser() -> Any:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            """Raise only the message: no usage, no end of the process."""
+            """Raise the message, instead of printing the usage and exiting."""
             raise _Refused(message.partition(": ")[2] or message)
 
     return Parser()
 
 
 def _check_template(template: str) -> None:
-    """Check that vLLM can load a template, given as a file name or text. Raises ConfigError."""
+    """Check that vLLM can load a template, a file name or text. Raises ConfigError."""
     if not template:
         return
     from jinja2 import TemplateError
@@ -207,7 +207,7 @@ def _check_template(template: str) -> None:
 
 
 def _check_middleware(paths: Iterable[str]) -> None:
-    """Load each as vLLM's app does. Raises ConfigError for one that cannot be loaded."""
+    """Import each one as vLLM's app will. Raises ConfigError."""
     for path in paths:
         module, _, name = path.rpartition(".")
         try:

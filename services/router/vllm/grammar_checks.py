@@ -1,13 +1,13 @@
 """Check a grammar's size and form in the router, without parsing or compiling it.
 
-vLLM's front end parses each grammar on its event loop, in C++ and Rust: a schema with a chain of 2,000
+vLLM's front end parses each grammar on its event loop, in C++ and Rust. A schema with a chain of 2,000
 references and a `multipleOf` ends the process with a segmentation fault, and `minItems` of 10^9 takes 11 GiB.
-Here those checks are left to the worker, which runs the same functions in a process that can be ended
+Here workers do these checks, with the same functions in a process that can be killed
 (services/engine/grammars); a refusal is still a 400.
 
-Every way to a grammar ends in SamplingParams.structured_outputs: response_format, structured_outputs,
-text.format, and tools, which vLLM's parsers turn into schemas, structural tags or grammars. So the size is
-checked there.
+Every grammar ends up in SamplingParams.structured_outputs, whether it comes from response_format,
+structured_outputs, text.format or tools, which vLLM's parsers turn into schemas, structural tags or grammars.
+So the size is checked there.
 
 Leans on: vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}'s checks and
 vllm.sampling_params._get_llg_tokenizer, which SamplingParams._validate_structured_outputs and the protocols
@@ -32,13 +32,13 @@ from vllm.v1.structured_output import (
 
 from baton.services.engine.patches.replace import replace
 
-# Limit of a schema, choice, regex or grammar, also from tools. 10,000 choices (59 KB) took 0.5 s to compile.
+# For a schema, choices, regex or grammar, also from tools. 10,000 choices (59 KB) took 0.5 s to compile.
 MAX_GRAMMAR_BYTES = 128 << 10
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 def leave_to_workers() -> None:
-    """Let vLLM in this process check only the form; a second call does nothing. Raises StartError."""
+    """Make vLLM in this process check only the form; a second call does nothing. Raises StartError."""
     replace(backend_xgrammar, "validate_xgrammar_grammar", _form)
     replace(backend_guidance, "validate_guidance_grammar", _nothing, ("sampling_params", "tokenizer"))
     replace(backend_outlines, "validate_structured_output_request_outlines", _nothing, ("params",))
@@ -52,7 +52,7 @@ def leave_to_workers() -> None:
 
 
 def size_problem(params: Any) -> str:
-    """Return the error if the grammar of these SamplingParams is too large; else an empty text."""
+    """Return why the grammar of these SamplingParams is refused, or ""."""
     asked = getattr(params, "structured_outputs", None)
     if asked is None:
         return ""
@@ -60,7 +60,7 @@ def size_problem(params: Any) -> str:
 
 
 def too_large(size: int) -> str:
-    """Return the error for a grammar of this many bytes; empty if it is allowed."""
+    """Return why a grammar of this many bytes is refused, or ""."""
     if size <= MAX_GRAMMAR_BYTES:
         return ""
     return f"the answer's grammar or schema has {size} bytes; {MAX_GRAMMAR_BYTES} are allowed"

@@ -1,9 +1,9 @@
 """Build whole answers with many log-probabilities a slice at a time.
 
 vLLM's handlers build and encode an answer in one go: 42,000 log-probabilities (1,000 tokens of prompt and
-1,000 of answer, 21 each) blocked the loop, and so all other streams, for 0.9 s. Here the long lists are left
-out at first. They are built and encoded when the answer is sent, in turns of a few milliseconds. Short
-answers take vLLM's way.
+1,000 of answer, 21 each) blocked the loop, and with it all other streams, for 0.9 s. Here the long lists are
+left out at first; they are built and encoded while the answer is sent, a few milliseconds at a time. Short
+answers take vLLM's path.
 
 Leans on: vllm.entrypoints.openai.{chat_completion,completion}.api_router and
 vllm.entrypoints.scale_out.token_in_token_out.api_router, which send
@@ -37,8 +37,8 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateTokensResponse,
 )
 
-LONG = 64  # entries above which a list is left out
-TURN = 8  # entries built in one turn of the loop; one with 20 alternatives takes half a millisecond
+LONG = 64  # a list of at least this many entries is left out at first
+TURN = 8  # entries built in one iteration of the loop; one with 20 alternatives takes 0.5 ms
 
 _ANSWERS = (ChatCompletionResponse, CompletionResponse, GenerateTextResponse, GenerateTokensResponse)
 _Path = tuple[str | int, ...]
@@ -47,7 +47,7 @@ _whole: ContextVar[bool] = ContextVar("the answer is not streamed", default=Fals
 
 
 def install() -> None:
-    """Make this process's front end send its answers in slices; a second call does nothing."""
+    """Make this process's front end send long answers in slices; a second call does nothing."""
     if chat_routes.JSONResponse is _Response:
         return
     for routes in (chat_routes, completion_routes, token_routes):
@@ -60,7 +60,7 @@ def install() -> None:
 
 
 class _Entries(list[Any]):
-    """The entries of a list, with a function that builds those in a range."""
+    """A list whose entries are built on demand, a range at a time."""
 
     def __init__(self, length: int, make: Callable[[int, int], list[Any]]) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ class _Entries(list[Any]):
 
 
 class _Later:
-    """An answer that is encoded only when it is sent."""
+    """An answer that is encoded when it is sent."""
 
     def __init__(self, dump: Callable[..., dict[str, Any]], long: dict[_Path, list[Any]]) -> None:
         self._dump = dump
         self._long = long
 
     async def encode(self) -> bytes:
-        """Return the answer in JSON, as JSONResponse would. Raises ValueError for a NaN or an infinity."""
+        """Return the same JSON as JSONResponse. Raises ValueError for NaN or infinity."""
         exclude: dict[str | int, Any] = {}
         for path in self._long:
             _set(exclude, path, True)

@@ -1,8 +1,8 @@
 """Limit how many log-probabilities a request may ask for, and pass a prompt's to vLLM's front end in slices.
 
-vLLM's front end turns each into an object and then into a part of the answer, 20 to 50 us in all, on the loop
-that also carries all other streams. So their number at one position and in one prompt is bounded, and those
-of a prompt, which come all at once, are processed a slice at a time.
+vLLM's front end turns each into an object and then into a part of the answer, which takes 20 to 50 us on the
+loop that carries all streams. So their number is limited per position and per prompt, and a prompt's, which
+arrive all at once, are processed a slice at a time.
 
 Leans on: SamplingParams (num_logprobs, logprob_token_ids, prompt_logprobs, prompt_logprob_token_ids),
 vllm.v1.outputs.LogprobsTensors (its first three fields have a row for each position), and
@@ -21,20 +21,19 @@ from vllm.v1.outputs import LogprobsTensors
 from baton.services.router.errors import RequestFailed, Unsupported
 from baton.tasks import spawn_apart
 
-MOST_AT_A_TOKEN = 1024  # limit per generated token; they take the loop some 40 ms
-MOST_OF_A_PROMPT = 1 << 18  # two for each token of a prompt of 128k
-SLICE = 256  # processed in one turn of the loop, some 5 ms
+MOST_AT_A_TOKEN = 1024  # limit per generated token; they take some 40 ms of the loop
+MOST_OF_A_PROMPT = 1 << 18  # limit per prompt: two per token of 128k
+SLICE = 256  # processed in one iteration of the loop, some 5 ms
 
 log = logging.getLogger(__name__)
 
 
 def at_a_token(params: Any, vocabulary: int) -> int:
-    """Return how many log-probabilities are kept per generated token: its own, and those asked for."""
+    """Return how many log-probabilities are kept per generated token, including its own."""
     return _width(params.num_logprobs, vocabulary)
 
 
 def of_the_prompt(params: Any, vocabulary: int, prompt_tokens: int) -> int:
-    """Return how many log-probabilities are kept for the prompt."""
     scored = params.prompt_logprob_token_ids
     rows = [len(row) for row in scored] if scored is not None else ()
     return _width(params.prompt_logprobs, vocabulary) * prompt_tokens + sum(rows)
@@ -62,19 +61,19 @@ def _width(asked: int | None, vocabulary: int) -> int:
 
 
 class PromptLogprobs:
-    """Hold back a request's outputs while its prompt's log-probabilities are processed."""
+    """Holds back a request's outputs while its prompt's log-probabilities are processed."""
 
     def __init__(self, put: Callable[[Any], None], fail: Callable[[str, RequestFailed], None]) -> None:
-        """Pass outputs on to `put`; end a request with `fail` if vLLM refuses its log-probabilities."""
+        """Pass outputs to `put`; end a request with `fail` if vLLM refuses its log-probabilities."""
         self._put = put
         self._fail = fail
         self._held: dict[str, list[Any]] = {}  # outputs by request id
-        self._turn = asyncio.Lock()  # one slice per iteration of the loop, over all requests
-        # Set by the front end: adds rows to a request's prompt, unless the request is gone.
+        self._turn = asyncio.Lock()  # one slice per iteration of the loop, for all requests together
+        # Set by the front end: adds rows to a request's prompt.
         self.add: Callable[[str, LogprobsTensors], None] = lambda *_: None
 
     def takes(self, output: Any) -> bool:
-        """Hold an output back if it has to wait, and pass it on in its turn; return whether it is held."""
+        """Hold an output back if it must wait, to pass it on later; return whether it is held."""
         if (held := self._held.get(output.request_id)) is not None:
             held.append(output)
             return True
@@ -85,7 +84,7 @@ class PromptLogprobs:
         return True
 
     def drop(self, request_id: str) -> None:
-        """Forget the held outputs of a request that is over."""
+        """Forget the held outputs of a finished request."""
         self._held.pop(request_id, None)
 
     async def _make(self, request_id: str, rows: Any) -> None:
@@ -96,7 +95,7 @@ class PromptLogprobs:
             for begin in range(0, count, step):
                 async with self._turn:
                     if self._held.get(request_id) is not held:
-                        return  # the request is over
+                        return  # the request has ended
                     some = (array[begin : begin + step] for array in rows[:3])
                     self.add(request_id, LogprobsTensors(*some))
                     await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Adapt Anthropic's Messages in vLLM's handler: refusals, errors in streams, cut tool calls.
+"""Correct vLLM's handler of Anthropic's Messages: refusals, errors in streams, cut tool calls.
 
-vLLM's handler logs each exception with a traceback, even refusals, takes an error in the chat's stream for a
-chunk that it cannot read, and parses the arguments of calls that `max_tokens` cut.
+vLLM's handler logs every exception with a traceback, even a refusal. It cannot read an error in the chat's
+stream, and it parses the arguments of tool calls that `max_tokens` cut.
 
 Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
 message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its
@@ -23,9 +23,9 @@ from vllm.exceptions import VLLMError
 
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import anthropic_error
-from baton.services.router.vllm.odd_requests import UNFORESEEN, unforeseen_error
+from baton.services.router.vllm.error_responses import UNFORESEEN, unforeseen_error
 
-# Exceptions that an app's handlers turn into a response without logging them.
+# Exceptions that vLLM's apps turn into a response without logging them.
 FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)
 _DATA = "data: "
 _ERROR = 'data: {"error"'
@@ -34,7 +34,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 def adopt_messages(state: Any) -> None:
-    """Wrap the Messages handler in an app's `state`, if there is one."""
+    """Wrap the Messages handler in an app's `state`, if it has one."""
     handler = getattr(state, "anthropic_serving_messages", None)
     if handler is None:
         return
@@ -58,7 +58,7 @@ def _answering(call: Call) -> Call:
 
 
 def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[[Any], Any]:
-    """Return a converter that ends with Anthropic's error event if the chat's stream ends with an error."""
+    """Return a converter that turns an error at the end of the chat's stream into Anthropic's error event."""
 
     @wraps(convert)
     async def converted(chunks: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -84,7 +84,7 @@ def _converted(convert: Callable[[Any], AsyncGenerator[str, None]]) -> Callable[
 
 
 def _whole(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a converter that accepts calls with incomplete arguments, and sends those as far as they go."""
+    """Return a converter that empties incomplete arguments of tool calls."""
 
     @wraps(convert)
     def whole(answer: Any) -> AnthropicMessagesResponse:

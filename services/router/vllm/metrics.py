@@ -1,8 +1,8 @@
-"""vLLM's metrics at a router: those of its front end, and those of the workers' engines.
+"""vLLM's metrics at a router: its front end's, and those of the workers' engines.
 
-vLLM's Prometheus logger fills some families from the statistics of its engine's steps. A router has no
-engine, so those come from the workers' heartbeats, one series per worker, or are not served
-(docs/observability.md lists which).
+vLLM's Prometheus logger fills some families from its engine's step statistics. A router has no engine, so
+these families come from the workers' heartbeats, one series per worker, or are not served
+(docs/observability.md).
 
 Leans on: vllm.v1.metrics.loggers.PrometheusStatLogger (its makers of metrics, `_gauge_cls` and so on, which
 it calls with keyword arguments alone; log_engine_initialized, which shows its own cache_config;
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -31,8 +32,8 @@ from vllm.v1.metrics.perf import PerfMetricsProm
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import usable_blocks
 
-# An engine's own metrics that heartbeats do not include: engines never sleep here, and the tokens that the
-# front end takes at once are no engine's step.
+# Engine metrics that heartbeats do not include: engines never sleep here, and the tokens that the front end
+# takes at once are not an engine's step.
 NOT_SERVED = frozenset(
     {
         "vllm:engine_sleep_state",
@@ -43,12 +44,12 @@ NOT_SERVED = frozenset(
     }
 )
 
-Values = Iterable[tuple[tuple[str, ...], float]]  # labels beside model_name and engine, and the value
+Values = Iterable[tuple[tuple[str, ...], float]]  # labels after model_name and engine, and the value
 
 
 @dataclass(frozen=True)
 class _Family:
-    """A metric family with series per worker, and the function that reads them from its heartbeat."""
+    """A metric family with a series per worker, read from its heartbeat."""
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -63,7 +64,9 @@ def _waiting(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
 
 
 def _usage(load: pb.WorkerLoad, capacity: pb.Capacity) -> Values:
-    known = load.free_blocks or load.running or load.waiting  # not of a worker that was loading until now
+    known = (
+        load.free_blocks or load.running or load.waiting
+    )  # false for a heartbeat sent while the worker was loading
     if known and (blocks := usable_blocks(capacity)):
         yield (), 1 - load.free_blocks / blocks
 
@@ -78,7 +81,7 @@ def _one(value: Callable[[pb.WorkerLoad], float]) -> Callable[[pb.WorkerLoad, pb
 
 
 def _drafting(value: Callable[[pb.EngineCounts], float]) -> Callable[[pb.WorkerLoad, pb.Capacity], Values]:
-    """Read a value of workers that speculate; vLLM has no such series without."""
+    """Read a value of workers that speculate; as in vLLM, others have no such series."""
     return lambda load, capacity: (((), value(load.counts)),) if capacity.speculative_method else ()
 
 
@@ -87,83 +90,67 @@ def _positions(load: pb.WorkerLoad, _: pb.Capacity) -> Values:
         yield (str(position),), count
 
 
+_gauge, _counter = partial(_Family, GaugeMetricFamily), partial(_Family, CounterMetricFamily)
 _FAMILIES = (
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_running",
         "Number of requests in model execution batches.",
         _one(lambda load: load.running),
     ),
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_waiting",
         "Number of requests waiting to be processed.",
         _one(lambda load: load.waiting),
     ),
-    _Family(
-        GaugeMetricFamily,
+    _gauge(
         "vllm:num_requests_waiting_by_reason",
-        "Number of requests waiting, for room (capacity) or for another reason, as a handoff (deferred).",
+        "Number of requests waiting: for room (capacity), or for example for a handoff (deferred).",
         _waiting,
         ("reason",),
     ),
-    _Family(
-        GaugeMetricFamily,
-        "vllm:kv_cache_usage_perc",
-        "KV-cache usage. 1 means 100 percent usage.",
-        _usage,
-    ),
-    _Family(
-        CounterMetricFamily,
+    _gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", _usage),
+    _counter(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the worker's own prefix cache.",
         _one(lambda load: load.counts.prefix_queries),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:prefix_cache_hits",
         "Prompt tokens found in the worker's own prefix cache.",
         _one(lambda load: load.counts.prefix_hits),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:external_prefix_cache_queries",
         "Prompt tokens requested from a handoff.",
         _one(lambda load: load.counts.external_queries),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:external_prefix_cache_hits",
         "Prompt tokens whose KV cache arrived by a handoff.",
         _one(lambda load: load.counts.external_hits),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:prompt_tokens_cached_by_source",
-        "Prompt tokens found in the worker's own prefix cache (device) or by a handoff (p2p).",
+        "Prompt tokens found in the worker's own prefix cache (device) or received by a handoff (p2p).",
         _cached,
         ("source",),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_drafts",
         "Number of spec decoding drafts.",
         _drafting(lambda counts: counts.drafts),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_draft_tokens",
         "Number of draft tokens.",
         _drafting(lambda counts: counts.drafted_tokens),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_accepted_tokens",
         "Number of accepted tokens.",
         _drafting(lambda counts: sum(counts.accepted_by_position)),
     ),
-    _Family(
-        CounterMetricFamily,
+    _counter(
         "vllm:spec_decode_num_accepted_tokens_per_pos",
         "Accepted tokens per draft position.",
         _positions,
@@ -174,15 +161,15 @@ _NOT_FRONT_END = NOT_SERVED | {family.name for family in _FAMILIES}
 
 
 class FrontEndFigures(Collector):
-    """The families of vLLM's front end: one set for all models of a process, told apart by model_name."""
+    """The metric families of vLLM's front end, shared by all models of a process (label model_name)."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
     def logger(self) -> type[PrometheusStatLogger]:
-        """Return vLLM's own Prometheus logger, a class, which fills these families.
+        """Return a class: vLLM's Prometheus logger, which fills these families.
 
-        A family that a model's logger made is the next one's, too: so are the bounds of its buckets.
+        The first model's logger creates the families, with their buckets; the others reuse them.
         """
         gauge, counter, histogram = (self._maker(kind) for kind in (Gauge, Counter, Histogram))
 
@@ -196,12 +183,12 @@ class FrontEndFigures(Collector):
             _histogram_cls = histogram
 
             def log_engine_initialized(self) -> None:
-                """Show no cache_config: the front end's describes no engine; `WorkerFigures` does."""
+                """Do nothing: `WorkerFigures` shows the engines' cache_config."""
 
         return FrontEndLogger
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families of the front end, without those of an engine."""
+        """Yield the families that no engine fills."""
         for name, family in list(self._families.items()):
             if name not in _NOT_FRONT_END:
                 yield from family.collect()
@@ -217,9 +204,9 @@ class FrontEndFigures(Collector):
 
 @dataclass(frozen=True)
 class ModelWorkers:
-    """The workers of one model, as their series need them."""
+    """The workers of one model."""
 
-    heard: Callable[[], Iterable[pb.WorkerStatus]]  # those with a recent heartbeat; called from any thread
+    heard: Callable[[], Iterable[pb.WorkerStatus]]  # workers with a recent heartbeat; called from any thread
     model: str  # vLLM's model_name
     caching: bool  # whether the engines keep a prefix cache
 
@@ -228,10 +215,10 @@ class ModelWorkers:
 
 
 class WorkerFigures(Collector):
-    """The workers' series, made at each scrape in a thread of the HTTP server's.
+    """The workers' series, made at each scrape, in a thread.
 
-    1,000 workers that draft four tokens have 19,000 series: 2 MB of text, 0.24 s of that thread (a core of an
-    EPYC), nearly all of it in Prometheus' client. The event loop gets its turns meanwhile.
+    1,000 workers that draft four tokens have 19,000 series: 2 MB of text, 0.24 s of a core of an EPYC, nearly
+    all of it in Prometheus' client. The event loop runs on during that time.
     """
 
     def __init__(self) -> None:
@@ -241,7 +228,7 @@ class WorkerFigures(Collector):
         self._models.append(workers)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families, with series of the workers whose engine is loaded."""
+        """Yield the families, with a series per worker whose engine is loaded."""
         seen = [(model, worker) for model in self._models for worker in model.loaded()]
         for family in _FAMILIES:
             metric = family.kind(family.name, family.text, labels=("model_name", "engine", *family.labels))
@@ -253,7 +240,7 @@ class WorkerFigures(Collector):
         yield self._cache_info(seen)
 
     def _cache_info(self, seen: Iterable[tuple[ModelWorkers, pb.WorkerStatus]]) -> Metric:
-        """Return the part of vLLM's family that a heartbeat has; as in vLLM the value is always 1."""
+        """Return the labels of vLLM's cache_config_info that workers report; the value is always 1."""
         labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
         metric = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache", labels=labels)
         for model, worker in seen:
@@ -264,7 +251,7 @@ class WorkerFigures(Collector):
 
 
 class EngineMetrics:
-    """vLLM's metrics of one router process, of all its models. Registered while it is entered."""
+    """vLLM's metrics of all models of a router process, registered inside the block."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry

@@ -1,4 +1,4 @@
-"""Pass the workers' outputs to vLLM's front end: one clock, one queue, few objects.
+"""Pass the workers' outputs to vLLM's front end: on one clock, through one queue, in few objects.
 
 Leans on: vllm.v1.engine.{EngineCoreOutput, EngineCoreOutputs, EngineCoreEventType, FinishReason} and their
 fields; that AsyncLLM's output handler alone calls get_output_async.
@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-LATE_S = 0.01  # a stream read later than this is behind: about a step of a fast engine
+LATE_S = 0.01  # the lag at which a stream counts as late: about a step of a fast engine
 PAUSE_S = 0.001
 MAX_PAUSES = 10  # so an output waits here for 10 ms at most
 _PREEMPTED = EngineCoreEventType.PREEMPTED
@@ -22,7 +22,7 @@ _SCHEDULED = EngineCoreEventType.SCHEDULED
 
 
 def began_at(events: list[Any]) -> tuple[float, float]:
-    """Return when the engine queued and first scheduled the request, on the events' clock; 0 if unknown."""
+    """Return when the engine queued and first scheduled the request, by its clock; 0 if unknown."""
     queued = scheduled = 0.0
     for event in events:
         if event.type == _QUEUED:
@@ -33,24 +33,24 @@ def began_at(events: list[Any]) -> tuple[float, float]:
 
 
 def rebase(events: list[Any], offset_s: float) -> None:
-    """Convert events of another host's monotonic clock to ours, in place."""
+    """Convert events from another host's monotonic clock to ours, in place."""
     for event in events:
         event.timestamp += offset_s
 
 
 def only_preemptions(events: list[Any]) -> list[Any] | None:
-    """Return only the preemptions: the front end has the first worker's queueing, not a second one's."""
+    """Return only the preemptions: the front end knows only the first worker's queueing."""
     return [event for event in events if event.type == _PREEMPTED] or None
 
 
 def finish_output(request_id: str, reason: str) -> Any:
-    """Return an output without a token that ends a request: 'length', 'stop' or 'abort'."""
+    """Return an output without tokens that ends a request: 'length', 'stop' or 'abort'."""
     finish_reason = FinishReason[reason.upper()]
     return EngineCoreOutput(request_id=request_id, new_token_ids=[], finish_reason=finish_reason)
 
 
 def merge(earlier: Any, later: Any) -> bool:
-    """Append `later` to `earlier`, both of one request, if that loses nothing. Return whether it did."""
+    """Append `later` to `earlier`, of the same request, if that loses nothing. Return whether it did."""
     if (
         earlier.finish_reason is not None
         or earlier.new_logprobs is not None
@@ -74,30 +74,26 @@ def merge(earlier: Any, later: Any) -> bool:
 
 
 class OutputQueue:
-    """The outputs that the front end has not taken yet.
+    """Outputs that the front end has not taken yet.
 
-    A request's tokens are merged while they wait (unless they carry log-probabilities), so it holds about one
-    output per live request. If the streams are read late, `take` lets more outputs arrive first: the front
-    end gets fewer and larger ones, which cost it less per token. So load lowers the cost instead of building
-    up a queue that ends in a lost stream.
+    A request's tokens are merged while they wait (unless they have log-probabilities), so the queue holds
+    about one output per live request. If the streams are read late, `take` lets more outputs arrive first:
+    the front end gets fewer and larger ones, at a lower cost per token, and catches up.
 
-    With `flush_s` outputs always wait up to that long, except those that begin or end a request.
+    With `flush_s`, outputs wait up to that long, except those that begin or end a request.
     """
 
     def __init__(self, lag_s: Callable[[], float], flush_s: float = 0.0) -> None:
-        """Create an empty queue. `lag_s` returns how late the workers' streams are read, seconds."""
+        """Ask `lag_s` how late, in seconds, the workers' streams are read."""
         self._lag_s = lag_s
         self._flush_s = flush_s
         self._outputs: list[Any] = []  # to be taken
-        self._waiting: list[Any] = []  # held for more tokens of their requests, until the next flush
+        self._waiting: list[Any] = []  # held until the next flush
         self._last: dict[str, Any] = {}  # request -> its last output in either list
         self._taker: asyncio.Future[None] | None = None
 
     def put(self, output: Any, *, at_once: bool = False) -> None:
-        """Add an output without blocking, to be taken `at_once` or with the next flush.
-
-        For the event loop's thread only.
-        """
+        """Add an output, to be taken `at_once` or with the next flush. For the event loop's thread."""
         request_id = output.request_id
         last = self._last.get(request_id)
         if last is not None and merge(last, output):
@@ -121,21 +117,21 @@ class OutputQueue:
             self._waiting = [output for output in self._waiting if output.request_id != request_id]
 
     async def take(self) -> Any:
-        """Wait for outputs; return all that need not wait as one EngineCoreOutputs. For one caller."""
+        """Wait for outputs; return all that may be taken in one EngineCoreOutputs. For one caller."""
         while not self._outputs:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
         for _ in range(MAX_PAUSES):
             if self._lag_s() < LATE_S:
                 break
-            await asyncio.sleep(PAUSE_S)  # lets the readers run: without a wait gRPC's thread gets no turn
+            await asyncio.sleep(PAUSE_S)  # a real pause, so that gRPC's thread can run
         outputs, self._outputs = self._outputs, []
         if self._waiting:
             for output in outputs:
                 self._last.pop(output.request_id, None)
         else:
             self._last.clear()
-        # No scheduler statistics: those of several engines would overwrite one another.
+        # No scheduler statistics: several engines' would overwrite each other.
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
 
     def _flush(self) -> None:
@@ -145,7 +141,7 @@ class OutputQueue:
             self._wake()
 
     def _release(self, request_id: str) -> None:
-        """Let a request's waiting outputs be taken, before its next one."""
+        """Let a request's waiting outputs be taken before its next one."""
         own = [output for output in self._waiting if output.request_id == request_id]
         if own:
             self._waiting = [output for output in self._waiting if output.request_id != request_id]

@@ -1,19 +1,19 @@
-"""Tokenize a long text a piece at a time, with exactly the ids that the whole text has.
+"""Tokenize a long text a piece at a time, with exactly the ids of the whole text.
 
-Hugging Face's tokenizer takes 90 to 180 bytes per byte of a text, most of them before it has the first id. In
-pieces it takes that for one piece. A text may be cut where its tokens certainly do not depend on the text
-beyond the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
+Hugging Face's tokenizer takes 90 to 180 bytes per byte of text, most of them before it has the first id; with
+pieces, it takes that for one piece only. A text may be cut where its tokens certainly do not depend on what
+follows the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
 
-- A letter stands before the cut, and a space, digit or sign after it. No alternative of the patterns below
-  continues from a letter to one of those, none looks back, and none looks further ahead than what it passes.
-  NFC changes neither side, and no added token contains such a pair.
-- The cut lies deep within a run of one class of characters, such as spaces, that is one word for the
-  pre-tokenizer. The piece then ends within the run, and the next piece begins at one of its last tokens. If
-  that token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across
-  the boundary between two tokens depends on these two alone, and both pieces show that boundary on one side
-  of the common token.
+- Between a letter and a space, digit or sign. No alternative of the patterns below continues from a letter to
+  one of those, looks back, or looks ahead further than it matches. NFC changes neither side, and no added
+  token contains such a pair.
+- Deep within a run of one class of characters, such as spaces, that the pre-tokenizer takes as one word. The
+  piece then ends within the run, and the next piece begins at one of the first piece's last tokens. If that
+  token is also the first one of the next piece, the pieces join exactly: whether BPE ever merges across the
+  boundary between two tokens depends on these two alone, and both pieces show that boundary on one side of
+  the common token.
 
-If a text has no such place, a piece grows until there is one. Other tokenizers get the text whole.
+Without such a place a piece grows until there is one. Other tokenizers get the whole text.
 
 Leans on: transformers.TokenizersBackend.{_encode_plus, _tokenizer, split_special_tokens, truncation_side},
 PreTrainedTokenizerBase.__call__; vllm.tokenizers.hf's max_chars_per_token and ThreadSafeHFTokenizerMixin; the
@@ -38,7 +38,7 @@ from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 PIECE = 32 << 10  # characters
 LONGEST_TOKEN = 512  # characters
 
-# Letters and signs that NFC leaves alone, in classes that are the same in every version of Unicode.
+# Letters and signs that NFC leaves alone, of classes that are the same in every version of Unicode.
 _LETTERS = "A-Za-zÀ-ÖØ-öø-ɏА-яぁ-んァ-ヶ一-龥가-힣"
 _SIGNS = " \t\n" + '!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~' + "0123456789" + "。，、；：！？（）「」"
 
@@ -53,7 +53,7 @@ def _cl100k(digits: str) -> str:
     return _SHORT + rf"|{_LEAD}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|" + _END
 
 
-# The pre-tokenizers for which we know where to cut. GPT-2's pattern is within the ByteLevel itself.
+# The pre-tokenizers for which we know where to cut. GPT-2's pattern is built into ByteLevel.
 PATTERNS = (
     GPT2,
     _cl100k(r"\p{N}"),  # Qwen 2 and 3
@@ -66,7 +66,7 @@ PATTERNS = (
 
 @dataclass(frozen=True)
 class Run:
-    """A class of characters whose runs are one word, or the inside of one."""
+    """A class of characters whose runs are one word, or within one."""
 
     inside: re.Pattern[str]
     width: int  # bytes per character
@@ -78,15 +78,15 @@ RUNS = (
     SPACES,
     IDEOGRAPHS,
     Run(re.compile("[a-z]+"), 1),
-    Run(re.compile(r"[!-&(-/:-@\[-`{-~]+"), 1),  # ASCII's signs without the apostrophe
+    Run(re.compile(r"[!-&(-/:-@\[-`{-~]+"), 1),  # ASCII signs except the apostrophe
     Run(re.compile("[\U0001f600-\U0001f64f]+"), 4),
 )
 
 
 def ids_in_pieces(tokenizer: Any, text: str, **kwargs: Any) -> list[int] | None:
-    """Return the ids of `tokenizer(text, **kwargs)`, or None if only the tokenizer itself knows them.
+    """Return the ids of `tokenizer(text, **kwargs)`, or None if it cannot be done in pieces.
 
-    kwargs: add_special_tokens, truncation and max_length, as TokenizeParams.get_encode_kwargs() gives them.
+    kwargs: add_special_tokens, truncation and max_length, from TokenizeParams.get_encode_kwargs().
     """
     cutter = cutter_of(tokenizer)
     if cutter is None:
@@ -110,10 +110,10 @@ def ids_in_pieces(tokenizer: Any, text: str, **kwargs: Any) -> list[int] | None:
 
 
 class Cutter:
-    """Tokenize texts in pieces with one tokenizer. Made by `cutter_of`."""
+    """Tokenizes texts in pieces with one tokenizer. Made by `cutter_of`."""
 
     def __init__(self, tokenizer: Any, pattern: str, frame: tuple[list[int], list[int]]) -> None:
-        self.frame = frame  # the ids that the tokenizer sets before and after a text
+        self.frame = frame  # the ids that the tokenizer puts before and after a text
         self._tokenizer = tokenizer
         added = _added_texts(tokenizer._tokenizer)
         within = {two for text in added for two in re.findall(f"(?<=[{_LETTERS}]).", text)}
@@ -124,16 +124,17 @@ class Cutter:
             self.runs.remove(
                 IDEOGRAPHS
             )  # whether capitals after it belong to its word depends on the word's start
-        # A seam lies within a block of twice this many characters of a run, some tokens away from its edges.
+        # A seam is in the middle of a block of twice this many characters of a run, some tokens from its
+        # edges.
         self.margin = max(64, 4 * tokenizer.max_chars_per_token)
 
     def ids(self, text: str, enough: int | None = None) -> list[int] | None:
-        """Return the ids of a text, or at least the first `enough`; None if two pieces do not join."""
+        """Return a text's ids, or at least the first `enough`; None if two pieces do not join."""
         backend = self._backend()
         places = _Places(self, text)
         found: list[int] = []
-        same: dict[int, int] = {}  # an id is one object, however often it occurs
-        due: int | None = None  # the first id of the next piece, after a seam
+        same: dict[int, int] = {}  # equal ids share one object
+        due: int | None = None  # after a seam, the id with which the next piece must begin
         start = 0
         while start < len(text) and (enough is None or len(found) < enough):
             end, run = places.next(start)
@@ -153,8 +154,8 @@ class Cutter:
         return found
 
     def _seam(self, backend: Tokenizer, ids: list[int], run: Run) -> tuple[int, int]:
-        """Return the number of tokens before a seam, and of characters after it; 0 tokens without one."""
-        size = 0  # bytes: each character of a byte-level token stands for one
+        """Return the number of tokens before the seam and of characters after it; (0, 0) without one."""
+        size = 0  # in bytes: a character of a byte-level token stands for one
         for kept in range(len(ids) - 1, 0, -1):
             size += len(backend.id_to_token(ids[kept]) or "")
             length, odd = divmod(size, run.width)
@@ -165,7 +166,7 @@ class Cutter:
         return 0, 0
 
     def _backend(self) -> Tokenizer:
-        """Return the Rust tokenizer, set as the tokenizer's own call without truncation sets it."""
+        """Return the Rust tokenizer, configured as the tokenizer's own call configures it."""
         tokenizer = self._tokenizer
         backend: Tokenizer = tokenizer._tokenizer
         if backend.truncation is not None:
@@ -186,7 +187,7 @@ class _Places:
         self._spaces_end = 0
 
     def next(self, start: int) -> tuple[int, Run | None]:
-        """Return where a piece that begins at `start` ends, and the run within which it ends, if any."""
+        """Return where the piece that begins at `start` ends, and the run in which it ends, if any."""
         text, block = self._text, 2 * self._cutter.margin
         for at in range(start + PIECE, len(text), PIECE):
             if self._cutter.cut and (found := self._cutter.cut.search(text, at, at + PIECE)):
@@ -204,7 +205,7 @@ class _Places:
         return None
 
     def _text_follows(self, at: int) -> bool:
-        """Return whether no other white space follows the spaces at `at`: a newline claims all before it."""
+        """Return whether text follows the spaces at `at`: a newline would take all spaces before it."""
         if at > self._spaces_end:
             run = SPACES.inside.match(self._text, at)
             self._spaces_end = run.end() if run else at
@@ -213,7 +214,7 @@ class _Places:
 
 @functools.lru_cache(maxsize=32)
 def cutter_of(tokenizer: Any) -> Cutter | None:
-    """Return a cutter for this tokenizer's texts, or None if we do not know where they may be cut."""
+    """Return a cutter for this tokenizer, or None if we do not know where texts may be cut."""
     kind, backend = type(tokenizer), getattr(tokenizer, "_tokenizer", None)
     if not isinstance(tokenizer, TokenizersBackend) or not isinstance(backend, Tokenizer):
         return None
@@ -234,7 +235,7 @@ def cutter_of(tokenizer: Any) -> Cutter | None:
 
 
 def _pattern(backend: Tokenizer) -> str | None:
-    """Return the pre-tokenizer's pattern if it is byte-level and known, otherwise None."""
+    """Return the pre-tokenizer's pattern if it is byte-level and known, or None."""
     state = _state(backend.pre_tokenizer)
     *splits, last = state.get("pretokenizers", [state])
     if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
@@ -248,7 +249,7 @@ def _pattern(backend: Tokenizer) -> str | None:
 
 
 def _is_byte_level_bpe(backend: Tokenizer) -> bool:
-    """Return whether the model is BPE with a token for each byte, so that its tokens add up to the text."""
+    """Return whether the model is BPE with a token for every byte, so its tokens add up to the text."""
     model = backend.model
     return (
         isinstance(model, models.BPE)
@@ -260,13 +261,13 @@ def _is_byte_level_bpe(backend: Tokenizer) -> bool:
 
 
 def _keeps_ascii(backend: Tokenizer) -> bool:
-    """Return whether the normalizer is none, or NFC, which leaves both sides of a cut alone."""
+    """Return whether there is no normalizer but NFC, which leaves both sides of a cut alone."""
     state = _state(backend.normalizer)
     return all(one.get("type", "NFC") == "NFC" for one in state.get("normalizers", [state]))
 
 
 def _frame(backend: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids set before and after a text, or None if more than that is done to its ids."""
+    """Return the ids put before and after a text, or None if its own ids change too."""
     backend.no_truncation()
     backend.no_padding()
     bare = backend.encode("a", add_special_tokens=False).ids

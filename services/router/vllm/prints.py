@@ -1,4 +1,4 @@
-"""Compute the digest of an encoded request, equal for equal requests, and its shape for the log.
+"""The fingerprint of an encoded request, the same for equal requests, and its shape for the log.
 
 Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
 client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.
@@ -13,9 +13,9 @@ from baton.services.engine.shapes import shape_of
 
 
 def digest(engine_request: bytes) -> bytes:
-    """Return a digest of a request's prompt and parameters, independent of its sender and time.
+    """Return a digest of a request's prompt and parameters, but not of its sender or time.
 
-    The seed does not count, because it differs between the sequences of one request.
+    The seed is left out, because it differs between the sequences of a request.
     """
     request = wire.decode_request(engine_request)
     request.request_id = ""

@@ -1,10 +1,10 @@
-"""Validate request bodies at little cost for each item of a list, valid or not.
+"""Validate request bodies at a low cost per list item, valid or not.
 
 pydantic tries every member of a union, and every item of a list. OpenAI's unions have up to 60 members: a
 wrong item of `/v1/responses` made 233 error objects, and 1,000 of them took 1.8 s and 900 MiB; a valid item
-took up to 90 us. Nearly all members define their `type` or `role` by a literal. So an item is tried only with
-the members that could accept it (2 to 20 us), and a list ends at its first wrong item. The same bodies are
-accepted, with the same results: a member that is left out would refuse the item anyway.
+took up to 90 us. But nearly all members fix their `type` or `role` by a literal. So an item is tried only
+with the members that could accept it (2 to 20 us), and a list stops at its first wrong item. The same bodies
+are accepted with the same results: a member that is skipped would have refused the item.
 
 Leans on: the request models of vLLM's routes (`REQUESTS`), BaseModel.{__pydantic_core_schema__,
 __pydantic_validator__, __pydantic_complete__}, the core schemas of pydantic_core (union, tagged-union with a
@@ -42,16 +42,16 @@ REQUESTS: tuple[type[BaseModel], ...] = (
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
-KEYS = ("type", "role")  # the fields that identify members of unions
-FEW = 3  # unions with no more members, or tags, are left as they are
-_ANY = "another or none"  # the tag of an item whose field is absent, or names no member
+KEYS = ("type", "role")  # fields that identify the members of a union
+FEW = 3  # unions with no more members or tags stay as they are
+_ANY = "another or none"  # tag of an item without the field, or with an unknown value
 _LISTS = frozenset({"list", "tuple", "set", "frozenset"})
 
 Schema = dict[str, Any]
 
 
 def quicken_requests() -> None:
-    """Make all request models validate quickly, before vLLM's app is built; a second call does nothing."""
+    """Speed up all request models. Call it before vLLM's app is built; a second call does nothing."""
     for model in REQUESTS:
         quicken(model)
 
@@ -66,24 +66,24 @@ def quicken(model: type[BaseModel]) -> None:
 
 
 def quick(schema: Any) -> Any:
-    """Return an equivalent core schema with quicker unions and lists."""
+    """Return an equivalent core schema with faster unions and lists."""
     return _Quick(schema).rebuilt(schema)
 
 
 class _Quick:
-    """Rebuild one schema. Its definitions resolve its references."""
+    """Rebuilds one schema, whose definitions resolve its references."""
 
     def __init__(self, schema: Any) -> None:
         self._definitions = {one["ref"]: one for one in _with_ref(schema)}
 
     def rebuilt(self, node: Any) -> Any:
-        """Return a copy of a part of the schema; other objects, such as classes or functions, are kept."""
+        """Return a copy of a part of the schema; classes, functions and so on stay the same objects."""
         if isinstance(node, list | tuple):
             return type(node)(self.rebuilt(one) for one in node)
         if not isinstance(node, dict):
             return node
         kind = node.get("type")
-        if not isinstance(kind, str):  # a model's fields, one of which may be called `type`
+        if not isinstance(kind, str):  # a mapping of fields, one of which may be called `type`
             return {name: self.rebuilt(one) for name, one in node.items()}
         if kind == "literal":
             return node
@@ -95,7 +95,7 @@ class _Quick:
         return self._tagged(node, kept) if kind == "union" else kept
 
     def _tagged(self, union: Schema, rebuilt: Schema) -> Schema:
-        """Return a union that looks at one field before it tries its members."""
+        """Return a union that chooses the members to try by one field."""
         members = list(zip(_members(union), rebuilt["choices"], strict=True))
         if len(members) <= FEW:
             return rebuilt
@@ -119,14 +119,14 @@ class _Quick:
             "choices": choices,
             "discriminator": _tagger(key, frozenset(tags)),
             "custom_error_type": "unknown_kind",
-            "custom_error_message": f"an object is needed whose '{key}' is one of: {known}",
+            "custom_error_message": f"needs to be an object whose '{key}' is one of: {known}",
             **{name: rebuilt[name] for name in ("ref", "metadata", "serialization") if name in rebuilt},
         }
 
     def _names(self, member: Schema, key: str) -> frozenset[str] | None:
-        """Return the values of `key` in items that the member accepts; None if unknown.
+        """Return which values of `key` the member accepts; None if unknown.
 
-        `_ANY` among them stands for items whose field is absent or null.
+        `_ANY` stands for an absent or null field.
         """
         kind = member["type"]
         if kind == "definition-ref":
@@ -153,7 +153,7 @@ class _Quick:
 
 
 def _with_ref(node: Any) -> Iterator[Schema]:
-    """Yield all schemas that others may refer to."""
+    """Yield all schemas that others can refer to."""
     if isinstance(node, dict):
         if isinstance(node.get("ref"), str) and isinstance(node.get("type"), str):
             yield node

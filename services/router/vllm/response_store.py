@@ -1,15 +1,16 @@
-"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, each for its own tenant.
+"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, and serve each to its own tenant.
 
-vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anybody who knows an
-id. Here each id has an owner, a tenant; for all others it does not exist. The oldest answers of the tenant
-with the most bytes go first. The router chooses all ids: a client's `request_id` could be another response's.
-Without the store, requests that need it are refused. The store is one process's memory: while another router
-serves the same models, an id may be in either, so such requests are refused then too.
+vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anyone who knows an id.
+Here each id belongs to a tenant, and does not exist for others. When there is no room, the tenant with the
+most bytes loses its oldest answers. The router chooses all ids: a client's `request_id` could be another
+response's. Without the store, requests that need it are refused. The store is one process's memory: while
+another router serves the same models, an id could be in either, so such requests are refused then too.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,
-_run_background_request_stream, responses_background_stream_generator, _make_not_found_error), the fields of
-ResponsesRequest, and that what is stored has an id, a status and model_dump_json.
+_run_background_request_stream, responses_background_stream_generator, _make_not_found_error),
+vllm.entrypoints.openai.responses.api_router._convert_stream_to_sse_events, the fields of ResponsesRequest,
+and that stored objects have an id, a status and model_dump_json.
 """
 
 from __future__ import annotations
@@ -25,30 +26,39 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
-from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
-from baton.services.router.http.admission import CALLER, current_admission
+from baton.services.router.errors import NoSuchResponse, Overloaded, RequestFailed, Unsupported
+from baton.services.router.http.admission import current_admission
+from baton.services.router.http.authentication import CALLER
+from baton.services.router.http.forms import as_response
+from baton.services.router.vllm.endings import ENDS, failure
 from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
-from baton.services.router.vllm.responses import ENDS, failure
 from baton.services.tenants.model import ANYBODY
 
 log = logging.getLogger(__name__)
 
-MOST = 1000  # stored answers of a router
+MOST = 1000  # answers stored in a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
-EVENT_BYTES = 1 << 10  # estimate for an event that is kept for clients that follow an answer later
+EVENT_BYTES = 1 << 10  # estimate per stored event of a background answer's stream
+_PATH = "/v1/responses/{response_id}"
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
     "VLLM_ENABLE_RESPONSES_API_STORE=1: docs/frontend.md)"
 )
 
+Answer = Callable[[Request, Any, str], Awaitable[Response]]
+
 
 @dataclass
 class Kept:
-    """An answer that is stored, or will be."""
+    """An answer that is stored or will be."""
 
     tenant: str
     handler: Any  # its model's handler
@@ -57,16 +67,16 @@ class Kept:
 
 
 class ResponseStore:
-    """The stored answers of all models of a router. For its event loop."""
+    """The stored answers of all models of a router. For its event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept: dict[str, Kept] = {}  # keyed by id, the oldest first
+        self._kept: dict[str, Kept] = {}  # by id, oldest first
         self._clock = clock
         self.on = False
-        self.elsewhere = ""  # another router of the deployment: answers may be there
+        self.elsewhere = ""  # another router of the deployment, which may have the answers
 
     def adopt(self, handler: Any) -> None:
-        """Wrap a model's Responses handler with the store, if there is one."""
+        """Make a model's Responses handler use this store; None: there is no handler."""
         if handler is None:
             return
         self.on = self.on or handler.enable_store
@@ -78,13 +88,13 @@ class ResponseStore:
         handler.msg_store = _Measured(self._measure)
 
     def find(self, response_id: str, tenant: str) -> Any:
-        """Return the handler of a tenant's answer; None if the answer is gone or another tenant's."""
+        """Return the handler of a tenant's answer, or None if the answer is gone or another tenant's."""
         self._forget_old()
         kept = self._kept.get(response_id)
         return kept.handler if kept is not None and kept.tenant == tenant else None
 
     def delete(self, response_id: str) -> None:
-        """Drop an answer, and end its background task."""
+        """Drop an answer and cancel its background task."""
         kept = self._kept.pop(response_id, None)
         if kept is None:
             return
@@ -94,7 +104,7 @@ class ResponseStore:
             store.pop(response_id, None)
 
     def problem(self) -> RequestFailed | None:
-        """Return why nothing can be stored or found; None if the store works."""
+        """Return why the store cannot be used, or None."""
         if not self.on:
             return Unsupported(NOT_KEPT)
         if self.elsewhere:
@@ -140,7 +150,7 @@ class ResponseStore:
         return creating
 
     def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """Return `run`, which makes an answer in the background, with a record of how it ended."""
+        """Wrap `run`, which generates an answer in the background, to record how it ended."""
 
         @wraps(run)
         async def running(request: Any, *args: Any, **kwargs: Any) -> None:
@@ -148,9 +158,9 @@ class ResponseStore:
             _note(handler, response_id, "in_progress")
             try:
                 await run(request, *args, **kwargs)
-            except Exception as error:  # its client sees it in the stored answer
+            except Exception as error:  # the client sees it in the stored answer
                 if response_id not in self._kept:
-                    return  # it was deleted, and so cancelled
+                    return  # it was deleted, which cancelled this task
                 if not isinstance(error, RefusedByRouter):
                     log.exception("a response in the background has failed")
                     error = GenerationError("the response failed in the router")
@@ -168,14 +178,14 @@ class ResponseStore:
         self._make_room()
 
     def _hold_on(self, response_id: str, handler: Any) -> None:
-        """Count a background task for its tenant until it is over, like a request."""
+        """Count a background task for its tenant until it ends, like a request."""
         task = handler.background_tasks.get(response_id)
         admission = current_admission.get()
         if task is not None and admission is not None:
             admission.lasting = task
 
     def _measure(self, response_id: str, added: int) -> bool:
-        """Count the bytes now stored. Return whether the answer may be stored: it was not dropped."""
+        """Count added bytes; return whether the answer is still here after making room."""
         kept = self._kept.get(response_id)
         if kept is None:
             return False
@@ -191,7 +201,7 @@ class ResponseStore:
             self.delete(response_id)
 
     def _make_room(self) -> None:
-        """Drop the oldest answers of the tenant with the most, in bytes or number, until the bounds hold."""
+        """Drop the oldest answers of the tenant with the most bytes or answers until the bounds hold."""
         size = self.size
         while len(self._kept) > MOST or size > MOST_BYTES:
             held: Counter[str] = Counter()
@@ -204,7 +214,7 @@ class ResponseStore:
 
 
 class _Measured(dict[str, Any]):
-    """One of the handler's dictionaries: it stores entries that have an owner, and reports their sizes."""
+    """One of the handler's dictionaries, which reports sizes and stores only what the store accepts."""
 
     def __init__(self, measure: Callable[[str, int], bool]) -> None:
         super().__init__()
@@ -223,14 +233,14 @@ class _Measured(dict[str, Any]):
 
 
 def tenant_of(raw_request: Any) -> str:
-    """Return the tenant that sent a request; "" if keys have no tenants."""
+    """Return the tenant that sent a request, or ""."""
     return raw_request.scope.get(CALLER, ANYBODY).tenant if raw_request is not None else ""
 
 
 def _needs(request: Any) -> str:
-    """Return the field of a request that needs stored answers; empty without such a field.
+    """Return the field of a request that needs stored answers, or "".
 
-    `store` does not count, because clients send true by default. Raises a refusal for `conversation`.
+    `store` does not count: clients send true by default. Raises a refusal for `conversation`.
     """
     if (request.model_extra or {}).get("conversation") is not None:
         raise refusal(Unsupported("conversation: conversations are not stored here; send it as 'input'"))
@@ -252,13 +262,13 @@ def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | N
 
 
 def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Return a stream of a background answer's events, until the last one or the end of its task."""
+    """Return a function that streams a background answer's events, until its task ends."""
 
     async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
         found = handler.event_store.get(response_id)
         task = handler.background_tasks.get(response_id)
         if found is None and task is not None and not task.done():
-            await asyncio.sleep(0)  # the task is new: its first step creates the events
+            await asyncio.sleep(0)  # a new task creates the list of events in its first step
             found = handler.event_store.get(response_id)
         if found is None:
             raise refusal(
@@ -281,7 +291,7 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
 
 
 async def cancel(handler: Any, response_id: str) -> Any:
-    """Cancel an answer that is being made in the background. Return it, or None if it is over."""
+    """Cancel a background answer and return it, or None if it has ended."""
     stored = handler.response_store.get(response_id)
     if not _runs(stored):
         return None
@@ -291,3 +301,60 @@ async def cancel(handler: Any, response_id: str) -> Any:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task}, timeout=5.0)
     return stored
+
+
+def response_routes(store: ResponseStore) -> list[Route]:
+
+    async def read(request: Request, handler: Any, response_id: str) -> Response:
+        asked = request.query_params
+        if asked.get("stream", "").lower() not in ("1", "true"):
+            return _shown(handler.response_store[response_id])
+        after = asked.get("starting_after")
+        if after is not None and not after.isdecimal():
+            raise Unsupported("starting_after: the sequence_number of an event is needed")
+        if response_id not in handler.event_store:
+            raise Unsupported("stream: this response was not made with background=true and stream=true")
+        events = handler.responses_background_stream_generator(response_id, int(after) if after else None)
+        return StreamingResponse(_convert_stream_to_sse_events(events), media_type="text/event-stream")
+
+    async def end(request: Request, handler: Any, response_id: str) -> Response:
+        del request
+        cancelled = await cancel(handler, response_id)
+        if cancelled is None:
+            raise Unsupported("only an unfinished background response can be cancelled")
+        return _shown(cancelled)
+
+    async def delete(request: Request, handler: Any, response_id: str) -> Response:
+        del request, handler
+        store.delete(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def route(path: str, answer: Answer, method: str) -> Route:
+        async def answered(request: Request) -> Response:
+            response_id = request.path_params["response_id"]
+            try:
+                if problem := store.problem():
+                    raise _as_missing(problem)
+                handler = store.find(response_id, tenant_of(request))
+                if handler is None or response_id not in handler.response_store:
+                    raise NoSuchResponse(f"there is no response {response_id!r}")
+                return await answer(request, handler, response_id)
+            except RequestFailed as error:
+                return as_response(error)
+
+        return Route(path, answered, methods=[method])
+
+    return [
+        route(_PATH, read, "GET"),
+        route(_PATH, delete, "DELETE"),
+        route(_PATH + "/cancel", end, "POST"),
+    ]
+
+
+def _as_missing(problem: RequestFailed) -> RequestFailed:
+    """Turn the refusal without a store into the 404 that clients expect for an id; keep others."""
+    return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
+
+
+def _shown(response: Any) -> Response:
+    return JSONResponse(response.model_dump(mode="json", by_alias=True))

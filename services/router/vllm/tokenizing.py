@@ -1,9 +1,9 @@
-"""Bound the cost of tokenizing: no more of a text is tokenized than the model can take.
+"""Limit the cost of tokenizing: a text is tokenized only as far as the model can take it.
 
-vLLM tokenizes in a thread, but the whole text at once: each MiB takes a second and 80 MiB, and only then is
-the text cut to the model's length. Here a text that is unlikely to fit is first counted a piece at a time,
-until it is certain that it does not fit, or that the rest would be cut off. /tokenize has no limit of its
-own, so the model's length applies there too. A long text that fits is tokenized in pieces (pieces.py).
+vLLM tokenizes in a thread, but the whole text at once, at a second and 80 MiB per MiB, and only then cuts it
+to the model's length. Here a text that is unlikely to fit is first counted a piece at a time, until it
+certainly does not fit, or the rest would be cut off. /tokenize has no limit of its own, so the model's length
+applies there too. A long text that fits is tokenized in pieces (pieces.py).
 
 Leans on: vllm.renderers.base.BaseRenderer._tokenize_prompt(self, prompt, params), which the renderer's thread
 runs; TokenizeParams.{max_input_tokens, truncate_prompt_tokens, max_truncation_tokens, truncation_side};
@@ -22,16 +22,16 @@ from vllm.renderers.base import BaseRenderer
 from baton.services.engine.patches.replace import replace
 from baton.services.router.vllm.pieces import ids_in_pieces
 
-PIECE = 64 << 10  # characters; a piece takes 20 ms, without the GIL
-# Characters per token; a text with fewer for each of the model's tokens is tokenized without a count.
+PIECE = 64 << 10  # characters; a piece takes 20 ms without the GIL
+# Characters per token of the model's length; a shorter text is tokenized without being counted.
 LIKELY = 2
-WITH_OFFSETS = 256 << 10  # characters; with offsets a text is tokenized whole, at 180 bytes a character
-# A text cut into pieces has more tokens than in one piece: we expect at most this many more per cut.
+WITH_OFFSETS = 256 << 10  # characters; with offsets a text is tokenized whole, at 180 bytes per character
+# Pieces have more tokens than the whole text: at most this many per cut, we assume.
 SLACK = 16
 
 
 def bound_tokenizing() -> None:
-    """Bound tokenizing in all renderers created from now on; a second call does nothing."""
+    """Limit tokenizing in all renderers; a second call does nothing."""
     replace(BaseRenderer, "_tokenize_prompt", _bounded)
 
 
@@ -60,7 +60,7 @@ def _bounded(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) 
 
 
 def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
-    """Tokenize a long text, in pieces if that surely gives the same ids."""
+    """Tokenize a long text, in pieces if that certainly gives the same ids."""
     ids = None
     if self._wants_offsets(prompt, params):
         if len(prompt["prompt"]) > WITH_OFFSETS:
@@ -75,22 +75,22 @@ def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) ->
 
 
 def enough(tokenizer: Any, text: str, tokens: int, *, end: bool = False) -> str:
-    """Return a part from a text's beginning, or its `end`, with more than `tokens` tokens; or all of it."""
+    """Return a text, cut after its first (`end`: before its last) `tokens` tokens and a margin."""
     found = 0
     for at in range(0, len(text), PIECE):
         piece = text[-at - PIECE : len(text) - at] if end else text[at : at + PIECE]
         found += _count(tokenizer, piece) - SLACK
         if found > tokens:
-            # One piece more, so that the cut is far from what is kept.
+            # One piece more, so the cut is far from the tokens that are kept.
             size = at + 2 * PIECE
             return text[-size:] if end else text[:size]
     return text
 
 
 def _count(tokenizer: Any, piece: str) -> int:
-    """Count a piece's tokens, in a quarter of the time with Hugging Face's Rust tokenizer."""
+    """Count a piece's tokens; Hugging Face's Rust tokenizer takes a quarter of the time."""
     backend = getattr(tokenizer, "_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return len(tokenizer(piece, add_special_tokens=False)["input_ids"])
-    backend.no_truncation()  # the next call of the tokenizer sets its own
+    backend.no_truncation()  # the tokenizer's next call sets its own
     return len(backend.encode_batch_fast([piece], add_special_tokens=False)[0])

@@ -15,7 +15,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
 from baton.services.router import convicts, errors, pool, quarantine, stream
 from baton.services.router.convicts import Convicts
-from baton.services.router.http.admission import error_response
+from baton.services.router.http.forms import error_response
 from baton.services.router.quarantine import Quarantine
 from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
 from baton.services.router.vllm import prints

@@ -27,7 +27,7 @@ function Page() {
       source = new EventSource("/ops/feed");
       source.addEventListener("full", () => setLost("Too many pages of this router are open."));
       source.onopen = () => setLost("");
-      source.onerror = () => setLost("The router does not answer; the page goes on when it does.");
+      source.onerror = () => setLost("The router does not answer. This page continues when it does.");
       source.onmessage = message => {
         const told = JSON.parse(message.data);
         if (told.sample && (!series.length || told.sample[0] > series[series.length - 1][0])) {
@@ -75,7 +75,7 @@ function Page() {
     <section><h2>Events</h2>
       <div class="scroll"><ol class="list" id="events">
         ${now.events.map(([number, at, severity, text]) => html`<li key=${number} class=${severity}><span class="quiet">${clock(at)}</span> ${text}</li>`)}
-        ${!now.events.length && html`<li class="quiet">nothing has changed since this router began</li>`}
+        ${!now.events.length && html`<li class="quiet">nothing has changed since this router started</li>`}
       </ol></div>
     </section>
     </div>

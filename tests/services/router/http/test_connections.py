@@ -1,4 +1,4 @@
-"""The limits of an HTTP connection, each by a raw socket against uvicorn with an application of ten lines."""
+"""The limits of an HTTP connection, each tested by a raw socket with a small application."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ import contextlib
 import json
 import socket
 import subprocess
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from baton.services.router.http import connections as module
-from baton.services.router.http.objections import MAX_HEADER_BYTES
-from harness.doors import MAX_BODY, SLOW_S, Seen, Server, connect, serving
+from baton.services.router.http.limits import MAX_HEADER_BYTES
+from harness.doors import MAX_BODY, SLOW_S, Seen, Server, answer_to, connect, one_answer, serving
 from harness.fake_worker import until
 from harness.support import CALL_S, PATIENCE, PYTHON
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with serving(Seen()) as one:
-        yield one
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
-    """Send the pieces until a response comes; return its status, and its error if there is one."""
+    """Send the pieces until a response comes; return its status and error object."""
     reader, writer = await connect(server)
     answer = asyncio.create_task(reader.read(1 << 16))
     with contextlib.suppress(ConnectionError):
@@ -52,7 +46,7 @@ async def test_a_request_within_its_limits_passes(server: Server) -> None:
     assert (got, server.seen.bodies) == (200, [MAX_BODY])
 
 
-async def test_a_body_that_says_it_is_too_large(server: Server) -> None:
+async def test_a_declared_body_that_is_too_large(server: Server) -> None:
     status, error = await exchange(server, HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY + 1))
     assert (status, error["code"], error["type"]) == (413, 413, "RequestEntityTooLargeError")
     assert "router.max_body_mib" in error["message"]
@@ -60,21 +54,18 @@ async def test_a_body_that_says_it_is_too_large(server: Server) -> None:
     assert server.seen.refused == ["413"]
 
 
-async def test_a_body_that_turns_out_too_large(server: Server) -> None:
+async def test_a_chunked_body_that_is_too_large(server: Server) -> None:
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
     status, error = await exchange(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64)
     assert (status, error["code"]) == (413, 413)
-    await until(lambda: server.seen.left == 1, "the application is told that nobody waits")
+    await until(lambda: server.seen.left == 1, "the application sees that its client has left")
 
 
 async def test_a_refused_client_may_finish_sending(server: Server) -> None:
-    """A client that reads only after it has sent all still gets the response, not a reset."""
+    """A client that reads only after it has sent everything gets the response, not a reset."""
     size = 8 * MAX_BODY
-    reader, writer = await connect(server)
-    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
-    await writer.drain()
-    assert (await reader.read()).startswith(b"HTTP/1.1 413")
-    writer.close()
+    got = await answer_to(server, HEAD + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+    assert got.startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +74,7 @@ async def test_a_refused_client_may_finish_sending(server: Server) -> None:
         HEAD + b"X: " + b"x" * MAX_HEADER_BYTES + b"\r\n\r\n",
         HEAD + b"X: y\r\n" * MAX_HEADER_BYTES,
         b"GET /" + b"x" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        HEAD + b"X: " + b"x" * (8 * MAX_HEADER_BYTES),  # and no end
+        HEAD + b"X: " + b"x" * (8 * MAX_HEADER_BYTES),  # without an end
     ],
     ids=["long", "many", "path", "endless"],
 )
@@ -98,20 +89,18 @@ async def test_too_many_headers(server: Server, head: bytes) -> None:
     ids=["nothing", "line breaks", "headers", "body"],
 )
 async def test_a_request_that_never_ends(server: Server, part: bytes, filler: bytes) -> None:
-    """A byte now and then does not help."""
     status, error = await exchange(server, part, *[filler] * 50, every_s=SLOW_S / 10)
     assert (status, error["type"]) == (408, "RequestTimeoutError")
     assert server.seen.bodies == []
-    await until(lambda: server.open_connections == 0, "nothing is left")
+    await until(lambda: server.open_connections == 0, "all connections end")
 
 
 async def test_a_line_break_after_an_answer_holds_nothing(server: Server) -> None:
     reader, writer = await connect(server)
-    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    await reader.readuntil(b"0\r\n\r\n")
+    writer.write(GET)
+    await one_answer(reader)
     writer.write(b"\r\n")
     await until(lambda: server.open_connections == 0, "the connection is cut")
-    writer.close()
 
 
 async def test_garbage_is_400_in_the_usual_form(server: Server) -> None:
@@ -121,34 +110,29 @@ async def test_garbage_is_400_in_the_usual_form(server: Server) -> None:
 
 async def test_too_many_connections_are_503() -> None:
     async with serving(Seen(), max_connections=3) as server:
-        idle = [await connect(server) for _ in range(3)]
-        await until(lambda: server.open_connections == 3, "three are there")
-        reader, writer = await connect(server)
-        writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
-        got = await reader.read()
+        for _ in range(3):
+            await connect(server)
+        await until(lambda: server.open_connections == 3, "three clients are connected")
+        got = await answer_to(server, HEAD + b"Content-Length: 0\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1\r\n" in got
         status, _ = await exchange(server, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert status == 200  # health stays available
-        for _, one in [*idle, (reader, writer)]:
-            one.close()
 
 
-async def test_far_too_many_are_not_even_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_far_too_many_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPARE_CONNECTIONS", 1)
     seen = Seen()
     async with serving(seen, max_connections=1) as server:
-        idle = [await connect(server) for _ in range(2)]
-        await until(lambda: server.open_connections == 2, "they are there")
-        reader, writer = await connect(server)
+        for _ in range(2):
+            await connect(server)
+        await until(lambda: server.open_connections == 2, "two clients are connected")
         with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
+            assert await answer_to(server, b"") == b""
         assert seen.refused == ["dropped"]
-        for _, one in [*idle, (reader, writer)]:
-            one.close()
 
 
-async def test_of_too_much_in_all_bodies_at_once_the_largest_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_largest_of_too_many_bodies_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BODIES_AT_ONCE", 2)
     async with serving(Seen()) as server:
         part = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY - 1)
@@ -159,13 +143,12 @@ async def test_of_too_much_in_all_bodies_at_once_the_largest_is_503(monkeypatch:
         await until(lambda: server.held == 2 * (MAX_BODY - 1), "both are counted")
         small = HEAD + b"Connection: close\r\nContent-Length: 1000\r\n\r\n" + bytes(1000)
         for _ in range(3):
-            assert (await exchange(server, small))[0] == 200  # slow clients hold up nobody else
+            assert (await exchange(server, small))[0] == 200  # slow clients do not block others
         await until(lambda: server.held == MAX_BODY - 1, "one of them is refused")
         answers = []
         for reader, writer in half:
             writer.write(b"x")
             answers.append(await reader.read(1 << 16))
-            writer.close()
         (refused,) = (one for one in answers if not one.startswith(b"HTTP/1.1 200"))
         assert refused.startswith(b"HTTP/1.1 503")
         assert b"(2 times router.max_body_mib)" in refused
@@ -179,14 +162,14 @@ async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
     with client:
         client.connect(("127.0.0.1", server.port))
         client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-        await until(lambda: server.seen.left == 1, "it is gone")
+        await until(lambda: server.seen.left == 1, "it is cut off")
     assert server.seen.refused == ["unread"]
-    assert server.seen.sent < 16 << 20  # what the kernel holds, and not more
+    assert server.seen.sent < 16 << 20  # only what the kernel buffers
 
 
-async def test_a_client_that_reads_slowly_is_not() -> None:
+async def test_a_client_that_reads_slowly_stays() -> None:
     """The client reads something between any two checks."""
-    slow_s = 4 * SLOW_S  # a busy machine stands still for less
+    slow_s = 4 * SLOW_S  # longer than a busy machine stalls
     async with serving(Seen(), slow_s=slow_s) as server:
         reader, writer = await connect(server)
         writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -195,22 +178,22 @@ async def test_a_client_that_reads_slowly_is_not() -> None:
             await asyncio.sleep(slow_s / 6)
         assert server.seen.left == 0
         writer.close()
-        await until(lambda: server.seen.left == 1, "it is gone")
+        await until(lambda: server.seen.left == 1, "it is cut off")
 
 
 async def test_leaving_with_pipelined_requests_is_noticed(server: Server) -> None:
-    """The first, whose response is under way, sees it; the second is never begun."""
+    """The first request, which is being answered, is cancelled; the second never begins."""
     _, writer = await connect(server)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
-    await until(lambda: len(server.seen.bodies) == 1, "the first runs")
+    await until(lambda: len(server.seen.bodies) == 1, "the first is running")
     await asyncio.sleep(0.05)
     writer.transport.abort()
-    await until(lambda: server.seen.left == 1, "it is told")
+    await until(lambda: server.seen.left == 1, "the application sees it")
     assert len(server.seen.bodies) == 1
 
 
 async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> None:
-    """The response was written in one piece: the application does not wait to write more."""
+    """The application has written it in one piece, and does not wait to write more."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     with client:
@@ -220,13 +203,9 @@ async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> No
         await until(lambda: server.open_connections == 0, "the connection is cut")
 
 
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-END = b"2\r\nok\r\n0\r\n\r\n"
-
-
 @pytest.mark.parametrize("before", ["nothing", "half a request", "a response", "a response under way"])
-async def test_a_router_that_ends_serves_what_is_on_its_way(server: Server, before: str) -> None:
-    """A client that was heard, or told nothing of the end, gets a response; then the connection ends."""
+async def test_an_ending_router_answers_requests_in_flight(server: Server, before: str) -> None:
+    """Each connection gets one more response before it ends."""
     reader, writer = await connect(server)
     await until(lambda: server.open_connections == 1, "it is connected")
     rest = GET
@@ -235,27 +214,27 @@ async def test_a_router_that_ends_serves_what_is_on_its_way(server: Server, befo
         rest = GET[9:]
     elif before != "nothing":
         writer.write(GET if before == "a response" else GET.replace(b"/", b"/gate", 1))
-        await asyncio.wait_for(reader.readuntil(END if before == "a response" else b"first"), CALL_S)
+        part = reader.readuntil(b"first") if "under way" in before else one_answer(reader)
+        await asyncio.wait_for(part, CALL_S)
     server.uvicorn.should_exit = True
     await until(lambda: not server.uvicorn.servers[0].is_serving(), "it accepts nothing more")
     server.seen.gate.set()
     if before == "a response under way":
-        await asyncio.wait_for(reader.readuntil(END), CALL_S)
+        await one_answer(reader)
     writer.write(rest)
     head, _, _ = (await asyncio.wait_for(reader.read(), CALL_S)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
     assert b"connection: close" in head
-    writer.close()
 
 
-async def test_a_router_that_ends_closes_what_is_not_used(
+async def test_an_ending_router_closes_idle_connections(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LAST_REQUEST_S", SLOW_S / 4)  # before the 408
     unused, _one = await connect(server)
     kept, writer = await connect(server)
     writer.write(GET)
-    await asyncio.wait_for(kept.readuntil(END), CALL_S)
+    await one_answer(kept)
     server.uvicorn.should_exit = True
     assert await asyncio.wait_for(unused.read(), CALL_S) == await asyncio.wait_for(kept.read(), CALL_S) == b""
 
@@ -269,7 +248,7 @@ def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: 
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from baton.services.router.http.descriptors import affordable_connections\n"
+        "from baton.services.router.http.limits import affordable_connections\n"
         "print(affordable_connections(4096), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True, timeout=CALL_S)

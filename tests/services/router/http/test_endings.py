@@ -1,4 +1,4 @@
-"""Endings of answers on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
+"""How answers end on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from baton.protos.worker_pb2 import PHASE_DECODE
-from harness.api_site import ApiSite, thinking_model
-from harness.fake_worker import MODEL, Fault
+from harness.api_site import ApiSite
+from harness.fake_worker import MODEL
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -25,13 +24,8 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "Paris"}}\n</tool_c
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
-    folder = tmp_path_factory.mktemp("endings")
-    made = ApiSite(
-        folder,
-        thinking_model(folder / "model"),
-        engine={"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"},
-    )
-    async with made:
+    engine = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
+    async with ApiSite(tmp_path_factory.mktemp("endings"), engine=engine) as made:
         yield made
 
 
@@ -52,8 +46,8 @@ async def whole(site: ApiSite, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
-async def test_a_stop_string_and_thoughts(site: ApiSite, per_step: int) -> None:
-    """Streams and whole answers agree on each API, however many tokens come at once."""
+async def test_streams_separate_thoughts_from_answers(site: ApiSite, per_step: int) -> None:
+    """On each API, however many tokens come at once, while a stop string is watched for."""
     site.says(THOUGHT, "</think>", SAID, per_step=per_step)
     stop = ["the end of it all."]
     chunks = await events(site, "/v1/chat/completions", {**CHAT, "stop": stop})
@@ -103,7 +97,7 @@ async def test_a_response_that_was_cut_is_incomplete(site: ApiSite, thoughts: bo
     assert complete[-1]["response"]["output"][-1]["status"] == "completed"
 
 
-async def test_openais_client_sees_it_so(site: ApiSite) -> None:
+async def test_openais_client_understands_a_cut_response(site: ApiSite) -> None:
     site.says(SAID)
     async with site.openai() as client:
         answer = await client.responses.create(model=MODEL, input="Where?", max_output_tokens=3)
@@ -113,7 +107,7 @@ async def test_openais_client_sees_it_so(site: ApiSite) -> None:
 
 
 async def test_calls_that_were_cut(site: ApiSite) -> None:
-    """Nobody should run an incomplete call: each API says that the answer was cut, whole or streamed."""
+    """Each API says that the answer was cut, whole or streamed, so clients do not run an incomplete call."""
     tools = [{"type": "function", "function": TOOL}]
     site.says("</think>", CALL, " and more " * 4)
     body = {**CHAT, "tools": tools, "max_tokens": len(CALL) + 10}
@@ -150,21 +144,7 @@ async def test_stop_reasons_of_messages(site: ApiSite) -> None:
         assert (delta["stop_reason"], delta["stop_sequence"]) == (reason, sequence)
 
 
-async def test_a_response_whose_stream_fails(site: ApiSite) -> None:
-    site.says()
-    site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, silent=True))
-    async with site.openai() as client:
-        stream = await client.responses.create(
-            model=MODEL, input="Where?", stream=True, extra_headers={"X-Request-Timeout": "2"}
-        )
-        last = [event async for event in stream][-1]
-    assert last.type == "response.failed"
-    assert last.response.status == "failed"
-    assert last.response.error is not None
-    assert last.response.error.code == "server_error"
-
-
-async def test_what_needs_stored_responses_is_refused_in_words(site: ApiSite) -> None:
+async def test_fields_that_need_stored_responses_are_refused(site: ApiSite) -> None:
     site.says("</think>", SAID)
     asked = {"model": MODEL, "input": "Where?"}
     async with site.openai() as client:

@@ -1,4 +1,4 @@
-"""`/metrics?all`: every process's metrics, with its labels, whatever some of them do."""
+"""`/metrics?all` has every process's metrics with its labels, however other processes behave."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from baton import rpc
 from baton.metrics import MetricsServer
 from baton.scheduler.members import Member
 from baton.services.router.http import federation
-from baton.services.router.http.federation import Beside, Families, Federation, route
+from baton.services.router.http.federation import Families, Federation, Processes, route
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(text: bytes) -> Samples:
-    """Return the samples; raises for what is no metrics' text, or a family in two pieces."""
+    """Return the samples. Raises if the text is invalid or a family is in two pieces."""
     families = list(text_string_to_metric_families(text.decode()))
     assert len({one.name for one in families}) == len(families)
     return {
@@ -52,7 +52,7 @@ def things(value: float) -> CollectorRegistry:
 
 @contextmanager
 def hanging() -> Iterator[int]:
-    """Listen, and answer nothing."""
+    """Listen, but never answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -82,26 +82,26 @@ def there(name: str, port: int, role: str = "decode") -> Member:
     return Member(name, role, rpc.host_id(), f"127.0.0.1:{port}")
 
 
-async def test_all_answer_with_their_labels() -> None:
+async def test_samples_get_their_processes_labels() -> None:
     with MetricsServer(things(2), "worker.metrics_port", "127.0.0.1", 0) as worker:
         one = Member("d.1", "decode", rpc.host_id(), worker.address)
         found = parsed(await Federation(ME, things(1), lambda: [ME, one]).collect())
     assert found[key("baton_things_total", kind='odd "one"', instance="router-1", role="router")] == 1
     assert found[key("baton_things_total", kind='odd "one"', instance="d.1", role="decode")] == 2
-    # its own label `role` stays
+    # a sample's own label `role` stays
     assert found[key("baton_workers", instance="router-1", role="decode")] == 1
     assert found[key("baton_federation_up", instance="router-1", role="router")] == 1
     assert found[key("baton_federation_up", instance="d.1", role="decode")] == 1
 
 
-async def test_a_text_that_comes_in_pieces_is_whole() -> None:
+async def test_a_text_may_arrive_in_pieces() -> None:
     body = b"".join(b'baton_many{number="%d"} 1\n' % number for number in range(30_000))
     with answering(200, b"# TYPE baton_many gauge\n" + body) as port:
         found = parsed(await Federation(ME, things(1), lambda: [there("d.1", port)]).collect())
     assert sum(name == "baton_many" for name, _ in found) == 30_000
 
 
-async def test_those_that_do_not_answer_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_that_do_not_answer_have_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation, "ASK_S", 0.3)
     monkeypatch.setattr(federation, "MOST_BYTES", 1000)
     with hanging() as hangs, answering(500, b"no") as broken, answering(200, b"x 1\n" * 1000) as large:
@@ -122,7 +122,7 @@ async def test_those_that_do_not_answer_are_samples(monkeypatch: pytest.MonkeyPa
     assert up == {"router-1": 1, **{one.id: 0 for one in others}}
 
 
-async def test_it_ends_within_its_time_however_many_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_is_bounded_however_many_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federation, "AT_ONCE", 2)
     monkeypatch.setattr(federation, "ASK_S", 0.5)
     monkeypatch.setattr(federation, "ALL_S", 1.0)
@@ -134,7 +134,7 @@ async def test_it_ends_within_its_time_however_many_hang(monkeypatch: pytest.Mon
     assert sum(name == federation.UP for name, _ in found) == 101
 
 
-async def test_callers_at_the_same_time_share_an_answer() -> None:
+async def test_concurrent_callers_share_an_answer() -> None:
     asked = 0
 
     def members() -> list[Member]:
@@ -150,7 +150,7 @@ async def test_callers_at_the_same_time_share_an_answer() -> None:
     assert asked == 2
 
 
-def test_the_route_has_its_own_metrics_and_with_a_query_all() -> None:
+def test_the_route_has_all_metrics_only_with_the_query() -> None:
     registry = things(1)
     Counter("vllm:tokens", "Tokens", registry=registry).inc(7)
     with TestClient(Starlette(routes=[route(Federation(ME, registry, list))])) as client:
@@ -163,7 +163,7 @@ def test_the_route_has_its_own_metrics_and_with_a_query_all() -> None:
 def test_processes_of_one_router_answer_for_all(accept: str) -> None:
     with MetricsServer(things(2), "router.metrics_port", "127.0.0.1", 0) as other, hanging() as hangs:
         addresses = {0: "127.0.0.1:1", 1: other.address, 2: f"127.0.0.1:{hangs}"}
-        collecting = Federation(ME, things(1), list, Beside(0, lambda: addresses))
+        collecting = Federation(ME, things(1), list, Processes(0, lambda: addresses))
         with TestClient(Starlette(routes=[route(collecting)])) as client:
             text = client.get("/metrics", headers={"Accept": accept}).text
     families = openmetrics_families(text) if accept else text_string_to_metric_families(text)
@@ -181,7 +181,7 @@ def test_processes_of_one_router_answer_for_all(accept: str) -> None:
 
 @pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])
 def test_names_with_a_colon_are_the_same_in_every_format(escaping: str) -> None:
-    """As Prometheus asks; prometheus_client alone makes vllm_tokens_total of it."""
+    """prometheus_client alone would make vllm_tokens_total of it."""
     registry = CollectorRegistry()
     Counter("vllm:tokens", "Tokens", registry=registry).inc(7)
     accept = f"application/openmetrics-text;version=1.0.0{escaping},text/plain;version=0.0.4;q=0.5"
@@ -192,7 +192,7 @@ def test_names_with_a_colon_are_the_same_in_every_format(escaping: str) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
-def test_odd_values_come_through() -> None:
+def test_odd_label_values_are_kept() -> None:
     families = Families()
     families.add(
         '# HELP a A\n# TYPE a gauge\na{b="}, role=\\"x\\" {",c="1"} NaN\na 2 1700000000000', {"instance": "i"}

@@ -1,8 +1,7 @@
-"""Several models behind one router: fake workers and a real scheduler for each, and clients in front."""
+"""Several models behind one router: a scheduler and a fake worker for each, and clients in front."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -15,25 +14,14 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from harness import zygote
-from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import FakeWorker
 from harness.router import Members
+from harness.scheduling import until
 from harness.support import eventually, free_port, listening
+from tests.services.router.http.site import START_S, StartRouter, healthy
 
-START_S = 60.0
 NAMES = ("chat", "code")
 PROMPT = [72, 105]
-
-
-def run(settings: dict[str, Any]) -> None:
-    """Run a router, in the forked process, until its end."""
-    from baton.services.config import load
-    from baton.services.router import cluster
-    from baton.services.router.app import run_router
-
-    cluster.FRESH_S = 0.05
-    run_router(load(settings))
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +30,26 @@ def ports() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def url(ports: list[int], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def url(ports: list[int], start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Start a router for both models; the second one has half the context."""
-    folder = tmp_path_factory.mktemp("models")
-    model = str(tiny_qwen2(folder))
-    entries: dict[str, Any] = {
+    models: dict[str, Any] = {
         name: {"scheduler": {"address": f"127.0.0.1:{port}"}}
         for name, port in zip(NAMES, ports[1:], strict=True)
     }
     own = {"frontend": {"enable_force_include_usage": True}}
-    entries["code"] |= {"engine": {"max_model_len": 512}, "router": own}
-    settings = {
-        "engine": {"model": model},
-        "router": {"port": ports[0], "max_wait_s": 1.0, "replace_wait_s": 1.0},
-        "models": entries,
-    }
-    process = zygote.shared().start("router", f"{__name__}:run", folder, settings=settings)
+    models["code"] |= {"engine": {"max_model_len": 512}, "router": own}
+    router = {"port": ports[0], "max_wait_s": 1.0, "replace_wait_s": 1.0}
+    start_router(tmp_path_factory.mktemp("models"), router=router, models=models)
     eventually(lambda: listening(ports[0]), START_S, "the router listens")
-    yield f"http://127.0.0.1:{ports[0]}"
-    process.kill()
+    return f"http://127.0.0.1:{ports[0]}"
 
 
 @pytest.fixture
 async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWorker]]:
-    """Run each model's scheduler, and a mixed worker there."""
+    """Run each model's scheduler, with a mixed worker."""
     async with AsyncExitStack() as stack:
         found = {}
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=START_S))
         for name, port in zip(NAMES, ports[1:], strict=True):
             settings = SchedulerSettings(address=f"127.0.0.1:{port}", topic=f"baton.{name}")
             server = await stack.enter_async_context(SchedulerServer(settings))
@@ -77,21 +59,9 @@ async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWor
             found[name].model = name
             await members.add(found[name])
             found[name].members = members  # type: ignore[attr-defined]
-        async with httpx.AsyncClient(base_url=url, timeout=START_S) as http:
-            for name in NAMES:
-
-                async def ready(name: str = name) -> bool:
-                    return (await http.get("/health", params={"model": name})).status_code == 200
-
-                await until_so(ready, f"{name} is ready")
+        for name in NAMES:
+            await until(lambda name=name: healthy(http, model=name), START_S)
         yield found
-
-
-async def until_so(ready: Any, what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + START_S
-    while not await ready():
-        assert asyncio.get_running_loop().time() < deadline, what
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -113,13 +83,13 @@ async def test_each_request_goes_to_the_model_that_it_names(
         with_usage |= {name} if chunks[-1].usage else set()
     assert [len(workers[name].seen.starts) for name in NAMES] == [2, 1]
     assert [one.id for one in (await client.models.list()).data] == list(NAMES)
-    # Each model's own settings hold for its requests.
+    # Each model's own settings apply to its requests.
     assert with_usage == {"code"}
     lengths = {one.id: one.max_model_len for one in (await client.models.list()).data}  # type: ignore[attr-defined]
     assert lengths["code"] == 512 < lengths["chat"]
 
 
-async def test_an_unknown_model_gets_openais_404_and_none_a_400(
+async def test_an_unknown_model_is_404_and_none_400(
     workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
 ) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
@@ -141,7 +111,7 @@ async def test_an_unknown_model_gets_openais_404_and_none_a_400(
     assert not any(worker.seen.starts for worker in workers.values())
 
 
-async def test_a_model_without_workers_is_named_while_the_other_serves(
+async def test_one_model_may_lack_workers_while_the_other_serves(
     workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
 ) -> None:
     code = workers["code"]
@@ -149,9 +119,9 @@ async def test_a_model_without_workers_is_named_while_the_other_serves(
     async with httpx.AsyncClient(base_url=url) as http:
 
         async def gone() -> bool:
-            return (await http.get("/health", params={"model": "code"})).status_code == 503
+            return not await healthy(http, model="code")
 
-        await until_so(gone, "code has no worker")
+        await until(gone, START_S)
         with pytest.raises(openai.InternalServerError, match="model 'code': ") as refused:
             await client.completions.create(model="code", prompt=PROMPT, max_tokens=1, stream=True)
         assert (refused.value.status_code, "retry-after" in refused.value.response.headers) == (503, True)

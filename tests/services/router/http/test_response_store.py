@@ -1,8 +1,7 @@
-"""Stored responses: their owners, background responses, and the limit of one router."""
+"""Stored responses: their owners, background responses, and the refusal of a second router."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +10,13 @@ import pytest
 import pytest_asyncio
 
 from baton.protos.worker_pb2 import PHASE_DECODE
-from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.model import Book, Tenant
 from harness import zygote
-from harness.api_site import ApiSite, thinking_model
+from harness.api_site import ApiSite
 from harness.fake_worker import MODEL, Fault, until
+from harness.scheduling import until as until_async
 from harness.support import free_port
+from tests.services.router.http.site import api_key
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -25,25 +25,13 @@ STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
 
 
-def key(secret: str, tenant: str) -> ApiKey:
-    return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex())
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
-    folder = tmp_path_factory.mktemp("stored")
     book = Book(
         tenants={"one": Tenant(concurrency=1)},
-        keys={"mine": key(MINE, "me"), "theirs": key(THEIRS, "them"), "one": key(ONE, "one")},
+        keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
     )
-    await FileBook(str(folder / "keys.yaml")).edit(lambda _: book)
-    made = ApiSite(
-        folder,
-        thinking_model(folder / "model"),
-        environment=STORE,
-        keys_file=str(folder / "keys.yaml"),
-    )
-    async with made:
+    async with ApiSite(tmp_path_factory.mktemp("stored"), book=book, environment=STORE) as made:
         made.says("It is Paris.")
         yield made
 
@@ -55,14 +43,15 @@ def no_faults(site: ApiSite) -> None:
 
 async def over(client: openai.AsyncOpenAI, response_id: str) -> Any:
     """Wait for a background response."""
-    deadline = asyncio.get_running_loop().time() + 60
-    while (found := await client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.02)
-    return found
+
+    async def ended() -> bool:
+        return (await client.responses.retrieve(response_id)).status not in ("queued", "in_progress")
+
+    await until_async(ended, 15)
+    return await client.responses.retrieve(response_id)
 
 
-async def test_an_answer_is_its_tenants_alone(site: ApiSite) -> None:
+async def test_an_answer_belongs_to_its_tenant(site: ApiSite) -> None:
     async with site.openai(MINE) as mine, site.openai(THEIRS) as theirs:
         made = await mine.responses.create(**ASKED)
         assert (await mine.responses.retrieve(made.id)).output_text == "It is Paris."
@@ -89,7 +78,7 @@ async def test_an_answer_is_its_tenants_alone(site: ApiSite) -> None:
             await mine.responses.retrieve(made.id)
 
 
-async def test_one_in_the_background_ends(site: ApiSite) -> None:
+async def test_background_responses_end(site: ApiSite) -> None:
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
         assert (await over(client, made.id)).output_text == "It is Paris."
@@ -106,7 +95,7 @@ async def test_one_in_the_background_ends(site: ApiSite) -> None:
 
 
 @pytest.mark.parametrize("tokens", [200, 3])
-async def test_a_stream_in_the_background_can_be_followed(site: ApiSite, tokens: int) -> None:
+async def test_a_background_stream_can_be_followed(site: ApiSite, tokens: int) -> None:
     async with site.openai(MINE) as client:
         asked = {**ASKED, "max_output_tokens": tokens}
         stream = await client.responses.create(**asked, background=True, stream=True)
@@ -118,7 +107,7 @@ async def test_a_stream_in_the_background_can_be_followed(site: ApiSite, tokens:
         assert [one.sequence_number async for one in again] == [one.sequence_number for one in events[4:]]
 
 
-async def test_one_in_the_background_counts_for_its_tenant(site: ApiSite) -> None:
+async def test_a_background_response_counts_for_its_tenant(site: ApiSite) -> None:
     site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
     async with site.openai(ONE) as client:
         made = await client.responses.create(**ASKED, background=True)
@@ -126,10 +115,10 @@ async def test_one_in_the_background_counts_for_its_tenant(site: ApiSite) -> Non
             await client.responses.create(**ASKED)
         with pytest.raises(openai.RateLimitError, match="concurrency"):
             await client.responses.create(**ASKED, background=True)
-        async with site.http(ONE) as http:  # a cancellation would be a request, and refused
+        async with site.http(ONE) as http:  # cancelling would be a request, and refused
             assert (await http.get(f"/v1/responses/{made.id}")).json()["status"] == "in_progress"
             assert (await http.delete(f"/v1/responses/{made.id}")).json()["deleted"]
-        await until(lambda: not site.worker.running, "it is dropped by its worker")
+        await until(lambda: not site.worker.running, "its worker drops it")
 
         async def free() -> bool:
             try:
@@ -138,13 +127,10 @@ async def test_one_in_the_background_counts_for_its_tenant(site: ApiSite) -> Non
                 return False
             return True
 
-        deadline = asyncio.get_running_loop().time() + 30
-        while not await free():
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.05)
+        await until_async(free, 10)
 
 
-async def test_one_is_cancelled(site: ApiSite) -> None:
+async def test_a_background_response_is_cancelled(site: ApiSite) -> None:
     site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
@@ -152,7 +138,7 @@ async def test_one_is_cancelled(site: ApiSite) -> None:
         with pytest.raises(openai.BadRequestError, match="is not complete yet"):
             await client.responses.create(**ASKED, previous_response_id=made.id)
         assert (await client.responses.cancel(made.id)).status == "cancelled"
-        await until(lambda: not site.worker.running, "it is dropped by its worker")
+        await until(lambda: not site.worker.running, "its worker drops it")
         assert (await client.responses.retrieve(made.id)).status == "cancelled"
         with pytest.raises(openai.BadRequestError, match="only an unfinished background response"):
             await client.responses.cancel(made.id)

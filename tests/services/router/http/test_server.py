@@ -1,4 +1,4 @@
-"""What one of several processes accepts for another, which does not run and has a port of its own here."""
+"""Connections that one router process accepts for another, which does not run and has its own port here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import uvicorn
 from baton.addresses import listen
 from baton.services.router.group import Group, Seat
 from baton.services.router.http import server as module
-from baton.services.router.http.connections import connections
-from baton.services.router.http.objections import HttpLimits
+from baton.services.router.http.connections import Connections
+from baton.services.router.http.limits import HttpLimits
 from baton.services.router.http.server import LOOK_S, LOOKS_WHEN_FULL, Server
 from harness.fake_worker import until
 from harness.support import CALL_S
@@ -26,11 +26,11 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 
 @dataclass
 class Process:
-    """The one process that serves."""
+    """The process that serves."""
 
     server: Server
     port: int
-    other_port: int  # where nobody accepts but this one
+    other_port: int  # of the process that does not run
     clients: list[Client] = field(default_factory=list)
 
     def client(self, port: int) -> Client:
@@ -50,7 +50,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @pytest.fixture
 async def process() -> AsyncIterator[Process]:
     limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S, keep_alive_s=CALL_S)
-    protocol: Any = connections(limits, lambda _: None)
+    protocol: Any = Connections(limits, lambda _: None)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     with (
         contextlib.closing(listen("127.0.0.1", 0)) as own,
@@ -71,7 +71,7 @@ async def process() -> AsyncIterator[Process]:
 
 
 class Client:
-    """A connection with a request, and the task that reads the response; it stays open."""
+    """A connection that stays open, with a request and the task that reads the response."""
 
     def __init__(self, port: int) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -89,10 +89,10 @@ class Client:
             self.writer.close()
 
 
-async def test_no_more_is_taken_than_there_is_room_for(
+async def test_a_process_accepts_no_more_than_it_has_room_for(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others wait for the process that is busy, and have an answer here once there is room."""
+    """The other clients are answered as room becomes free."""
     monkeypatch.setattr(module, "LOOKS_WHEN_FULL", 1 << 30)
     waiting = [process.client(process.other_port) for _ in range(3 * ROOM)]
 
@@ -100,7 +100,7 @@ async def test_no_more_is_taken_than_there_is_room_for(
         return [one for one in waiting if one.status.done()]
 
     while waiting:
-        await until(lambda: len(answered()) >= ROOM, "as many have an answer")
+        await until(lambda: len(answered()) >= ROOM, "as many are answered as fit")
         assert process.connections == ROOM
         for one in answered():
             assert await one.status == b"HTTP/1.1 200"
@@ -108,8 +108,8 @@ async def test_no_more_is_taken_than_there_is_room_for(
             waiting.remove(one)
 
 
-async def test_a_full_process_takes_at_last_what_nobody_else_does(process: Process) -> None:
-    """A client hears that there is no room. Else it would wait as long as the other process is away."""
+async def test_a_full_process_refuses_what_no_other_accepts(process: Process) -> None:
+    """Otherwise the client would wait as long as the other process is away."""
     idle = [process.client(process.port) for _ in range(ROOM)]
     assert {await one.status for one in idle} == {b"HTTP/1.1 200"}
     began = asyncio.get_running_loop().time()

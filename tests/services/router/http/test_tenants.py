@@ -1,9 +1,8 @@
-"""Two routers with keys of tenants, one with a file and one with Redis, which share limits."""
+"""Two routers whose tenants share limits: one reads keys from a file, the other from Redis."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +14,16 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from baton.services.engine import wire
 from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant, digest
+from baton.services.tenants.model import ApiKey, Book, Tenant
 from baton.services.tenants.redis_book import RedisBook
-from harness import zygote
-from harness.checkpoints import tiny_qwen2
 from harness.fake_worker import MODEL, FakeWorker, answer
 from harness.router import Members
 from harness.scheduling import RedisServer, until
 from harness.support import eventually, free_port, listening
+from harness.zygote import Forked
+from tests.services.router.http.site import START_S, StartRouter, api_key, healthy
 
-START_S = 60.0
 PROMPT = [72, 105]
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,7 +34,7 @@ def secret(name: str) -> str:
 
 
 def key(name: str, tenant: str, **limits: Any) -> ApiKey:
-    return ApiKey(tenant=tenant, sha256=digest(secret(name).encode()).hex(), **limits)
+    return api_key(secret(name), tenant, **limits)
 
 
 BOOK = Book(
@@ -45,7 +42,6 @@ BOOK = Book(
         "slots": Tenant(concurrency=3),
         "rate": Tenant(requests_per_s=4),
         "tokens": Tenant(tokens_per_min=100),
-        "free": Tenant(cache_salt=False),
         "patient": Tenant(default_class="batch", classes=["batch", "interactive"]),
     },
     keys={
@@ -53,7 +49,6 @@ BOOK = Book(
         "slots-too": key("slots-too", "slots", concurrency=1),
         "rate": key("rate", "rate"),
         "tokens": key("tokens", "tokens"),
-        "free": key("free", "free"),
         "plain": key("plain", "plain"),
         "patient": key("patient", "patient"),
         "night": key("night", "patient", classes=["batch"]),
@@ -63,61 +58,50 @@ BOOK = Book(
 
 @dataclass
 class Routers:
-    """Addresses of both, and what they read."""
+    """The addresses of both routers, and their stores of keys."""
 
     urls: list[str]
     metrics: list[str]  # URLs
     scheduler_port: int
     file: FileBook
     redis: RedisServer
-    logs: list[zygote.Forked]
+    processes: list[Forked]
 
 
-def run(settings: dict[str, Any]) -> None:
-    """Run a router, in the forked process, until its end."""
-    from baton.services.config import load
-    from baton.services.router import cluster
-    from baton.services.router.app import run_router
-    from baton.services.tenants import shared
-
-    cluster.FRESH_S = 0.05
-    shared.CALL_S = 2.0  # the machine may be busy
-    run_router(load(settings))
+async def write_book(file: FileBook, in_redis: RedisBook) -> None:
+    await file.edit(lambda _: BOOK)
+    await in_redis.edit(lambda _: BOOK)
+    await in_redis.close()
 
 
 @pytest.fixture(scope="module")
-def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
+def routers(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
     folder = tmp_path_factory.mktemp("routers")
     redis = RedisServer(folder, password="s3cret")
     redis.start()
-    file, in_redis = FileBook(str(folder / "keys.yaml")), RedisBook(redis.url, "test")
-    asyncio.run(file.edit(lambda _: BOOK))
-    asyncio.run(in_redis.edit(lambda _: BOOK))
-    model = tiny_qwen2(tmp_path_factory.mktemp("model"))
-    scheduler_port, processes, urls, metrics = free_port(), [], [], []
-    for name, keys_file in (("file", str(folder / "keys.yaml")), ("redis", "")):
+    book = folder / "keys.yaml"
+    made = Routers([], [], free_port(), FileBook(str(book)), redis, [])
+    asyncio.run(write_book(made.file, RedisBook(redis.url, "test")))
+    for name, keys_file in (("file", str(book)), ("redis", "")):
         port, metrics_port = free_port(), free_port()
-        (folder / name).mkdir()
-        settings = {
-            "engine": {"model": str(model), "served_model_name": MODEL},
-            "scheduler": {"address": f"127.0.0.1:{scheduler_port}", "topic": "test"},
-            "router": {
+        process = start_router(
+            folder / name,
+            engine={"served_model_name": MODEL},
+            scheduler={"address": f"127.0.0.1:{made.scheduler_port}", "topic": "test"},
+            router={
                 "port": port,
                 "metrics_port": metrics_port,
                 "keys_file": keys_file,
                 "keys_store": redis.url,
             },
-        }
-        metrics.append(f"http://127.0.0.1:{metrics_port}/metrics")
-        urls.append(f"http://127.0.0.1:{port}")
-        processes.append(zygote.shared().start("router", f"{__name__}:run", folder / name, settings=settings))
-    try:
-        for url in urls:
-            eventually(lambda url=url: listening(int(url.rpartition(":")[2])), START_S, "it listens")
-        yield Routers(urls, metrics, scheduler_port, file, redis, processes)
-    finally:
-        zygote.end_all(processes, 20)
-        redis.stop()
+        )
+        made.processes.append(process)
+        made.urls.append(f"http://127.0.0.1:{port}")
+        made.metrics.append(f"http://127.0.0.1:{metrics_port}/metrics")
+    for url in made.urls:
+        eventually(lambda url=url: listening(int(url.rpartition(":")[2])), START_S, "it listens")
+    yield made
+    redis.stop()
 
 
 @pytest.fixture
@@ -128,14 +112,9 @@ async def worker(routers: Routers) -> AsyncIterator[FakeWorker]:
     async with SchedulerServer(settings) as server:
         members = Members(server.address)
         made = await members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
-        async with httpx.AsyncClient(timeout=START_S) as http:
-
-            async def healthy() -> bool:
-                with contextlib.suppress(httpx.ConnectError):
-                    return {(await http.get(f"{url}/health")).status_code for url in routers.urls} == {200}
-                return False
-
-            await until(healthy, START_S)
+        for url in routers.urls:
+            async with httpx.AsyncClient(base_url=url, timeout=START_S) as http:
+                await until(lambda http=http: healthy(http), START_S)
         yield made
         await members.close()
 
@@ -163,7 +142,7 @@ async def test_the_keys_of_a_file_and_of_redis_open(routers: Routers, worker: Fa
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_is_openai_s(routers: Routers, worker: FakeWorker, stream: bool) -> None:
+async def test_a_refusal_has_openais_form(routers: Routers, worker: FakeWorker, stream: bool) -> None:
     client = openai.AsyncOpenAI(base_url=f"{routers.urls[0]}/v1", api_key=secret("tokens"), max_retries=0)
     async with client:
         with pytest.raises(openai.RateLimitError) as refused:
@@ -171,12 +150,12 @@ async def test_a_refusal_is_openai_s(routers: Routers, worker: FakeWorker, strea
         error = refused.value
         assert (error.code, error.type, error.param) == ("rate_limit_exceeded", "rate_limit_error", None)
         assert "tenant 'tokens' is limited to 100 tokens a minute (tokens_per_min)" in error.message
-        assert "retry-after" not in error.response.headers  # it would not help
+        assert "retry-after" not in error.response.headers  # a retry would not help
     assert not worker.seen.starts
 
 
-async def test_tokens_of_both_routers_are_one_account(worker: FakeWorker, ask: Any) -> None:
-    """Tokens that an answer did not use are given back; a request that no worker was given is not charged."""
+async def test_a_token_limit_covers_both_routers(worker: FakeWorker, ask: Any) -> None:
+    """Unused tokens are given back, and a request that no worker got is not charged."""
     worker.eos_at = 3
 
     async def charged(at: int, max_tokens: int) -> None:
@@ -185,7 +164,7 @@ async def test_tokens_of_both_routers_are_one_account(worker: FakeWorker, ask: A
 
         await until(admitted)
 
-    for at in (0, 1, 0):  # 82 tokens are taken each time, and 6 used
+    for at in (0, 1, 0):  # 82 tokens are charged each time, and 6 used
         await charged(at, 80)
     assert len(worker.seen.starts) == 3
     refused = await ask("tokens", 1, max_tokens=97)
@@ -195,7 +174,7 @@ async def test_tokens_of_both_routers_are_one_account(worker: FakeWorker, ask: A
     await charged(1, 10)
 
 
-async def test_requests_at_a_time_on_both_routers(worker: FakeWorker, ask: Any) -> None:
+async def test_a_concurrency_limit_covers_both_routers(worker: FakeWorker, ask: Any) -> None:
     worker.step_s = 0.05
     running = [asyncio.create_task(ask("slots", at, max_tokens=100)) for at in (0, 1)]
     running.append(asyncio.create_task(ask("slots-too", 0, max_tokens=100)))
@@ -221,8 +200,8 @@ async def test_requests_at_a_time_on_both_routers(worker: FakeWorker, ask: Any) 
     assert {(await one).status_code for one in (running[0], running[2])} == {200}
 
 
-async def test_requests_a_second_on_both_routers(worker: FakeWorker, ask: Any) -> None:
-    """Each router alone would admit four at once. How exactly a rate holds: test_limits.py."""
+async def test_a_rate_limit_covers_both_routers(worker: FakeWorker, ask: Any) -> None:
+    """Each router alone would admit four at once. test_limits.py tests how exactly a rate holds."""
     began = asyncio.get_running_loop().time()
     got = [
         response.status_code for response in await asyncio.gather(*(ask("rate", at % 2) for at in range(16)))
@@ -232,18 +211,9 @@ async def test_requests_a_second_on_both_routers(worker: FakeWorker, ask: Any) -
     assert 4 <= got.count(200) <= 4 + 4 * took_s
 
 
-async def test_each_tenant_has_its_own_prefix_cache(worker: FakeWorker, ask: Any) -> None:
-    for name, more in (("plain", {}), ("slots", {}), ("plain", {"cache_salt": "x"}), ("free", {})):
-        assert (await ask(name, **more)).status_code == 200
-    salts = [wire.decode_request(start.engine_request).cache_salt for start in worker.seen.starts]
-    assert len(set(salts)) == 4
-    assert salts[3] is None
-    assert None not in salts[:3]
-    assert (await ask("plain", at=1)).status_code == 200
-    assert wire.decode_request(worker.seen.starts[-1].engine_request).cache_salt == salts[0]
-
-
-async def test_keys_come_and_go_without_a_restart(routers: Routers, worker: FakeWorker, ask: Any) -> None:
+async def test_keys_are_added_and_removed_without_a_restart(
+    routers: Routers, worker: FakeWorker, ask: Any
+) -> None:
     async def status(expected: int) -> None:
         async def has() -> bool:
             return bool((await ask("new")).status_code == expected)
@@ -262,30 +232,17 @@ async def test_keys_come_and_go_without_a_restart(routers: Routers, worker: Fake
     await status(401)
 
 
-async def test_the_limits_hold_on_each_router_without_redis(
-    routers: Routers, worker: FakeWorker, ask: Any
-) -> None:
-    routers.redis.hang()
-    try:
-        got = [(await ask("plain", at)).status_code for at in range(2)]
-        assert got == [200, 200]
-        refused = await ask("tokens", 0, prompt=[1] * 60, max_tokens=90)
-        assert refused.status_code == 429
-    finally:
-        routers.redis.wake()
-
-
 def test_no_secret_is_on_a_log_line(routers: Routers) -> None:
-    for process in routers.logs:
+    for process in routers.processes:
         assert "keys of" in process.text
         assert "c4nary" not in process.text
         assert "s3cret" not in process.text
 
 
-async def test_a_class_is_chosen_within_what_a_key_may_use(
+async def test_a_request_gets_a_class_that_its_key_may_use(
     routers: Routers, worker: FakeWorker, ask: Any
 ) -> None:
-    """Priorities, as a worker is told them: interactive has 0, batch has 10."""
+    """Workers get the priority: 0 for interactive, 10 for batch."""
     for name, more, priority in (
         ("plain", {}, 0),
         ("plain", {"service_tier": "flex"}, 10),
@@ -302,7 +259,7 @@ async def test_a_class_is_chosen_within_what_a_key_may_use(
             bool(priority),
             3_000 * priority,
         )
-        assert told.ttft_s == (0.0 if priority else 1.0)  # a goal of interactive alone
+        assert told.ttft_s == (0.0 if priority else 1.0)  # only interactive has this goal
     for more, status in (({"service_tier": "priority"}, 403), ({"service_tier": "slow"}, 400)):
         refused = await ask("night", **more, stream=True)
         assert refused.status_code == status
@@ -320,7 +277,7 @@ async def test_a_class_is_chosen_within_what_a_key_may_use(
     assert not any('class="batch"' in line for line in counted)  # it has no goals
 
 
-async def test_no_tenant_sees_what_is_of_all_of_them(routers: Routers) -> None:
+async def test_a_tenants_key_opens_no_metrics_of_all_tenants(routers: Routers) -> None:
     for url in routers.urls:
         headers = {"Authorization": f"Bearer {secret('plain')}"}
         async with httpx.AsyncClient(base_url=url, headers=headers) as http:

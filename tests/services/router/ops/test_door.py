@@ -1,8 +1,10 @@
-"""The live page lets in, and lets act, whom it should."""
+"""Who may see the live page, who may act on it, and how often a key may be tried."""
 
 import pytest
 
-from baton.services.router.ops.door import COOKIE, Door
+from baton.services.router.ops import door as module
+from baton.services.router.ops.door import COOKIE, FREE_TRIES, Door, Tries
+from harness.scheduling import Clock
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001"])
@@ -14,7 +16,7 @@ def test_without_a_key_this_machines_names_open_it(host):
     "host", ["evil.example", "evil.example:8001", "10.0.0.5:8001", "127.0.0.1.evil.example", ""]
 )
 def test_without_a_key_other_names_do_not(host):
-    """Otherwise another site's page could lead its own name to this machine, and read and drain."""
+    """Otherwise another site could point its own name to this machine, and read and drain."""
     assert not Door("").opens([(b"host", host.encode())])
 
 
@@ -31,11 +33,11 @@ def test_a_key_opens_it_from_anywhere():
         (b"authorization", b"Basic right"),
         (b"authorization", b"Bearer "),
         (b"cookie", f"{COOKIE}=right".encode()),
-        (b"cookie", f"{COOKIE}={Door('right').cookie()}".encode()),  # of another process
+        (b"cookie", f"{COOKIE}={Door('right').cookie()}".encode()),  # another process's cookie
         (b"host", b"localhost"),
     ],
 )
-def test_nothing_else_does(header):
+def test_nothing_else_opens_it(header):
     assert not Door("right").opens([header])
 
 
@@ -46,3 +48,36 @@ def test_the_cookie_does_not_show_the_key():
 def test_actions_come_from_the_page_itself():
     assert Door("").may_act([(b"x-baton-ops", b"1")])
     assert not Door("").may_act([(b"host", b"localhost")])
+
+
+def test_waits_grow_and_end():
+    clock = Clock()
+    tries = Tries(clock)
+    waits = []
+    for _ in range(FREE_TRIES + 12):
+        clock.now += tries.wait_s("10.0.0.1")
+        tries.failed("10.0.0.1")
+        waits.append(tries.wait_s("10.0.0.1"))
+    assert waits[:FREE_TRIES] == [0.0] * FREE_TRIES
+    assert waits[FREE_TRIES : FREE_TRIES + 3] == [1.0, 2.0, 4.0]
+    assert waits[-1] == 60.0
+    assert tries.wait_s("10.0.0.2") == 0.0
+    tries.passed("10.0.0.1")
+    assert tries.wait_s("10.0.0.1") == 0.0
+
+
+def test_the_table_is_bounded_and_a_network_is_one_address(monkeypatch):
+    monkeypatch.setattr(module, "MOST_ADDRESSES", 100)
+    clock = Clock()
+    tries = Tries(clock)
+    for number in range(10_000):
+        for _ in range(FREE_TRIES + 1):
+            tries.failed(f"10.{number // 2500}.{number // 256 % 256}.{number % 256}")
+    assert len(tries) <= 100
+    assert tries.wait_s("192.0.2.1") > 0  # the table is full of waiting addresses, so no new one may try
+    clock.now += 3600.0
+    assert tries.wait_s("192.0.2.1") == 0.0
+    for number in range(FREE_TRIES + 1):
+        tries.failed(f"2001:db8::{number}")
+    assert tries.wait_s("2001:db8::ffff") > 0  # the same /64 network
+    assert tries.wait_s("2001:db8:1::1") == 0

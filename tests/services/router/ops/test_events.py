@@ -1,4 +1,4 @@
-"""Changes of the fleet are told in words."""
+"""The live page's events: changes of the fleet, the scheduler and requests, in words."""
 
 from baton.services.router.ops.events import BAD, INFO, KEPT, WARNING, Events
 from baton.services.router.ops.fleet import Row
@@ -14,7 +14,7 @@ def said(events):
     return [(severity, text) for _, _, severity, text in events.after(0)]
 
 
-def test_the_first_look_is_no_event():
+def test_the_first_snapshot_is_no_event():
     events = Events()
     events.fleet([row("a")])
     assert said(events) == []
@@ -48,7 +48,7 @@ def test_an_alarm_is_raised_and_cleared():
     assert [severity for severity, _ in said(events)] == [BAD, INFO]
 
 
-def test_a_scheduler_that_is_silent_and_comes_back():
+def test_a_scheduler_falls_silent_and_comes_back():
     events = Events()
     for problem in ("not asked yet", "", "no answer in 1 s", "refused", ""):
         events.scheduler(problem)
@@ -58,7 +58,7 @@ def test_a_scheduler_that_is_silent_and_comes_back():
     ]
 
 
-def test_requests_that_lost_a_worker_or_failed_are_told():
+def test_requests_that_lost_a_worker_or_failed():
     events = Events()
     events.over(record("fine"))
     events.over(record("moved", troubles=("lost",)))
@@ -69,7 +69,7 @@ def test_requests_that_lost_a_worker_or_failed_are_told():
     ]
 
 
-def test_the_list_is_bounded_and_numbers_go_on():
+def test_the_list_is_bounded_and_numbers_keep_growing():
     events = Events()
     for _ in range(KEPT + 10):
         events.add(INFO, "x")

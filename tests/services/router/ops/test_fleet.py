@@ -1,14 +1,8 @@
-"""Rows of workers: rates from two snapshots, and workers that are gone."""
+"""Rows of workers: rates between snapshots, and workers that have left."""
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.router.ops.fleet import COLUMNS, GONE, GONE_S, Fleet
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
+from harness.scheduling import Clock
 
 
 def status(worker_id, computed=0, output=0, *, drafts=0, first=0.0, role=pb.ROLE_DECODE, drained=False):
@@ -40,7 +34,7 @@ def test_a_row_has_rates_and_shares():
     assert fleet.sums.output_tokens_per_s == 100
 
 
-def test_a_rate_stands_between_two_heartbeats_and_then_ends():
+def test_a_rate_lasts_until_the_next_heartbeats():
     clock = Clock()
     fleet = Fleet(clock)
     for computed in (0, 500, 500):
@@ -53,7 +47,7 @@ def test_a_rate_stands_between_two_heartbeats_and_then_ends():
 
 
 def test_no_rate_is_known_while_no_scheduler_answers():
-    """The last snapshot's counts stand still then, and the workers do not."""
+    """The last snapshot's counts stand still, but the workers do not."""
     clock = Clock()
     fleet = Fleet(clock)
 
@@ -76,7 +70,7 @@ def test_acceptance_counts_each_worker_by_its_drafts():
     assert fleet.sums.acceptance == 0.7
 
 
-def test_a_worker_that_is_gone_fades():
+def test_a_worker_that_left_is_shown_for_a_while():
     clock = Clock()
     fleet = Fleet(clock)
     fleet.update([status("a"), status("b")])

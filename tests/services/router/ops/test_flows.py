@@ -1,14 +1,8 @@
-"""KV that went from worker to worker, as sums over a window."""
+"""KV moved between workers, summed over a window."""
 
 from baton.services.router.ops.flows import MOST_PAIRS, WINDOW_S, Flows
+from harness.scheduling import Clock
 from tests.services.router.ops.records import record
-
-
-class Clock:
-    now = 50.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_pairs_are_summed_and_the_busiest_comes_first():
@@ -29,7 +23,7 @@ def test_a_window_is_forgotten():
     assert flows.rows() == []
 
 
-def test_a_refused_request_went_nowhere():
+def test_a_refused_request_moves_nothing():
     flows = Flows()
     flows.add(record(workers=(), outcome="refused"))
     assert flows.rows() == []

@@ -1,4 +1,4 @@
-"""Samples: quantiles of the last ten seconds, rates, a bounded list."""
+"""Samples: quantiles and rates of the last ten seconds, in a bounded list."""
 
 from array import array
 
@@ -9,13 +9,7 @@ from baton.services.router.load import RouterCounts, summed
 from baton.services.router.ops.fleet import Sums
 from baton.services.router.ops.series import COLUMNS, KEPT, Series
 from baton.services.router.state import RequestState
-
-
-class Now:
-    now = 1_000.0
-
-    def __call__(self):
-        return self.now
+from harness.scheduling import Clock
 
 
 def finish(counts, ttft_s, gap_s):
@@ -36,8 +30,8 @@ def named(sample):
     return dict(zip(COLUMNS, sample, strict=True))
 
 
-def test_a_sample_tells_of_the_last_ten_seconds():
-    counts, now = RouterCounts(), Now()
+def test_a_sample_covers_the_last_ten_seconds():
+    counts, now = RouterCounts(), Clock()
     samples = series(counts, now)
     samples.sample(Sums())
     now.now += 1
@@ -51,7 +45,7 @@ def test_a_sample_tells_of_the_last_ten_seconds():
 
 
 def test_old_requests_do_not_count():
-    counts, now = RouterCounts(), Now()
+    counts, now = RouterCounts(), Clock()
     samples = series(counts, now)
     samples.sample(Sums())
     finish(counts, 5.0, 0.5)
@@ -63,7 +57,7 @@ def test_old_requests_do_not_count():
 
 
 def test_a_quarter_of_an_hour_is_kept():
-    counts, now = RouterCounts(), Now()
+    counts, now = RouterCounts(), Clock()
     samples = series(counts, now)
     for _ in range(KEPT + 5):
         now.now += 1

@@ -1,4 +1,4 @@
-"""The live page's own server: its door, feed, requests, and actions against a real scheduler."""
+"""The live page's server: access, feed, requests, and actions on a real scheduler."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ ACT = {"x-baton-ops": "1"}
 
 
 async def messages(client, number):
-    """Return so many messages of the feed."""
+    """Return the first `number` messages of the feed."""
     found = []
     async with client.stream("GET", "/ops/feed") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -52,7 +52,7 @@ async def test_the_feed_shows_what_the_scheduler_knows():
         assert any("registered" in text for *_, text in last["events"])
 
 
-async def test_the_page_and_its_files_come_from_here_alone():
+async def test_the_page_loads_nothing_from_elsewhere():
     async with live_page() as page, httpx.AsyncClient(base_url=page.url) as client:
         whole = await client.get("/ops")
         assert whole.status_code == 200
@@ -80,8 +80,8 @@ async def test_requests_are_listed_and_found():
         assert (await client.get("/ops/requests/nobody")).status_code == 404
 
 
-async def test_an_operator_drains_undrains_and_is_written_down(caplog):
-    caplog.set_level(logging.INFO, "baton")  # as in a process; other tests' imports leave the root at ERROR
+async def test_an_operator_drains_and_undrains_and_both_are_logged(caplog):
+    caplog.set_level(logging.INFO, "baton")  # other tests' imports leave the root at ERROR
     async with live_page() as page, httpx.AsyncClient(base_url=page.url, headers=ACT) as client:
         await page.register(("d-1", pb.ROLE_DECODE))
         action = {"action": "drain", "worker": "d-1", "confirm": "d-1"}
@@ -95,7 +95,7 @@ async def test_an_operator_drains_undrains_and_is_written_down(caplog):
         assert [one.name for one in caplog.records if one.name == "baton.audit"]
 
 
-async def test_of_several_models_the_scheduler_acts_that_has_the_worker():
+async def test_an_action_goes_to_the_models_scheduler_that_has_the_worker():
     other = SchedulerServer(SchedulerSettings(address="127.0.0.1:0", topic="other"))
     async with live_page() as page, other as server, SchedulerClient(server.address) as client:
         actions = Actions([page.scheduler, client], page.feed.events)
@@ -118,7 +118,7 @@ async def test_of_several_models_the_scheduler_acts_that_has_the_worker():
         ({"more": 1}, ACT, 422, "more"),
     ],
 )
-async def test_what_is_not_meant_is_not_done(changes, headers, status, said):
+async def test_doubtful_actions_are_refused(changes, headers, status, said):
     async with live_page() as page, httpx.AsyncClient(base_url=page.url, headers=headers) as client:
         await page.register(("d-1", pb.ROLE_DECODE))
         action = {"action": "drain", "worker": "d-1", "confirm": "d-1"} | changes
@@ -128,7 +128,7 @@ async def test_what_is_not_meant_is_not_done(changes, headers, status, said):
         assert not (await page.scheduler.describe()).drained
 
 
-async def test_a_router_without_an_operators_rights_says_so():
+async def test_a_router_without_an_operators_rights_names_the_command():
     async with (
         live_page(forbidden="use `baton drain`") as page,
         httpx.AsyncClient(base_url=page.url, headers=ACT) as client,
@@ -157,7 +157,7 @@ async def test_a_key_is_asked_for_once():
             assert (await other.get("/ops/first")).status_code == 200
 
 
-async def test_another_sites_name_that_leads_here_sees_nothing():
+async def test_another_sites_name_for_this_machine_gets_421():
     async with live_page() as page, httpx.AsyncClient(base_url=page.url) as client:
         for path in ("/ops", "/ops/first", "/ops/requests"):
             response = await client.get(path, headers={"host": "evil.example"})

@@ -1,4 +1,4 @@
-"""The names that a router gives to a prompt's blocks are those of the engines."""
+"""A router names a prompt's blocks as the engines do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_an_engine(
 @pytest.mark.parametrize("salt", [None, "acme"])
 @pytest.mark.parametrize("adapter", [None, ADAPTER])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-def test_they_are_the_engines_own(salt: str | None, algorithm: str, adapter: LoRARequest | None) -> None:
+def test_hashes_are_the_engines_own(salt: str | None, algorithm: str, adapter: LoRARequest | None) -> None:
     draw = random.Random(1)
     one = hasher(algorithm=algorithm)
     for length in (1, BLOCK - 1, BLOCK, 3 * BLOCK + 1, (2 * PIECE_BLOCKS + 3) * BLOCK + 5):
@@ -64,10 +64,10 @@ def test_they_are_the_engines_own(salt: str | None, algorithm: str, adapter: LoR
         expected = in_an_engine(tokens, salt, algorithm, adapter)
         assert len(expected) == length // BLOCK
         assert list(one.hashes(asked(tokens, salt, adapter))) == expected
-        assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # from what was kept
+        assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # from the cache
 
 
-def test_only_what_is_new_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, hashed = hasher(), []
     inner = block_hashes.hash_block_tokens
 
@@ -89,15 +89,15 @@ def test_only_what_is_new_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch)
     assert set(other).isdisjoint(first)
 
 
-def test_each_adapter_has_names_of_its_own() -> None:
-    """In each block, whatever number a worker gives to it; other files under a name are another adapter."""
+def test_each_adapter_has_its_own_names() -> None:
+    """In each block, whatever its number at a worker. Other files of the same name are another adapter."""
     one, tokens = hasher(), list(range(2 * PIECE_BLOCKS * BLOCK))
     names = [one.hashes(asked(tokens, adapter=adapter)) for adapter in (None, ADAPTER, OTHER_FILES)]
     assert len({*names[0], *names[1], *names[2]}) == 3 * 2 * PIECE_BLOCKS
     assert one.hashes(asked(tokens, adapter=LoRARequest("sql", 1, "a5ce55ed"))) == names[1]
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_hashes, "PIECES", 4)
     one = hasher()
     for begin in range(6):
@@ -105,7 +105,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(one._pieces) == 4
 
 
-def test_where_a_block_of_the_cache_is_longer_it_is_named_by_its_last_part() -> None:
+def test_a_longer_cache_block_is_named_by_its_last_hash() -> None:
     tokens = list(range(9 * BLOCK))
     hashes = hasher().hashes(asked(tokens))
     keys, apart = hasher(every=4).keys(asked(tokens))

@@ -1,4 +1,4 @@
-"""vLLM's own front-end arguments: parsed as vLLM parses them, or refused in one line with advice."""
+"""vLLM's front-end arguments are parsed as vLLM parses them, or refused with advice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refusal(engine: dict[str, Any] | None = None, /, **router: Any) -> str:
     return str(caught.value)
 
 
-def test_without_any_it_is_vllms_default() -> None:
+def test_defaults_are_vllms() -> None:
     assert vars(namespace()) == vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
 
 
@@ -121,7 +121,7 @@ def test_arguments_that_contradict_each_other() -> None:
     ("template", "why"),
     [("/no.jinja", "appears path-like, but doesn't exist!"), ("{% if", "unexpected 'end of template'")],
 )
-def test_a_chat_template_that_is_none(template: str, why: str) -> None:
+def test_a_wrong_chat_template(template: str, why: str) -> None:
     line = refusal(chat_template=template)
     assert line.startswith(f"router.chat_template: value {template!r} is not allowed: ")
     assert why in line
@@ -129,7 +129,7 @@ def test_a_chat_template_that_is_none(template: str, why: str) -> None:
 
 
 def test_every_argument_of_vllms_is_decided() -> None:
-    """The page lists the arguments that are honoured and those that are not: another vLLM has other ones."""
+    """The page lists all arguments as honoured or refused; another vLLM may have others."""
     of_vllm = {field.name for field in dataclasses.fields(FrontendArgs)}
     honoured, refused = (
         set(re.findall(r"`(\w+)`", part.partition("| --- |")[2])) for part in _tables(PAGE.read_text())

@@ -1,4 +1,4 @@
-"""A router bounds the size of each grammar, and leaves the parsing to the workers."""
+"""A router limits the size of each grammar, and leaves parsing to the workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 @pytest.fixture
 def router() -> Iterator[None]:
-    """Act as a router's process, for a while."""
+    """Make vLLM check grammars as in a router during the test."""
     before = [(module, name, getattr(module, name)) for module, name in native_checks()]
     leave_to_workers()
     yield
@@ -72,12 +72,12 @@ def chat(**fields: Any) -> ChatCompletionRequest:
         ),
     ],
 )
-def test_each_way_to_a_grammar_is_counted(request_: Any, counts: bool) -> None:
+def test_grammars_are_counted_in_every_field(request_: Any, counts: bool) -> None:
     assert (grammar_bytes(request_) > MAX_GRAMMAR_BYTES) == counts
 
 
 @pytest.mark.parametrize("field", ["json", "regex", "grammar", "structural_tag"])
-def test_what_a_request_ends_in_is_counted(field: str) -> None:
+def test_grammars_are_counted_in_sampling_params(field: str) -> None:
     for value, refused in ((LARGE, True), ("x", False)):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**{field: value}))
         assert bool(size_problem(params)) == refused

@@ -1,4 +1,4 @@
-"""Large answers equal vLLM's, and hold up no other stream."""
+"""Large answers equal vLLM's, and do not block other streams."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from vllm.entrypoints.serve.engine.protocol import UsageInfo
 from vllm.logprobs import Logprob
 
 from baton.services.router.vllm import large_answers
+from tests.services.router.vllm.turns import longest_turn
 
 WIDTH = 20
 
@@ -85,19 +86,15 @@ def as_vllm_sends(answer: Any) -> bytes:
 
 
 async def sent(answer: Any) -> tuple[bytes, float]:
-    """Return the body that a client gets, and the longest turn of the loop meanwhile, s of a core."""
+    """Return the body that a client gets, and the longest turn of the loop until then."""
     messages: list[Any] = []
-    longest = 0.0
 
     async def send(message: Any) -> None:
         messages.append(message)
 
     response = large_answers._Response(content=answer.model_dump())
     sending = asyncio.create_task(response({"type": "http"}, None, send))  # type: ignore[arg-type]
-    while not sending.done():
-        began = time.thread_time()  # another process may have the core in between
-        await asyncio.sleep(0)
-        longest = max(longest, time.thread_time() - began)
+    longest = await longest_turn(sending.done)
     await sending
     start, body = messages
     assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
@@ -117,12 +114,12 @@ async def test_a_completion_is_the_same(count: int) -> None:
     assert json.loads(body) == json.loads(as_vllm_sends(completion(count)))
 
 
-async def test_a_short_answer_goes_the_way_of_vllm() -> None:
+async def test_a_short_answer_takes_vllms_path() -> None:
     assert isinstance(chat(10, whole=True).model_dump(), dict)
     assert isinstance(chat(200, whole=True).model_dump(mode="json", exclude={"choices"}), dict)
 
 
-async def test_a_long_one_leaves_the_loop_to_others() -> None:
+async def test_a_long_answer_does_not_block_the_loop() -> None:
     tries = [await sent(chat(2000, whole=True, prompt=2000)) for _ in range(3)]
     body, longest = min(tries, key=lambda one: one[1])
     began = time.thread_time()
@@ -132,7 +129,7 @@ async def test_a_long_one_leaves_the_loop_to_others() -> None:
     assert longest < at_once / 5  # a fiftieth on an idle machine
 
 
-async def test_what_json_cannot_hold_is_an_error_as_before() -> None:
+async def test_a_nan_is_an_error_as_in_vllm() -> None:
     answer = completion(200)
     answer.choices[0].logprobs.token_logprobs[100] = float("nan")
     with pytest.raises(ValueError, match="JSON"):

@@ -1,4 +1,4 @@
-"""The limit on a request's log-probabilities, and the turns in which a prompt's are processed."""
+"""The limit on a request's log-probabilities, and the slices in which a prompt's are processed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.logprobs import MOST_AT_A_TOKEN, MOST_OF_A_PROMPT, PromptLogprobs
 from harness.fake_worker import until
 from harness.router import Cluster
+from tests.services.router.vllm.turns import longest_turn
 
 VOCABULARY = 32_000
 
@@ -36,7 +37,7 @@ VOCABULARY = 32_000
         ({"prompt_logprob_token_ids": [[1, 2], [3, 4]]}, 0, 4),
     ],
 )
-def test_all_that_are_kept_are_counted(params: dict[str, Any], each: int, of_prompt: int) -> None:
+def test_kept_log_probabilities_are_counted(params: dict[str, Any], each: int, of_prompt: int) -> None:
     asked = SamplingParams(**params)
     assert logprobs.at_a_token(asked, VOCABULARY) == each
     assert logprobs.of_the_prompt(asked, VOCABULARY, 100) == of_prompt
@@ -51,9 +52,7 @@ def test_all_that_are_kept_are_counted(params: dict[str, Any], each: int, of_pro
         ({"prompt_logprobs": 20}, MOST_OF_A_PROMPT // 20, str(MOST_OF_A_PROMPT)),
     ],
 )
-def test_more_than_a_stream_can_wait_for_are_refused(
-    params: dict[str, Any], prompt_tokens: int, named: str
-) -> None:
+def test_too_many_are_refused(params: dict[str, Any], prompt_tokens: int, named: str) -> None:
     with pytest.raises(Unsupported, match=named):
         logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
 
@@ -62,7 +61,7 @@ def test_more_than_a_stream_can_wait_for_are_refused(
     ("params", "prompt_tokens"),
     [({"logprobs": 20, "prompt_logprobs": 20}, 12_000), ({"prompt_logprobs": 1}, 128 << 10)],
 )
-def test_what_evaluations_ask_for_is_served(params: dict[str, Any], prompt_tokens: int) -> None:
+def test_as_many_as_evaluations_need_are_served(params: dict[str, Any], prompt_tokens: int) -> None:
     logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
 
 
@@ -82,7 +81,7 @@ def rows(count: int, width: int) -> LogprobsTensors:
 
 
 class FrontEnd:
-    """Takes rows in the same time of a core as vLLM's front end, and outputs."""
+    """Takes outputs, and rows in as much CPU time as vLLM's front end."""
 
     def __init__(self, entry_s: float = 20e-6) -> None:
         self.entry_s = entry_s
@@ -104,18 +103,13 @@ def output(tokens: list[int], some: LogprobsTensors | None = None, name: str = "
     return EngineCoreOutput(request_id=name, new_token_ids=tokens, new_prompt_logprobs_tensors=some)
 
 
-async def test_many_are_made_in_turns_with_other_streams() -> None:
+async def test_many_do_not_block_other_streams() -> None:
     end = FrontEnd()
     first, second = output([1], rows(2000, 5)), output([2])
     assert end.making.takes(first)
     assert end.making.takes(second)
     assert not end.making.takes(output([3], name="another"))
-    longest = 0.0
-    async with asyncio.timeout(60):
-        while not end.outputs:
-            began = time.thread_time()  # another process may have the core in between
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
+    longest = await longest_turn(lambda: bool(end.outputs))
     assert end.ids == list(range(10_000))
     assert end.outputs == [first, second]
     assert first.new_prompt_logprobs_tensors is None
@@ -123,23 +117,18 @@ async def test_many_are_made_in_turns_with_other_streams() -> None:
     assert longest < 0.1  # 0.2 s in one go
 
 
-async def test_few_of_many_prompts_take_turns_too() -> None:
+async def test_those_of_many_prompts_do_not_either() -> None:
     end = FrontEnd(entry_s=100e-6)
     names = [f"q{number}" for number in range(20)]
     end.making.add = lambda _, some: FrontEnd.add(end, "q", some)
     for name in names:
         assert end.making.takes(output([1], rows(50, 5), name))
-    longest = 0.0
-    async with asyncio.timeout(60):
-        while len(end.outputs) < len(names):
-            began = time.thread_time()  # another process may have the core in between
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
+    longest = await longest_turn(lambda: len(end.outputs) == len(names))
     assert [one.request_id for one in end.outputs] == names
     assert longest < 0.2  # 0.5 s in one go
 
 
-async def test_a_request_that_is_over_gets_no_more() -> None:
+async def test_a_finished_request_gets_no_more() -> None:
     end = FrontEnd()
     assert end.making.takes(output([1], rows(2000, 5)))
     await asyncio.sleep(0)
@@ -152,7 +141,7 @@ async def test_a_request_that_is_over_gets_no_more() -> None:
     assert not end.failed
 
 
-async def test_what_vllm_cannot_read_ends_its_request_alone() -> None:
+async def test_an_error_of_vllms_ends_only_that_request() -> None:
     end = FrontEnd()
 
     def add(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's form of chat answers: tool calls with incomplete arguments."""
+"""Chat answers in Anthropic's form: tool calls with incomplete arguments."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_each_worker_has_its_series() -> None:
         ("vllm:num_requests_waiting", ()): 5,
         ("vllm:num_requests_waiting_by_reason", ("capacity",)): 2,
         ("vllm:num_requests_waiting_by_reason", ("deferred",)): 3,
-        ("vllm:kv_cache_usage_perc", ()): 0.25,  # of 100: vLLM keeps a block for itself
+        ("vllm:kv_cache_usage_perc", ()): 0.25,  # of 100 blocks: vLLM keeps one for itself
         ("vllm:prefix_cache_queries_total", ()): 900,
         ("vllm:prefix_cache_hits_total", ()): 64,
         ("vllm:external_prefix_cache_queries_total", ()): 80,
@@ -68,7 +68,7 @@ def test_a_worker_that_has_just_loaded_is_not_full() -> None:
     assert shown(worker("full", running=1))["vllm:kv_cache_usage_perc", "full", ()] == 1
 
 
-def test_a_worker_whose_engine_still_loads_has_none() -> None:
+def test_a_worker_whose_engine_is_loading_has_no_series() -> None:
     loading = worker("new", running=0)
     loading.identity.ClearField("capacity")
     silent = worker("unheard")

@@ -18,7 +18,7 @@ def output(request_id: str, *tokens: int, **more: Any) -> Any:
     return EngineCoreOutput(request_id=request_id, new_token_ids=list(tokens), **more)
 
 
-async def test_tokens_that_wait_are_merged() -> None:
+async def test_waiting_tokens_are_merged() -> None:
     queue = outputs.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 9))
@@ -43,7 +43,7 @@ async def test_logprobs_are_not_merged() -> None:
     assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-async def test_take_waits_and_takes_all() -> None:
+async def test_take_waits_and_returns_all() -> None:
     queue = outputs.OutputQueue(lambda: 0.0)
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_take_waits_and_takes_all() -> None:
     assert [one.request_id for one in (await taking).outputs] == ["a", "b"]
 
 
-async def test_a_router_that_is_late_takes_more_at_once() -> None:
+async def test_a_late_router_takes_more_at_once() -> None:
     late = [1.0]
     queue = outputs.OutputQueue(lambda: late[0])
     queue.put(output("a", 1))
@@ -72,8 +72,8 @@ async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
     assert [one.request_id for one in (await queue.take()).outputs] == ["b"]
 
 
-async def test_tokens_wait_for_the_flush_but_the_first_and_the_last() -> None:
-    flush_s = 0.5  # a busy machine stands still for less
+async def test_all_but_the_first_and_last_tokens_wait_for_the_flush() -> None:
+    flush_s = 0.5  # longer than a busy machine stalls
     queue = outputs.OutputQueue(lambda: 0.0, flush_s)
     queue.put(output("a", 1), at_once=True)
     queue.put(output("b", 9))
@@ -93,7 +93,7 @@ async def test_tokens_wait_for_the_flush_but_the_first_and_the_last() -> None:
     assert [one.request_id for one in (await queue.take()).outputs] == ["c"]
 
 
-async def test_what_cannot_be_merged_keeps_its_order_with_a_flush() -> None:
+async def test_unmerged_outputs_keep_their_order_with_a_flush() -> None:
     queue = outputs.OutputQueue(lambda: 0.0, 60.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
@@ -103,14 +103,12 @@ async def test_what_cannot_be_merged_keeps_its_order_with_a_flush() -> None:
         assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-def test_times_of_another_host() -> None:
-    def event(kind: EngineCoreEventType, at: float) -> EngineCoreEvent:
-        return EngineCoreEvent(kind, at)
-
-    events = [event(EngineCoreEventType.QUEUED, 100.0), event(EngineCoreEventType.SCHEDULED, 101.0)]
+def test_events_of_another_host_are_rebased() -> None:
+    event, kind = EngineCoreEvent, EngineCoreEventType
+    events = [event(kind.QUEUED, 100.0), event(kind.SCHEDULED, 101.0)]
     outputs.rebase(events, -90.0)
     assert [one.timestamp for one in events] == [10.0, 11.0]
     assert outputs.began_at(events) == (10.0, 11.0)
     assert outputs.only_preemptions(events) is None
-    preempted = event(EngineCoreEventType.PREEMPTED, 12.0)
+    preempted = event(kind.PREEMPTED, 12.0)
     assert outputs.only_preemptions([*events, preempted]) == [preempted]

@@ -1,4 +1,4 @@
-"""A long text's ids are the tokenizer's own when it is tokenized in pieces, and take little memory."""
+"""A long text tokenized in pieces has the tokenizer's own ids, and takes little memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,8 @@ from harness.support import ROOT
 
 WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
 RUNS = (
-    " ",
-    "\n",
-    "\t",
-    "a",
-    "ab",
-    "the",
-    "A",
-    "/",
-    "-_",
-    "'",
-    "'s",
-    "\u4e2d",
-    "\u4e2d\u56fd",
-    "\U0001f600",
-    "1",
-    "\u00e9",
+    *(" ", "\n", "\t", "a", "ab", "the", "A", "/", "-_", "'", "'s", "1"),
+    *("\u4e2d", "\u4e2d\u56fd", "\U0001f600", "\u00e9"),
 )
 WORDS = (
     *("Hello", " world", ". ", "I'll", "it's", "'S", "don\u2019t", "\u017f", " THE", "camelCaseWord"),
@@ -45,23 +31,15 @@ WORDS = (
     *("!", "?!", "//", "/home/x ", "#include <a>", '{"a": 1}', "e\u0301", "\u0301", "\u1100\u1161\u11a8"),
     *("\uac00\u11a8", "\u212b", "\u037e", "\u4e2d\u6587\u3002", "\u65e5\u672c\uff0c", "\u0410\u0431\u0432"),
     *("\U0001f468\u200d\U0001f469", "\ufe0f", "\U0001f3fd", "\u0e01\u0e33", "\u0939\u093f", "\u00df"),
-    *(
-        "\u01c5",
-        "\u02b0",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|im_",
-        "start|>",
-        "<tool_call>",
-        "</tool_response>",
-    ),
+    *("\u01c5", "\u02b0", "<|im_start|>", "<|im_end|>", "<|im_", "start|>", "<tool_call>"),
+    "</tool_response>",
     *("<", "|>", "_", "im_start", "\x00", "\ufffd"),
 )
 
 
 @functools.cache
 def made(pattern: str | None = None, *, frame: bool = False, added: str = "", **kinds: bool) -> Any:
-    """Return a tokenizer: the demo model's, perhaps with another pattern, frame or added token."""
+    """Return the demo model's tokenizer, perhaps with another pattern, frame or added token."""
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     if pattern == pieces.GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,7 +63,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text_of(rng: random.Random) -> str:
-    """Return a random text: words, any characters, and runs that are much longer than a piece."""
+    """Return a random text of words, any characters, and runs that are much longer than a piece."""
     parts: list[str] = []
     for _ in range(rng.randrange(1, 30)):
         kind = rng.random()
@@ -142,7 +120,7 @@ def test_a_cut_never_splits_an_added_token(added: str) -> None:
         assert found is None or found == tokenizer(text, **WHOLE)["input_ids"], repr(text)
 
 
-def test_tokens_split_by_choice_stay_split() -> None:
+def test_split_special_tokens_stay_split() -> None:
     tokenizer = made(added="<extra>")
     text = "a <|im_end|> b <extra> c" * 50
     whole = pieces.ids_in_pieces(tokenizer, text, **WHOLE)
@@ -155,7 +133,7 @@ def test_tokens_split_by_choice_stay_split() -> None:
 
 
 def test_a_run_ends_within_a_piece_or_begins_a_large_one() -> None:
-    """Runs that are one word are cut; of a run of newlines the pattern may claim all, so it is not."""
+    """A run that is one word is cut. A run of newlines is not: the pattern may take all of it."""
     cutter = pieces.cutter_of(made())
     assert cutter is not None
     for unit, most in (
@@ -194,7 +172,7 @@ def test_other_tokenizers_get_the_text_whole() -> None:
         lambda backend: setattr(backend, "model", models.WordLevel(backend.get_vocab(), unk_token="a")),
     ],
 )
-def test_other_parts_of_a_tokenizer_are_not_known(change: Callable[[Tokenizer], None]) -> None:
+def test_tokenizers_with_other_parts_get_the_text_whole(change: Callable[[Tokenizer], None]) -> None:
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     change(backend)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
@@ -235,7 +213,7 @@ for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000)
 
 
 def test_a_long_text_that_fits_takes_little_memory() -> None:
-    """Measured in a process of its own: whole texts take 90 to 180 bytes per character."""
+    """Whole texts take 90 to 180 bytes per character. Measured in a separate process."""
     line = [sys.executable, "-c", MEASURE, str(MODEL)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=420, check=True)
     rows = [line.split() for line in done.stdout.splitlines()]

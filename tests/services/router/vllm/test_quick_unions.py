@@ -1,4 +1,4 @@
-"""Unions that look before they try: results stay the same, and a wrong list costs one item."""
+"""Faster unions give the same results, and a list of wrong items costs only one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMError
 
 from baton.services.router.vllm.quick_unions import REQUESTS, quick, quicken_requests
-from tests.fuzz.right import RIGHT
-from tests.fuzz.shapes import ITEMS
+from tests.fuzz.shapes import ITEMS, RIGHT
 
 NEW_EACH_TIME = ("id", "request_id")
 PLAIN = {model: SchemaValidator(model.__pydantic_core_schema__) for model in REQUESTS}
@@ -49,7 +48,7 @@ def quickened() -> None:
 
 
 def outcome(validator: Any, body: dict[str, Any]) -> Any:
-    """Return a validator's result for a body, or that it refuses the body."""
+    """Return a validator's result for a body, or "refused"."""
     try:
         return plain(validator.validate_python(body))
     except (ValidationError, ValueError, TypeError, AttributeError, VLLMError):
@@ -57,7 +56,7 @@ def outcome(validator: Any, body: dict[str, Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in plain types; some of its contents are validated only now."""
+    """Return a value in plain types, which also runs pydantic's lazy validators."""
     if isinstance(value, BaseModel):
         return type(value).__name__, plain(dict(value))
     if isinstance(value, dict):
@@ -68,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", REQUESTS, ids=lambda model: model.__name__)
-def test_each_item_is_taken_as_before(model: type[BaseModel]) -> None:
+def test_each_item_gets_the_same_result(model: type[BaseModel]) -> None:
     rights = [{"model": "m", **right} for right in RIGHT.values()]
     right = next(one for one in rights if outcome(PLAIN[model], one) != "refused")
     fields = [name for name in ("messages", "input", "tools", "items") if name in model.model_fields]
@@ -92,7 +91,7 @@ def test_wrong_items_cost_one_item() -> None:
             assert time.thread_time() - began < 1.0  # 2 ms of a core; over 10 s without this
 
 
-async def test_routes_of_an_app_that_is_built_then_validate_quickly() -> None:
+async def test_routes_of_a_new_app_validate_quickly() -> None:
     app = FastAPI()
     for routes in (responses_routes, chat_routes):
         routes.attach_router(app)

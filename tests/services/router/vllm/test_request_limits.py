@@ -1,4 +1,4 @@
-"""What is refused of a request before vLLM renders it, and so before it fetches anything for it."""
+"""Requests that are refused before vLLM renders them or fetches anything for them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import Any
 
 import pytest
 from starlette.datastructures import State
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest, ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.renderers.chat_utils import MM_PARSER_MAP
 
 from baton.services.router.vllm.engine_client import RefusedByRouter
-from baton.services.router.vllm.request_limits import MEDIA, limit_requests
+from baton.services.router.vllm.request_limits import (
+    MAX_CHARACTERS,
+    MAX_TOOLS,
+    MEDIA,
+    field_problem,
+    limit_requests,
+)
 
+USER: Any = {"role": "user", "content": "x"}
 TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
 IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
 PARTS = [
     {"type": "image_url", **IMAGE},
-    IMAGE,  # its type is left out
+    IMAGE,  # without a type
     {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
     {"type": "video_url", "video_url": {"url": "http://192.0.2.1/never-fetched.mp4"}},
 ]
@@ -32,8 +40,7 @@ async def asked(request: Any) -> list[Any]:
         passed.append(one)
 
     serving = SimpleNamespace(_check_model=check)
-    state = State({"openai_serving_chat": serving})
-    limit_requests(state)
+    limit_requests(State({"openai_serving_chat": serving}))
     await serving._check_model(request)
     return passed
 
@@ -62,5 +69,46 @@ async def test_an_image_in_a_response_request() -> None:
         await asked(one)
 
 
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        (CompletionRequest(model="m", prompt=["x"] * 100, n=3), "asks for 300 answers; 256 are allowed"),
+        (CompletionRequest(model="m", prompt=[[1]] * 300), "asks for 300 answers"),
+        (ChatCompletionRequest(model="m", messages=[USER], n=1000), "asks for 1000 answers"),
+        (BatchChatCompletionRequest(model="m", messages=[[USER]] * 300), "asks for 300 answers"),
+        (
+            ChatCompletionRequest(model="m", messages=[USER], structured_outputs={"regex": "x" * 200_000}),
+            "131072",
+        ),
+    ],
+)
+async def test_too_many_answers_and_huge_grammars_are_refused(request_: Any, problem: str) -> None:
+    with pytest.raises(RefusedByRouter, match=problem) as refused:
+        await asked(request_)
+    assert refused.value.http_status == 400
+
+
 async def test_text_passes() -> None:
     assert await asked(one := chat({"type": "text", "text": "This."})) == [one]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"bad_words": ["word " * 12_000] * 100}, "bad_words has 6000000 characters; 16384 are allowed"),
+        ({"stop": "x" * 20_000}, "stop has 20000 characters"),
+        ({"stop": ["x" * 10_000] * 2}, "stop has 20000 characters"),
+        ({"query": "x" * 70_000, "items": []}, "query has 70000 characters"),
+        ({"items": ["x" * 700] * 100}, "items has 70000 characters"),
+        ({"cache_salt": "x" * 5_000}, "cache_salt has 5000 characters"),
+        ({"tools": [{}] * 513}, "tools has 513 entries; 512 are allowed"),
+        ({"items": [[1] * 70_000]}, ""),
+        ({"bad_words": ["word"] * 128, "stop": None, "tools": [{}] * MAX_TOOLS}, ""),
+        ({name: "x" * size for name, size in MAX_CHARACTERS.items()}, ""),
+        ({}, ""),
+    ],
+)
+def test_fields_that_are_too_long_are_refused(fields: dict[str, Any], problem: str) -> None:
+    found = field_problem(SimpleNamespace(**fields))
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)

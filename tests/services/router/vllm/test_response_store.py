@@ -1,4 +1,4 @@
-"""The bounds of stored responses (number, bytes, age), and whose oldest ones are dropped."""
+"""The limits of stored responses (number, bytes, age), and which are dropped first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton.services.router.http.admission import CALLER
+from baton.services.router.http.authentication import CALLER
 from baton.services.router.vllm import response_store
 from baton.services.router.vllm.response_store import ResponseStore
 from baton.services.tenants.model import Caller, Limits, Tenant
+from harness.scheduling import Clock
 
 
 class Answer:
@@ -46,13 +47,6 @@ class Handler:
     async def _run_background_request_stream(self) -> None: ...
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Site:
     def __init__(self) -> None:
         self.clock = Clock()
@@ -83,7 +77,7 @@ def site() -> Site:
     return Site()
 
 
-async def test_an_answer_has_one_tenant(site: Site) -> None:
+async def test_an_answer_belongs_to_one_tenant(site: Site) -> None:
     mine = await site.make("me")
     assert mine != "mine"
     assert site.store.find(mine, "them") is None

@@ -1,8 +1,7 @@
-"""No more of a text is tokenized than the model can take, and the tokens stay the same."""
+"""A text is tokenized only as far as the model can take it, with the same tokens."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +71,7 @@ def test_a_long_text_of_few_tokens_fits(tokenizer: Counting) -> None:
     assert tokenized(tokenizer, text, max_total_tokens=len(expected)) == expected
 
 
-def test_offsets_are_for_texts_of_a_bounded_length(tokenizer: Counting) -> None:
+def test_texts_with_offsets_have_a_limit(tokenizer: Counting) -> None:
     text = " " * (tokenizing.WITH_OFFSETS + 1)
     with pytest.raises(VLLMValidationError, match="at most 262144 characters"):
         tokenized(tokenizer, text, return_token_offsets=True, max_total_tokens=1_000_000)
@@ -81,18 +80,14 @@ def test_offsets_are_for_texts_of_a_bounded_length(tokenizer: Counting) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kept", [5, 1_500])
-def test_a_text_that_is_cut_keeps_the_same_tokens(tokenizer: Counting, side: Any, kept: int) -> None:
+def test_a_truncated_text_has_the_same_tokens(tokenizer: Counting, side: Any, kept: int) -> None:
     whole = tokenizer.real(TEXT)["input_ids"]
     got = tokenized(tokenizer, TEXT, truncate_prompt_tokens=kept, truncation_side=side)
     assert got == (whole[-kept:] if side == "left" else whole[:kept])
     assert max(tokenizer.seen) <= 2 * tokenizing.PIECE
 
 
-def test_counts_by_both_ways_agree(tokenizer: Counting) -> None:
+def test_both_ways_to_count_agree(tokenizer: Counting) -> None:
     piece = TEXT[: tokenizing.PIECE]
     plain = len(tokenizer.real(piece, add_special_tokens=False)["input_ids"])
     assert tokenizing._count(tokenizer.real, piece) == tokenizing._count(tokenizer, piece) == plain
-
-
-def test_the_model_is_there() -> None:
-    assert Path(MODEL, "tokenizer.json").exists()

@@ -1,7 +1,9 @@
-"""Reasons to refuse a request by its headers, before its body is read."""
+"""Limits for every client: of headers and bodies, and of connections by the available file descriptors."""
 
 from __future__ import annotations
 
+import logging
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,40 +16,65 @@ from baton.services.router.errors import (
     UnreadableBody,
 )
 
+log = logging.getLogger(__name__)
+
+# Connections above the limit that may wait for their 503. Any further one is dropped to save descriptors.
+SPARE_CONNECTIONS = 256
+OWN_DESCRIPTORS = 512  # reserved for workers, scheduler and files
 MAX_HEADER_BYTES = 64 << 10  # including the request's first line
 RETRY_AFTER_S = 1.0
-_PLAIN = (b"", b"identity")
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """The limits for every client."""
+    """The limits of a server; those of the router and of the live page differ."""
 
     max_body: int  # bytes
     max_connections: int
     slow_client_s: float
     keep_alive_s: float  # the longest pause between two requests
-    of_router: bool = True  # so refusals name the router's settings
+    of_router: bool = True  # whether refusals name the router's settings
+
+
+def affordable_connections(wanted: int) -> int:
+    """Raise the limit of file descriptors if needed; return how many of the `wanted` connections it allows.
+
+    Without a free descriptor the router could neither accept clients nor reach workers.
+    """
+    others = SPARE_CONNECTIONS + OWN_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + others:
+        soft = min(wanted + others, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    fits = max(1, min(wanted, soft - others))
+    if fits < wanted:
+        log.warning(
+            "router.max_connections is %d, but %d file descriptors (ulimit -n) allow only %d connections",
+            wanted,
+            soft,
+            fits,
+        )
+    return fits
 
 
 def objection(
     limits: HttpLimits, headers: Iterable[tuple[bytes, bytes]], connections: int
 ) -> RequestFailed | None:
-    """Return why a request is refused, given this many connections; None if it is not."""
+    """Return the error that refuses a request with these headers, or None."""
     for name, value in headers:
         if name == b"content-length" and int(value) > limits.max_body:
             return too_large(limits)
-        if name == b"content-encoding" and value.strip().lower() not in _PLAIN:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             coding = value.decode("latin-1")
-            why = f"Content-Encoding {coding!r} is not read here: send the body as it is"
+            why = f"Content-Encoding {coding!r} is not supported: send the body uncompressed"
             return UnreadableBody(why, b"accept-encoding: identity")
         if name == b"content-type" and limits.of_router and not _is_json(value):
             kind = value.decode("latin-1")
-            why = f"Content-Type {kind!r} is not read here: send 'application/json'"
+            why = f"Content-Type {kind!r} is not supported: send 'application/json'"
             return UnreadableBody(why, b"accept: application/json")
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             coding = value.decode("latin-1")
-            return UnknownCoding(f"Transfer-Encoding {coding!r} is not read here: 'chunked' alone is")
+            return UnknownCoding(f"Transfer-Encoding {coding!r} is not supported: only 'chunked' is")
     if connections > limits.max_connections:
         return Overloaded(
             f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",
@@ -57,13 +84,12 @@ def objection(
 
 
 def too_large(limits: HttpLimits) -> TooLarge:
-    """Return the refusal of a body above the limit."""
     mib = limits.max_body / (1 << 20)
     return TooLarge(f"the request's body exceeds {mib:g} MiB{_named(limits, 'max_body_mib')}")
 
 
 def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
-    """Return the refusal of a body without room beside the others, which may have `in_all` bytes together."""
+    """Refuse a body for which there is no room; all bodies together may have `in_all` bytes."""
     return Overloaded(
         f"the bodies of all requests exceed {in_all / (1 << 20):g} MiB"
         f"{_named(limits, 'max_body_mib', f'{in_all // limits.max_body} times ')}",
@@ -72,7 +98,7 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
 
 
 def too_many_headers() -> HeadersTooLarge:
-    """Return the refusal of too many headers, trailers, chunk extensions or empty lines."""
+    """Refuse too many headers, trailers, chunk extensions or empty lines."""
     return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
 

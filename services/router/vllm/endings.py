@@ -1,10 +1,16 @@
-"""Correct how OpenAI's Responses end in vLLM's handler.
+"""Correct how answers end in vLLM's handlers of chat and Responses.
 
-An answer that `max_output_tokens` cut is incomplete, and so is its last item; vLLM says so only in the status
-of whole answers. A stream that fails ends with `response.failed`, while vLLM's breaks off. A stream's two
-opening events wait for the third, so a refusal before the first token is an HTTP status, as on other paths.
+- A whole chat answer that `max_tokens` cut finishes with `length`, as its stream does, even if it called
+  tools: the last call may be incomplete. vLLM says `tool_calls`.
+- A response that `max_output_tokens` cut is incomplete, and so is its last item. vLLM says so only in the
+  status of whole answers.
+- A stream of Responses that fails ends with `response.failed`. vLLM's just breaks off.
+- The two opening events of a stream of Responses are held until the third, so a refusal before the first
+  token is an HTTP status, as on other paths.
 
-Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
+Leans on: vllm.entrypoints.openai.chat_completion.serving.OpenAIServingChat.chat_completion_full_generator
+(request, result_generator, ...), its ChatCompletionResponse (choices, by index), RequestOutput.outputs;
+vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.{responses_stream_generator,
 responses_full_generator, _convert_generation_error_to_streaming_response} and the events of the first:
 response.created, response.in_progress, ..., response.output_item.done, response.completed, with the fields
 type, sequence_number, item and response; the status of ResponsesResponse and of its items; that an item ends
@@ -14,7 +20,7 @@ right before the next item begins, or before the last event.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import wraps
 from http import HTTPStatus
 from typing import Any, Literal
@@ -24,18 +30,47 @@ from pydantic import BaseModel
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 
 from baton.services.router.vllm.engine_client import RefusedByRouter
+from baton.services.router.vllm.error_responses import handlers
 
 log = logging.getLogger(__name__)
 
+_GENERATE = "chat_completion_full_generator"
 _OPENING = ("response.created", "response.in_progress")
 _COMPLETED = "response.completed"
-ENDS = (_COMPLETED, "response.incomplete", "response.failed")  # the types of a stream's last event
+ENDS = (_COMPLETED, "response.incomplete", "response.failed")  # types of a stream's last event
 
 Events = AsyncGenerator[Any, None]
 
 
+def tell_cut_calls(state: Any) -> None:
+    """Make the chat handlers in an app's `state` report answers that were cut."""
+    for handler in handlers(state):
+        if generate := getattr(handler, _GENERATE, None):
+            setattr(handler, _GENERATE, _telling(generate))
+
+
+def _telling(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(generate)
+    async def telling(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+        cut: set[int] = set()
+
+        async def watched() -> AsyncIterator[Any]:
+            async for result in results:
+                cut.update(one.index for one in result.outputs if one.finish_reason == "length")
+                yield result
+
+        response = await generate(request, watched(), *args, **kwargs)
+        if cut:
+            for choice in getattr(response, "choices", ()):
+                if choice.index in cut and choice.finish_reason == "tool_calls":
+                    choice.finish_reason = "length"
+        return response
+
+    return telling
+
+
 class FailedEvent(BaseModel):
-    """A stream's last event if the response has failed."""
+    """The last event of a stream that failed."""
 
     type: Literal["response.failed"] = "response.failed"
     sequence_number: int
@@ -43,17 +78,17 @@ class FailedEvent(BaseModel):
 
 
 class IncompleteEvent(ResponseIncompleteEvent):
-    """A stream's last event if the response was cut."""
+    """The last event of a stream that was cut."""
 
     response: ResponsesResponse
 
 
 class _StreamFailed(Exception):
-    """Carry an error through vLLM's generator, which would take the error's text for an event."""
+    """Carries an error through vLLM's generator, which would send the error's text as an event."""
 
 
 def adopt_responses(state: Any) -> None:
-    """Wrap the Responses handler in an app's `state`, if there is one."""
+    """Wrap the Responses handler in an app's `state`, if it has one."""
     handler = getattr(state, "openai_serving_responses", None)
     if handler is None:
         return
@@ -109,7 +144,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
                     yield one
                 held = []
                 yield ending
-        except Exception as error:  # whatever it is, tell the client, so that it does not wait
+        except Exception as error:  # every error must reach the client, which would wait otherwise
             cause = (error.__cause__ or error) if isinstance(error, _StreamFailed) else error
             if not isinstance(cause, RefusedByRouter):
                 log.exception("a stream of /v1/responses has failed")
@@ -123,7 +158,7 @@ def _streamed(generate: Callable[..., Events]) -> Callable[..., Events]:
 
 
 def _ending(event: Any, held: list[Any]) -> Any:
-    """Return the event, changed if it ends a cut response; then the item before it was cut too."""
+    """Return the event. If it ends a cut response, change it and mark the last item as cut."""
     if event.type != _COMPLETED or event.response.status != "incomplete":
         return event
     if held and held[-1].type == "response.output_item.done":

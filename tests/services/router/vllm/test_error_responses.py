@@ -1,4 +1,4 @@
-"""Errors that quote a request: their length and their cost are bounded."""
+"""Errors that quote a request are bounded in length and cost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from vllm.entrypoints.serve.exception_handling import error_response
 
 from baton.services.router.errors import MAX_TEXT, Unsupported
-from baton.services.router.http.admission import error_response as own_response
-from baton.services.router.vllm.error_texts import bound_error_texts
+from baton.services.router.http.forms import error_response as own_response
+from baton.services.router.vllm.error_responses import bound_error_texts
 
 
 @pytest.mark.parametrize("unit", ["/a", "/home/x", ' File "', "\n", "a", "/a-b.c"])
