@@ -1,8 +1,8 @@
-"""Define service classes: who goes first, who gives way, and what each can count on (docs/classes.md).
+"""Define service classes: their order, and the share that each is guaranteed (docs/classes.md).
 
-A class with a lower `priority` goes before others, as in vLLM. Others give way to it in the router's queue,
-at the workers' last places, in the engines' queues and within a step. None of them starves: each has a
-`share`, and `patience_s` bounds how long it stands behind later arrivals.
+A class with a lower `priority` goes first, as in vLLM: in the router's queue, for a worker's last slots, in
+the engine's queue and within a step. No class starves: each has a `share`, and after `patience_s` its
+requests are no longer overtaken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """A class as requests carry it. Its own `share` is kept free of classes that give way to it."""
+    """A class as requests carry it. Classes after it leave its `share` free."""
 
     name: str = "interactive"
     priority: int = 0  # lower goes first
@@ -34,7 +34,7 @@ class ServiceClass:
     share: float = 0.25
     preemptible: bool = False
     patience_s: float = 0.0
-    room: float = 1.0  # the part of each bound that it may fill; the rest is kept for classes ahead of it
+    room: float = 1.0  # fraction of each limit that it may fill; the rest is kept for classes ahead of it
 
 
 STANDARD = ServiceClass()
@@ -131,7 +131,7 @@ class Classes:
             room -= one.share
 
     def __iter__(self) -> Iterator[ServiceClass]:
-        """Iterate over the classes in order of priority."""
+        """Iterate in order of priority."""
         return iter(self._by_name.values())
 
     def get(self, name: str) -> ServiceClass | None:

@@ -1,4 +1,4 @@
-"""Log one line for each finished sequence, and for each request that had none."""
+"""Log one line for each finished sequence, and for each request refused before it had one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("baton.requests")  # its level is router.log_level
 
 
 def log_request(state: RequestState, record: Record) -> None:
-    """Log a sequence: its facts, its cost, and its time to the first token by stage."""
+    """Log a finished sequence, its cost, and its time to first token by stage."""
     if not log.isEnabledFor(logging.INFO):
         return
     fields = {
@@ -35,8 +35,8 @@ def log_request(state: RequestState, record: Record) -> None:
 
 
 def log_without_sequence(status: int, path: str, tenant: str = "", error: str = "") -> None:
-    """Log a request that began no sequence: refused for its key or limits, or not understood."""
-    # Quoted, so that a line break in a path cannot start another log line.
+    """Log a request that began no sequence: refused for its key or limits, or malformed."""
+    # Quoted: a line break in a path must not start another log line.
     fields = {"status": status, "tenant": tenant or None, "path": quote(path), "error": error or None}
     log.info("request", extra=fields)
 

@@ -1,7 +1,7 @@
-"""Make sure that a router which stores Responses in its memory is the only router of its models.
+"""Ensure that a router that stores Responses in its memory is the only router of its models.
 
-A second router does not start while the first one is there. If both start at once, or while no scheduler
-answers, each closes its store as soon as it hears of the other.
+A second router refuses to start while the first one runs. If both start at once, or while no scheduler
+answers, each closes its store when the scheduler reports the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_S = 2.0
 
 
 class Store(Protocol):
-    """The part of the store that is needed here."""
+    """The fields of ResponseStore used here."""
 
     on: bool
     elsewhere: str
@@ -38,9 +38,9 @@ class Store(Protocol):
 async def kept_alone(
     store: Store, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
-    """Keep the store closed during the block while another router is there.
+    """Inside the block, keep the store closed while another router of these models runs.
 
-    Raises StartError if one is there now.
+    Raises StartError if one runs now.
     """
     if not store.on:
         yield

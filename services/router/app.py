@@ -44,13 +44,13 @@ _BACKLOG = 2048
 
 
 def preload() -> None:
-    """Import everything slow. For a process that forks routers: starts no thread and no loop."""
+    """Import all slow modules. Safe before a fork: starts no thread and no event loop."""
     import_all(HEAVY_IMPORTS)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A router before anything slow: keys, the sockets at which clients wait, and the adapters' files."""
+    """What a router has before its slow imports: keys, listening sockets, and the adapters' files."""
 
     keys: list[str]
     store_password: str
@@ -77,7 +77,7 @@ def run_router(settings: Settings, models: Sequence[Model] | None = None) -> Non
 
 @contextlib.contextmanager
 def opened(settings: Settings, models: Sequence[Model], processes: int) -> Iterator[Opened]:
-    """Check the settings and listen, for `processes` processes, inside the block.
+    """Check the settings, and listen inside the block with a socket per process.
 
     Raises ConfigError and StartError as `run_router` does.
     """
@@ -115,7 +115,7 @@ def log_as(settings: Settings, process: str) -> None:
 
 
 def serve(settings: Settings, models: Sequence[Model], router: Opened, number: int) -> None:
-    """Be process `number` of a router until a signal. Call `preload` first."""
+    """Run process `number` of a router until a signal. Call `preload` first."""
     import uvloop
 
     collect_seldom()
@@ -205,9 +205,9 @@ async def _serve_http(
     refused: Callable[[str], None],
     end_all: Callable[[], None],
 ) -> None:
-    """Serve until a signal. Then accept nothing, and let streams end within router.drain_timeout_s.
+    """Serve until a signal, then drain: streams have router.drain_timeout_s to end.
 
-    `end_all` ends the remaining streams; a second Ctrl-C ends them at once.
+    After that, or at a second Ctrl-C, `end_all` ends them.
     """
     import uvicorn
 
@@ -246,7 +246,7 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
         sockets = [listen(host, port, _BACKLOG)]
         if processes > 1:
             port = sockets[0].getsockname()[1]
-            sockets.pop().close()  # fails if the port is taken, which sockets that share it would not notice
+            sockets.pop().close()  # it failed if the port was taken; sockets with SO_REUSEPORT do not
             sockets = [listen(host, port, _BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(

@@ -1,4 +1,4 @@
-"""Reports requests and their times: counts while they run, and a record when they are over."""
+"""Report each request: metrics while it runs, then a record for the log, traces and the live page."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ class TraceWriter(Protocol):
     ratio: float  # share of new traces to sample
 
     def write(self, record: Record) -> None:
-        """Write a request's trace, if it is to be kept. Must not block."""
+        """Write a request's trace if it is sampled or notable. Must not block."""
 
     def close(self) -> None:
-        """Send waiting traces, within a few seconds. May block."""
+        """Send queued traces. May block for a few seconds."""
 
 
 class Chronicle:
     """Reports a router's requests. Use it in the router's event loop."""
 
     def __init__(self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None) -> None:
-        """Count in `metrics`, write `traces`."""
         self.recent = Recent()
         self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
         self._metrics = metrics
         self._traces = traces
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> TraceContext:
-        """Return a new request's place in its client's trace, or in one that begins here."""
+        """Return a new request's trace context: in its client's trace, or in a new one."""
         return trace_context.begin(headers, self._traces.ratio if self._traces is not None else 0.0)
 
     def first_byte(self, states: Iterable[RequestState]) -> None:
-        """Count the delivery of a stream's first token: that of its first sequence."""
+        """Count the delivery of a stream's first token; with several sequences, of the earliest one."""
         first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
         if first is not None and self._metrics is not None:
             self._metrics.delivered(first)
 
     def sent(self, router_s: float, client_s: float) -> None:
-        """Count the router's and the client's part of one sampled time between two tokens."""
+        """Count the router's and the client's share of one sampled gap between two tokens."""
         if self._metrics is not None:
             self._metrics.gap("router", router_s)
             self._metrics.gap("client", client_s)
 
     def over(self, state: RequestState) -> None:
-        """Report a request that is over, and whose response is sent; call it once for each."""
+        """Report a request whose response is sent. Call it once per request."""
         record = record_of(state)
         self.recent.add(record)
         log_request(state, record)
@@ -63,6 +62,6 @@ class Chronicle:
             listener(record)
 
     def close(self) -> None:
-        """Send the traces that wait; may block for seconds."""
+        """Send queued traces; may block for seconds."""
         if self._traces is not None:
             self._traces.close()

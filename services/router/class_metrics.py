@@ -1,4 +1,4 @@
-"""The router's metrics by class of requests. There are as many classes as the configuration names."""
+"""The router's metrics by service class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MET = ("yes", "no")
 
 
 class ClassMetrics(Metrics):
-    """Counters of each class: observed at a request's beginning and end, never per token."""
+    """Metrics of each class, updated when a request begins and ends, never per token."""
 
     prefix = "baton_router_class_"
 
@@ -28,7 +28,7 @@ class ClassMetrics(Metrics):
     _mean_gap_seconds = histogram("Mean gap between the tokens of a finished answer", "class")
 
     def expect(self, classes: Iterable[ServiceClass]) -> None:
-        """Show the series of all classes from 0 on: Prometheus sees no increase from nothing to 1."""
+        """Create the series of all classes at 0: Prometheus sees no increase when a series begins at 1."""
         for one in classes:
             self._waiting_requests.labels(one.name)
             self._output_tokens.labels(one.name)
@@ -38,11 +38,11 @@ class ClassMetrics(Metrics):
                         self._goals.labels(one.name, goal, kind, met)
 
     def waiting(self, service: ServiceClass, change: int) -> None:
-        """Count a request that waits (1), or no longer does (-1)."""
+        """Count a request that joins the queue (1) or leaves it (-1)."""
         self._waiting_requests.labels(service.name).inc(change)
 
     def over(self, state: RequestState) -> None:
-        """Count a request that has its outcome."""
+        """Count a finished request."""
         service, gaps = state.service, len(state.tokens) - 1
         self._output_tokens.labels(service.name).inc(len(state.tokens))
         ttft = state.first_token - state.http.arrived if state.first_token else math.inf

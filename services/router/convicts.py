@@ -1,6 +1,6 @@
-"""Refuse requests that made an engine fail alone: for a while, before any worker sees them.
+"""Refuse repeats of requests under which an engine failed while it ran nothing else.
 
-Each router process has its own table, which is empty after a restart.
+Each router process has its own table, in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton.services.router.errors import Convicted
 
 log = logging.getLogger(__name__)
 
-LIMIT = 1024  # beyond, the oldest are dropped
+LIMIT = 1024  # entries; the oldest is dropped
 KEPT_S = 600.0
 
 
@@ -24,7 +24,7 @@ def _digest(engine_request: bytes) -> bytes:
 
 
 class Convicts:
-    """Digests of requests that must not be tried again."""
+    """Digests of refused requests."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Convicts:
         shape: Callable[[bytes], str] = lambda _: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start empty. digest: equal for equal requests; shape: describes a request in the log."""
+        """digest: equal for equal requests; shape: describes a request in the log without its content."""
         self._digest = digest
         self._shape = shape
         self._clock = clock
@@ -58,7 +58,7 @@ class Convicts:
             self._until.popitem(last=False)
 
     def check(self, engine_request: bytes) -> None:
-        """Raise Convicted if a request is refused. Costs nothing while the table is empty."""
+        """Raise Convicted for a repeat. Costs nothing while the table is empty."""
         if not self._until:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Run the decode of a request, and its prefill if no other worker does that."""
+"""Run a request's decode, and also its prefill if there is no prefill worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.services.router.stream import WorkerStream
 
 
 class DecodeLeg(Leg):
-    """A leg that ends well when the request does. With a source it waits for the prefill: see `go_on`."""
+    """A leg that succeeds when the request is complete. With a source it waits for the prefill (`go_on`)."""
 
     _PHASE = worker_pb2.PHASE_DECODE
     _SOURCE_LOST = Trouble.HANDOFF
@@ -31,7 +31,7 @@ class DecodeLeg(Leg):
         alone_tokens: int = 0,
         more_alone: bool = False,
     ) -> None:
-        """source: who prefills the prompt; alone_tokens, more_alone: as in Start."""
+        """source: the worker that prefills the prompt; alone_tokens, more_alone: as in Start."""
         self._alone = alone_tokens > 0
         self._computes = 0 if placement.prefill or self._alone else placement.prompt_tokens
         super().__init__(
@@ -50,11 +50,11 @@ class DecodeLeg(Leg):
 
     @property
     def begun(self) -> bool:
-        """Whether its worker had all of the prompt; its later messages wait here."""
+        """Whether its worker has received the prompt's KV: its messages wait here."""
         return bool(self._behind)
 
     def go_on(self) -> None:
-        """Pass on the waiting messages, as the prompt is prefilled, and all later ones directly."""
+        """Pass on the waiting messages, now that the prompt is prefilled, and later ones directly."""
         waited, self._behind = self._behind or [], None
         if self._stream is not None:
             self._take_part(self._stream)
@@ -62,7 +62,7 @@ class DecodeLeg(Leg):
             take()
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Do nothing: only a prefill saves."""
+        """Do nothing: only prefill workers send it."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         self._pulls = False

@@ -1,4 +1,4 @@
-"""The router's metrics on a port of their own, without a client's key: for Prometheus and other routers."""
+"""Serve the router's metrics on a separate port without an API key, for Prometheus and other routers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def exposed(
     views: Iterable[ClusterView],
     seat: Seat,
 ) -> Iterator[Route]:
-    """Serve metrics inside the block, and tell the schedulers where; yield the route of /metrics.
+    """Serve metrics inside the block, and register the address with the schedulers. Raises CannotServe.
 
-    Its federation is of the processes in all `views`. Raises CannotServe.
+    Yields the route of /metrics, which federates the metrics of all processes in `views`.
     """
     host = addresses.join(settings.host, settings.port)
     with MetricsServer(REGISTRY, "router.metrics_port", host, settings.metrics_port) as serving:
@@ -52,7 +52,7 @@ def exposed(
             }
 
         def members() -> Iterable[Member]:
-            # Routers are seen in each view.
+            # Routers appear in each model's view.
             return {member.id: member for view in views for member in view.members()}.values()
 
         yield route(Federation(me, REGISTRY, members, None if seat.alone else Beside(seat.number, group)))

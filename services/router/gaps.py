@@ -1,15 +1,15 @@
-"""Samples of the time between two tokens, of one request per stream at a time, so that no token pays."""
+"""Sample the time between two tokens, for one request per stream at a time: other tokens cost nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 EVERY_S = 0.25  # between two samples of a stream
-PATIENCE_S = 5.0  # wait for a request's next output: it may have ended, or wait for its turn
+PATIENCE_S = 5.0  # wait for the next output: the request may have ended or been preempted
 
 
 class GapSampler:
-    """Look at one stream's outputs when `due`: first to choose a request, then for its next output."""
+    """When `due`, watches one request of a stream until its next output."""
 
     def __init__(self) -> None:
         self.due = 0.0  # time.monotonic; outputs before it need not be shown
@@ -19,7 +19,7 @@ class GapSampler:
         self._until = 0.0
 
     def look(self, outputs: Any, now: float) -> str:
-        """Take one engine step's outputs. Return the attempt whose sample is complete, or ""."""
+        """Look at one engine step's outputs. Return the attempt id of a completed sample, or ""."""
         if not self._watched:
             first = outputs.outputs[0] if outputs.outputs else None
             if first is not None and first.finish_reason is None:

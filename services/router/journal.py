@@ -1,8 +1,7 @@
-"""Bound the memory that running requests take in the router, in bytes.
+"""Bound the memory that requests take in the router, in bytes.
 
-A RequestState holds everything that another worker needs to resume a request: the prompt and its sampling
-parameters, the tokens that the client has, the epoch. It lives only in this process: the clients of a router
-that dies lose their connections, so nobody would be left to resume for.
+A RequestState holds what another worker needs to resume a request: prompt, sampling parameters, output tokens
+and epoch. It is kept only in this process: when a router dies, its clients lose their connections anyway.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from baton.services.router.errors import NotAdmitted, Overloaded, Why
 from baton.services.router.state import REQUEST_BYTES, ROOM_TOKENS, RequestState
 
 DEFAULT_BYTES = 256 << 20
-GROWTH = 2  # times the limit, for outputs that grow
+GROWTH = 2  # running requests may grow to this many times the limit
 _RETRY_AFTER_S = 1.0
 
 
 class Journal:
-    """The bytes reserved for waiting and running requests; they grow with the outputs.
+    """The bytes reserved for waiting and running requests; a reservation grows with its request's output.
 
-    New requests enter below the limit. Outputs that grow may pass it, up to `GROWTH` times the limit; a
-    request that would pass that too is ended early for lack of memory. For the event loop's thread only.
+    New requests are admitted up to the limit. Running ones may grow to `GROWTH` times the limit; a request
+    that would exceed that is ended with an error. Not thread-safe.
     """
 
     def __init__(self, limit: int = DEFAULT_BYTES) -> None:
-        """Create an empty journal; `limit` is in bytes."""
+        """limit: bytes."""
         self.limit = limit
         self._entries: dict[str, int] = {}  # request id -> bytes
         self._size = 0
@@ -36,7 +35,7 @@ class Journal:
         return self._size
 
     def enter(self, state: RequestState) -> None:
-        """Reserve room. Raises NotAdmitted: for now (503), or for good if it exceeds the limit (400)."""
+        """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if it exceeds the whole limit."""
         wanted = state.journal_bytes
         if wanted > self.limit:
             raise NotAdmitted(
@@ -50,7 +49,7 @@ class Journal:
         self._size += wanted
 
     def check_room(self, wanted: int = REQUEST_BYTES) -> None:
-        """Check that `wanted` bytes are free, by default a request's minimum. Raises NotAdmitted (503)."""
+        """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
         if self._size + wanted > self.limit:
             raise NotAdmitted(
                 f"the router has {len(self._entries)} requests already, and no memory for another "
@@ -60,9 +59,9 @@ class Journal:
             )
 
     def grow(self, state: RequestState) -> None:
-        """Make room for a request's next output tokens. Raises Overloaded if there is none."""
+        """Reserve memory for a request's next output tokens. Raises Overloaded if there is none."""
         if state.request_id not in self._entries:
-            return  # it is over
+            return  # the request has ended
         state.room_tokens = len(state.tokens) + ROOM_TOKENS
         more = state.journal_bytes - self._entries[state.request_id]
         if self._size + more > GROWTH * self.limit:
@@ -75,5 +74,5 @@ class Journal:
         self._size += more
 
     def leave(self, state: RequestState) -> None:
-        """Free a request's room. Idempotent."""
+        """Release a request's memory. Idempotent."""
         self._size -= self._entries.pop(state.request_id, 0)

@@ -1,11 +1,11 @@
-"""Run one phase of one attempt on one worker: the messages of its stream, and their meaning for the request.
+"""Run one phase of one attempt on one worker: send its Start, and handle the worker's messages.
 
-    PrefillLeg   the prompt and the first token, on the worker that prefills (prefill_leg.py)
-    DecodeLeg    from there to the end, on the worker that decodes; alone it has the prompt as well
+    PrefillLeg   prompt and first token, on the prefill worker (prefill_leg.py)
+    DecodeLeg    the remaining tokens, on the decode worker; without a prefill worker the prompt too
                  (decode_leg.py)
 
-The two legs of a pair run at the same time. Everything that comes from the second one waits in it until the
-first has ended well: the client gets the tokens in order, and none from an attempt whose prefill failed.
+The two legs of a pair run at the same time. The decode leg holds its worker's messages back until the prefill
+leg has succeeded: the client gets tokens in order, and none of an attempt whose prefill failed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
 
 
 def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
-    """Return what a worker needs to know of a request's class."""
+    """Return a request's class as a message for workers."""
     return worker_pb2.ServiceClass(
         priority=service.priority,
         patience_ms=round(1e3 * service.patience_s),
@@ -55,7 +55,7 @@ def _service(service: ServiceClass) -> worker_pb2.ServiceClass:
 
 
 class LegHost(Protocol):
-    """The part of a request's relay that its legs use."""
+    """The callbacks of a leg."""
 
     state: RequestState
 
@@ -65,16 +65,16 @@ class LegHost(Protocol):
         """Call `then` with the open stream to `worker`, at once if there is one."""
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False if there is none: the request has ended."""
+        """Reserve memory in the journal for more output. Return False if there is none: the request ends."""
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
         """Count a handoff that the decode worker has loaded."""
 
     def gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Take a sample of the time between two tokens."""
+        """Count a sample of the time between two tokens."""
 
     def prefix_loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has loaded the prompt's beginning."""
+        """Count a prefix that the prefill worker has loaded."""
 
     def prefilled(self) -> None:
         """Report that the prompt is prefilled."""
@@ -83,13 +83,13 @@ class LegHost(Protocol):
         """Report KV blocks of the decode worker that the request shares with others."""
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome."""
+        """Release the request's resources: it has its outcome."""
 
 
 class Leg(ABC):
-    """A StreamListener. It ends once, with `over`: None if its part is done, or a Failure.
+    """A StreamListener whose future `over` gets its result: None for success, or a Failure.
 
-    After its end no message of the worker reaches the request. Whoever starts a leg closes it.
+    From then on the worker's messages are ignored. A leg that was started must be closed.
     """
 
     _PHASE: ClassVar[worker_pb2.Phase]
@@ -103,7 +103,7 @@ class Leg(ABC):
         source: worker_pb2.Source | None,
         **more: Any,
     ) -> None:
-        """source: whose KV the worker loads; more: further fields of the Start, which is made now."""
+        """source: the worker whose KV it loads; more: further fields of its Start, which is built now."""
         state = host.state
         self._host = host
         self._sink = sink
@@ -111,8 +111,8 @@ class Leg(ABC):
         self._worker = worker
         self._kv_source = source.worker_id if source is not None else worker.worker_id
         self._pulls = source is not None  # a handoff is under way
-        self._behind: list[Callable[[], None]] | None = None  # messages that wait for another leg
-        self._holds = False  # outputs wait for the next ones
+        self._behind: list[Callable[[], None]] | None = None  # calls held back until the prefill succeeds
+        self._holds = False  # each output is held back until the next one
         self._stream: WorkerStream | None = None
         self._fresh = True  # no output has come yet
         self.request_id = state.request_id
@@ -133,15 +133,15 @@ class Leg(ABC):
 
     @property
     def failure(self) -> Failure | None:
-        """Its failure, once it has ended with one."""
+        """Its failure, if it has failed."""
         return self.over.result() if self.over.done() and not self.over.cancelled() else None
 
     def start(self) -> None:
-        """Send the Start, at once or as soon as the worker is connected."""
+        """Send the Start as soon as the worker is connected."""
         self._host.reach(self._worker, self._reached)
 
     async def run(self) -> Failure | None:
-        """Start, and return the leg's failure, or None."""
+        """Run the leg to its end. Return its failure, or None."""
         try:
             self.start()
             return await self.over
@@ -149,13 +149,13 @@ class Leg(ABC):
             self.close()
 
     def stop(self) -> None:
-        """Close it, and have the worker drop the request unless the leg has ended."""
+        """Close the leg, and abort the request at the worker unless the leg has ended."""
         if self._stream is not None and not self.over.done():
             self._stream.abort(self.request_id)
         self.close()
 
     def close(self) -> None:
-        """Let no further message reach the request. Idempotent."""
+        """Ignore all further messages. Idempotent."""
         self.over.cancel()
         if self._behind:
             self._behind.clear()
@@ -163,7 +163,7 @@ class Leg(ABC):
             self._stream.forget(self)
 
     def watch(self, on_lost: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Call `on_lost` if this leg's worker is lost inside the block, while another pulls from it."""
+        """Call `on_lost` if this leg's worker is lost inside the block, while another worker pulls its KV."""
         if self._stream is None:
             raise RuntimeError(f"the {type(self).__name__} of {self.request_id} never reached its worker")
         return self._stream.watch_pull(self.request_id, on_lost)
@@ -171,7 +171,7 @@ class Leg(ABC):
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:
         start, self._unsent = self._unsent, None
         if self.over.done() or start is None:
-            return  # it was closed meanwhile
+            return  # closed before the worker was connected
         if isinstance(stream, WorkerUnreachable):
             self._end(Failure(Trouble.UNREACHABLE, self._worker.worker_id, str(stream)))
             return
@@ -181,10 +181,10 @@ class Leg(ABC):
         if not stream.begin(self, start):
             self._end(self._failure(Trouble.FULL, "its queue is full"))
 
-    # -- the stream's calls
+    # -- StreamListener
 
     def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """Pass on one step's tokens at once, unless the client's stream could not continue after them."""
+        """Deliver one step's tokens, unless they must be held back."""
         if self.over.done():
             return
         if self._behind is not None:
@@ -197,8 +197,8 @@ class Leg(ABC):
         elif output.events is not None:
             self._sink.adapt(output, clock_offset_s)
         if output.spec_decode_metrics is not None:
-            state.timings.drafts = output.spec_decode_metrics  # taken each time: it may be the last
-            output.spec_decode_metrics = None  # vLLM's front end would show it to every client
+            state.timings.drafts = output.spec_decode_metrics  # cumulative; any output may be the last
+            output.spec_decode_metrics = None  # vLLM's front end would show them to the client
         tokens = output.new_token_ids
         if tokens:
             now = state.timings.last_token = time.monotonic()
@@ -216,21 +216,20 @@ class Leg(ABC):
             self._sink.deliver(output)
 
     def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Pass a sample of the time between two tokens on."""
         if self._behind is None:
             self._host.gap(engine_s, wire_s, received)
 
     @abstractmethod
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Note that the prompt's KV cache is kept for another worker, or could not be."""
+        """Handle the prefill worker's report that it has saved the KV, or could not."""
 
     @abstractmethod
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the worker has loaded the KV cache that it waited for."""
+        """Handle the report that the worker has loaded the KV from its source."""
 
     @abstractmethod
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Report the KV blocks that the request shares with others of the same prefix."""
+        """Handle the number of KV blocks that the request shares with others of the same prefix."""
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         trouble = _TROUBLE.get(failed.code, Trouble.ENGINE)
@@ -240,7 +239,7 @@ class Leg(ABC):
         self._end(self._failure(Trouble.LOST, f"its stream ended: {message}"))
 
     def on_source_lost(self, message: str) -> None:
-        """End the leg if it still pulls from the lost worker: a pull's own deadline is much longer."""
+        """Fail if the KV is still being pulled from the lost worker: its own deadline is much later."""
         if not self._pulls or self.over.done():
             return
         if self._stream is not None:
@@ -248,14 +247,14 @@ class Leg(ABC):
         source = self._kv_source
         self._end(Failure(self._SOURCE_LOST, source, f"worker {source}: lost with the KV cache: {message}"))
 
-    # -- what the messages lead to
+    # -- helpers
 
     @abstractmethod
     def _take_part(self, stream: WorkerStream) -> None:
-        """Note that the worker takes part in the request."""
+        """Record the worker in the request's state."""
 
     def _first_output(self, output: Any, clock_offset_s: float) -> None:
-        """Note what the leg's first output says about its worker's times."""
+        """Record the worker's times from the leg's first output."""
         queued, began = self._sink.adapt(output, clock_offset_s)
         timings = self._state.timings
         if timings.first_token:
@@ -272,7 +271,7 @@ class Leg(ABC):
         self._sink.hold(output)
 
     def _finish(self, output: Any) -> None:
-        """Handle the engine's last output: the end of the request or the leg, or the engine's failure."""
+        """Handle an output with a finish reason: the request or the leg is complete, or the engine failed."""
         reason = str(output.finish_reason)
         broken = reason in _ENGINE_ENDED_IT
         if not broken and not (reason == "length" and not self._state.complete and self._cut()):
@@ -289,16 +288,16 @@ class Leg(ABC):
 
     @abstractmethod
     def _cut(self) -> bool:
-        """Go on after the last token that the engine was asked for. False: it is the request's last one."""
+        """Handle the last token that this leg asked for. Return False if the request is complete."""
 
     def _complete(self, output: Any, reason: str) -> None:
         self._state.outcome = reason
-        self._host.close()  # first: a client with its last byte may send its next request at once
+        self._host.close()  # before the last token: the client may send its next request at once
         self._sink.deliver(output)
         self._end(None)
 
     def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:
-        # KV that cannot be loaded came from another worker, whose copy is lost or wrong.
+        # If KV cannot be loaded, blame the worker it came from.
         blamed = self._kv_source if trouble in NOT_LOADED else self._worker.worker_id
         return Failure(trouble, blamed, f"worker {self._worker.worker_id}: {message}", engine_goes_on)
 

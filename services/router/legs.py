@@ -1,8 +1,7 @@
-"""Run the legs of one placement: one worker's alone, or two workers' at the same time.
+"""Run the legs of one placement: a decode leg alone, or a prefill and a decode leg at the same time.
 
-The router tells both workers of a pair at once, and gives them a key by which the second finds the first. The
-handoff is between those two. Their ends meet here: if both fail, `recovery.failure_of_pair` says which
-failure is the attempt's.
+Both workers of a pair get their Start at once, with a key by which the decode worker fetches the KV from the
+prefill worker. If both legs fail, `recovery.failure_of_pair` chooses the attempt's failure.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from baton.tasks import LOOKS
 
 
 class Owner(Protocol):
-    """The part of a request's relay that its placements use."""
+    """The relay, as seen from here."""
 
     state: RequestState
 
     def grow(self) -> bool:
-        """Get the output more room in the journal. Return False when there is none: the request has ended."""
+        """Reserve memory in the journal for more output. Return False if there is none: the request ends."""
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome."""
+        """Release the request's resources: it has its outcome."""
 
 
 class Legs:
-    """Run a placement once, as the LegHost of its legs. No attribute holds them: that would be a cycle."""
+    """Run one placement; the LegHost of its legs. It keeps no reference to them: that would be a cycle."""
 
     def __init__(self, owner: Owner, sink: OutputSink, placement: Placement, parts: RelayParts) -> None:
         self.state = owner.state
@@ -50,13 +49,13 @@ class Legs:
         self._prefix: Prefix | None = None
 
     async def run(self) -> Failure | None:
-        """Return None if the request is over or has all its tokens."""
+        """Return the failure, or None if the request is over or has all its tokens."""
         if self._placement.prefill is None:
             return await DecodeLeg(self, self._sink, self._placement).run()
         return await self._run_pair(self._placement.prefill)
 
     async def run_alone(self, tokens: int, *, more: bool) -> Failure | None:
-        """Run `tokens` tokens with no other request beside it. more: this router has another such request."""
+        """Generate `tokens` tokens with no other request in the engine. more: another suspect waits here."""
         leg = DecodeLeg(self, self._sink, self._placement, alone_tokens=tokens, more_alone=more)
         return await leg.run()
 
@@ -64,7 +63,7 @@ class Legs:
         state, key = self.state, secrets.token_bytes(KEY_BYTES)
         prefix = self._prefix = prefix_of(state, self._placement, self._parts)
         prefill = PrefillLeg(self, self._sink, self._placement, key, prefix.source if prefix else None)
-        decode = None  # if one token is left, the prefill's is the last
+        decode = None  # not needed if one token is left: the prefill worker generates it
         if state.tokens_to_generate > 1:
             source = worker_pb2.Source(
                 worker_id=prefiller.worker_id,
@@ -76,12 +75,12 @@ class Legs:
             decode = DecodeLeg(self, self._sink, self._placement, source)
         try:
             if decode is not None:
-                decode.start()  # first: its worker has to be ready when the other one is
+                decode.start()  # first: its worker should be waiting when the KV is ready
             if prefix is not None:
                 prefix.start(prefill.on_source_lost)
             prefill.start()
             failure = await _prefilled(prefill, decode)
-            if state.over:  # ended by the prompt's first token, whatever the decode worker says of that
+            if state.over:  # the first token ended the request; a failure of the decode leg is moot
                 failure = None
             if prefix is not None and prefill.over.done():
                 prefix.over(prefill.failure)
@@ -102,7 +101,7 @@ class Legs:
             if prefix is not None:
                 prefix.drop()
 
-    # -- for the legs (LegHost)
+    # -- LegHost
 
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
@@ -118,7 +117,7 @@ class Legs:
         self._parts.pairs.passed(((prefill or decode).worker_id, decode.worker_id))
 
     def gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Take a sample of the time between two tokens, and have the front end's part measured."""
+        """Count a sample of the time between two tokens, and have the front end's part measured."""
         self._parts.metrics.gap("engine", engine_s)
         self._parts.metrics.gap("wire", wire_s)
         self._sink.watch(received)
@@ -138,12 +137,12 @@ class Legs:
 
 
 async def _prefilled(prefill: PrefillLeg, decode: DecodeLeg | None) -> Failure | None:
-    """Wait until the prompt is prefilled, or one of the legs has failed. Return the attempt's failure."""
+    """Wait until the prompt is prefilled or a leg has failed. Return the attempt's failure."""
     if decode is None:
         return await prefill.over
     await asyncio.wait((prefill.over, decode.over), return_when=asyncio.FIRST_COMPLETED)
     if not prefill.over.done() and may_be_the_source(decode.failure):
-        for _ in range(LOOKS):  # not one timer: the leg's own message and the timer may come due together
+        for _ in range(LOOKS):  # not one timer: if the loop was stalled, the message may arrive with it
             await asyncio.wait((prefill.over,), timeout=SOURCE_ENDS_S / LOOKS)
     prefilled = prefill.over.done() and prefill.failure is None
     return failure_of_pair(prefill.failure, decode.failure, begun=prefilled or decode.begun)

@@ -1,4 +1,4 @@
-"""Metrics with one series per worker or tenant, removed some minutes after that is gone."""
+"""Remove the series of workers and tenants some minutes after these are gone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
 
-GONE_S = 300.0  # the last counts are still scraped a few times
+GONE_S = 300.0  # long enough to scrape the last counts a few times
 
 
 class LivingSeries(Collector):
-    """Removes, at each scrape, series whose value was neither known nor counted for `GONE_S`.
-
-    A restarted worker has another id, and its own series.
-    """
+    """At each scrape, removes the series whose label value was not known or counted for `GONE_S`."""
 
     def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
         self._label = label
@@ -31,23 +28,23 @@ class LivingSeries(Collector):
         return value in self._last
 
     def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
-        """Watch metrics that have the label."""
+        """Remove old series of these metrics, which have the label."""
         self._metrics += metrics
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the known values; it is called in the thread of a scrape."""
+        """Set the function that returns the known values; it is called in a scrape's thread."""
         self._known = known
 
     def counted(self, value: str) -> None:
-        """Note a new count; call it with each."""
+        """Record that a metric with this value was updated."""
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: it has no metric of its own."""
+        """Return no metric of its own."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Remove old series. Return nothing: it has no metric of its own."""
+        """Remove old series. Return no metric of its own."""
         now = self._clock()
         known = set(self._known())
         for value, last in list(self._last.items()):

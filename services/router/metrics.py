@@ -1,6 +1,6 @@
-"""The router's own metrics, served beside vLLM's in the same /metrics.
+"""The router's own metrics, in the same /metrics as vLLM's.
 
-Each is observed per request, attempt or placement, never per token.
+They are updated per request, attempt or placement, never per token.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Waiting(Sized, Protocol):
 
     @property
     def estimate_s(self) -> float:
-        """The time that another request would wait, seconds."""
+        """The expected wait of a new request, seconds."""
 
 
 class RouterMetrics(Metrics):
-    """The router's own metrics. One object per process: names are unique in a registry."""
+    """The router's own metrics. One object per registry."""
 
     prefix = "baton_router_"
 
@@ -94,7 +94,7 @@ class RouterMetrics(Metrics):
     def __init__(
         self, registry: CollectorRegistry = REGISTRY, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._workers = LivingSeries("worker", registry, clock)  # first, as a scrape goes in this order
+        self._workers = LivingSeries("worker", registry, clock)  # before the metrics: scraped in this order
         super().__init__(registry)
         self._workers.keep(self.labelled("worker"))
         self.tenants = TenantMetrics(registry, clock)
@@ -103,7 +103,7 @@ class RouterMetrics(Metrics):
         self._queues: list[Waiting] = []
         self._ttft = {stage: self._ttft_stage_seconds.labels(stage) for stage in TO_FIRST_TOKEN}
         self._gap = {stage: self._itl_stage_seconds.labels(stage) for stage in _GAP_PARTS}
-        # From 0 on: Prometheus sees no increase from nothing to 1.
+        # Create them at 0: Prometheus sees no increase when a series begins at 1.
         for outcome in _OUTCOMES:
             self._requests.labels(outcome)
         for outcome in _PREFIX_PULLS:
@@ -117,32 +117,32 @@ class RouterMetrics(Metrics):
         self._placement_seconds.observe(took_s)
 
     def watch_workers(self, known: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the ids of known workers; the series of others end. Any thread."""
+        """Set the function that returns the known workers' ids; it may be called from any thread."""
         self._workers.watch(known)
 
     def watch_waiting(self, waiting: Waiting) -> None:
-        """Show the length and the estimate of this queue; of several their sum, and the longest one's."""
+        """Show this queue's length and estimate: over several queues, the sum and the maximum."""
         self._queues.append(waiting)
         self._waiting_requests.set_function(lambda: sum(len(one) for one in self._queues))
         self._waiting_estimate_seconds.set_function(lambda: max(one.estimate_s for one in self._queues))
 
     def refused(self, reason: str) -> None:
-        """Count a client refused by the HTTP layer, before its request could be placed."""
+        """Count a client refused by the HTTP layer."""
         self._clients_refused.labels(reason).inc()
 
     def turned_away(self, error: RequestFailed) -> None:
-        """Count a request for which this router has no room at all: it began no sequence."""
+        """Count a request refused for lack of room before it began a sequence."""
         self._requests.labels("refused").inc()
         if isinstance(error, NotAdmitted):
             self.rejections.labels(error.why).inc()
 
     def retried(self, trouble: str, worker_id: str) -> None:
-        """Count an attempt that failed."""
+        """Count a failed attempt."""
         self._workers.counted(worker_id)
         self._retries.labels(trouble, worker_id).inc()
 
     def first_token(self, state: RequestState, worker_id: str) -> None:
-        """Count the request's first token, from the worker that prefilled it."""
+        """Count a request's first token; `worker_id` prefilled it."""
         timings = state.timings
         exemplar = _exemplar(state)
         self._time_to_first_token_seconds.observe(state.first_token - state.http.arrived, exemplar)
@@ -153,20 +153,19 @@ class RouterMetrics(Metrics):
             self._queue_seconds.labels(worker_id).observe(max(0.0, timings.prefill_began - timings.placed))
 
     def delivered(self, state: RequestState) -> None:
-        """Count the last stage of a stream's first token, to its client's socket."""
+        """Count the last stage of a stream's first token: to the client's socket."""
         self._ttft["deliver"].observe(state.http.first_byte - state.first_token, _exemplar(state))
 
     def gap(self, stage: str, seconds: float) -> None:
-        """Count one part of a sample of the time between two tokens."""
+        """Count one part of a sampled gap between two tokens."""
         self._gap[stage].observe(max(0.0, seconds))
 
     def saved(self, state: RequestState) -> None:
-        """Count a KV cache that a prefill worker has saved."""
-        # The transport is not known yet.
+        """Count KV that a prefill worker has saved; the transport is not known yet."""
         self._handoff_stage_seconds.labels("save", "none").observe(state.timings.save_ms / 1e3)
 
     def admitted(self, admitted: worker_pb2.Admitted, state: RequestState, worker_id: str) -> None:
-        """Count a KV cache that the decode worker has loaded."""
+        """Count KV that the decode worker has loaded."""
         transport = admitted.transport or "none"
         if state.timings.first_token:
             since = max(0.0, state.timings.admitted - state.timings.first_token)
@@ -175,19 +174,19 @@ class RouterMetrics(Metrics):
         for stage in _STAGES:
             seconds = getattr(admitted, stage) / 1e3
             self._handoff_stage_seconds.labels(stage.removesuffix("_ms"), transport).observe(seconds)
-        if state.timings.saved:  # its step put out the token later
+        if state.timings.saved:  # the step goes on after the save: it samples the token
             sampled = state.timings.prefill_ended - state.timings.saved
             self._handoff_stage_seconds.labels("sample", transport).observe(max(0.0, sampled))
         self._handoff_bytes.labels(transport).inc(admitted.bytes)
         self._handoff_early_bytes.labels(transport).inc(admitted.early_bytes)
 
     def prefix_pull(self, outcome: str, tokens: int = 0) -> None:
-        """Count a prompt's beginning that was asked of another worker, and the tokens that came."""
+        """Count a request for a prompt's first blocks from another worker, and the tokens pulled."""
         self._prefix_pulls.labels(outcome).inc()
         self._prefix_pulled_tokens.inc(tokens)
 
     def over(self, state: RequestState) -> None:
-        """Count a request that has its outcome."""
+        """Count a finished request."""
         if state.attempts:
             self.live_requests.dec()
             self._request_attempts.observe(state.attempts)
@@ -196,6 +195,6 @@ class RouterMetrics(Metrics):
 
 
 def _exemplar(state: RequestState) -> dict[str, str] | None:
-    """Return a request's trace for those who read OpenMetrics, if there will be one to look at."""
+    """Return the request's trace id as an OpenMetrics exemplar if the trace is sampled."""
     trace = state.trace
     return {"trace_id": trace.trace_id} if trace.sampled else None

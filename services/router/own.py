@@ -1,4 +1,4 @@
-"""Find the fields of a request's body that the router reads itself, in one pass over the body."""
+"""Read the fields of a request's body that the router itself needs, in one pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 
 
 class Own(msgspec.Struct):
-    """The router's own fields, of any type."""
+    """The router's fields, not yet type-checked."""
 
     model: Any = None
     service_tier: Any = None
     priority: Any = None
-    baton: Any = msgspec.UNSET  # unlike absence, null is an error
+    baton: Any = msgspec.UNSET  # null is an error, absence is not
 
 
 NOTHING = Own()
@@ -22,7 +22,7 @@ _decoder = msgspec.json.Decoder(Own)
 
 
 def own_fields(body: bytes) -> Own:
-    """Return the router's own fields in a body; none if vLLM's check will refuse the body anyway."""
+    """Return the router's fields in a body; the defaults if it is malformed, as vLLM will refuse it."""
     if not body:
         return NOTHING
     try:

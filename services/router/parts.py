@@ -1,4 +1,4 @@
-"""Bundle the parts that all relays of a router share."""
+"""Bundle the objects that all relays of a model share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from baton.services.router.waiting import WaitingRoom
 
 @dataclass(frozen=True)
 class RelayParts:
-    """The parts that all relays of a router share."""
+    """The objects that all relays of a model share."""
 
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics
     waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # time from a failure until another placement makes progress
+    replace_wait_s: float = 60.0  # limit from a failure until another placement makes progress
     journal: Journal = field(default_factory=Journal)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pairs: Pairs = field(default_factory=Pairs)

@@ -1,4 +1,4 @@
-"""Get placements, from the scheduler or without one, and report how they ended."""
+"""Get placements from a scheduler, or from the last snapshot while none answers, and report their ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.services.router.state import RequestState
 
 
 class Placements:
-    """Place requests, and report the end of every used epoch to the scheduler."""
+    """Places requests, and reports the end of each epoch to the scheduler."""
 
     def __init__(
         self,
@@ -28,10 +28,7 @@ class Placements:
         model: str = "",
         chosen: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`model` is named in refusals, if the router serves several.
-
-        chosen: called with the id of each worker of a placement
-        """
+        """model: named in refusals; chosen: called with the id of each worker of a placement."""
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
@@ -40,10 +37,10 @@ class Placements:
     async def place(
         self, state: RequestState, suspects: set[str], service: ServiceClass = STANDARD
     ) -> Placement:
-        """Get the next epoch's placement, as a request of class `service`.
+        """Get a placement for the request's next epoch, in the class `service`.
 
-        `suspects` are avoided as long as there are others: a stream may break while its worker is well.
-        Raises NotAdmitted; then, and when cancelled, nothing is reserved.
+        Avoids `suspects` if it can: a stream may break while its worker is well. Raises NotAdmitted; then,
+        and when cancelled, nothing stays booked.
         """
         began = time.monotonic()
         try:
@@ -63,10 +60,10 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return the `full` workers that another of their role, or a mixed one, can stand in for.
+        """Return those of the `full` workers that can be replaced: by another of their role, or a mixed one.
 
-        Workers among `others` cannot stand in. The rest are asked again: without them the other side would do
-        their work (policy/choose.py).
+        Workers in `others` cannot replace them. A worker without a replacement is asked again: if it were
+        excluded, the policy would give its work to workers of the other role (policy/choose.py).
         """
         if not full:
             return set()
@@ -77,12 +74,12 @@ class Placements:
         return set(full) if pb.ROLE_MIXED in left else others_can
 
     def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
-        """Hold an attempt's bookings under a new epoch: another placement was refused. Return its attempt."""
+        """Keep an attempt's bookings under a new epoch. Return the new attempt."""
         state.epoch += 1
         return self._client.reporter.hold_on(attempt, state.epoch)
 
     def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt was prefilled: the prefill worker's reservation ends."""
+        """Report that the prompt was prefilled: the prefill worker's booking ends."""
         self._client.reporter.prefilled(attempt)
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
@@ -90,14 +87,14 @@ class Placements:
         self._client.reporter.shared(attempt, blocks)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
-        """Report that the attempt is over, and its cost: both reservations end."""
+        """Report the attempt's end and its cost: its bookings end."""
         self._client.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
-        """Get the scheduler's placement or, while none answers, one from the last snapshot.
+        """Get a placement from a scheduler, or from the last snapshot.
 
-        A snapshot also serves if a scheduler knows no worker, while this router reaches some. Raises
-        NoCapacity and NotAdmitted.
+        The snapshot is used while no scheduler answers, and also if the scheduler has just started or lost
+        workers that this router still reaches. Raises NoCapacity and NotAdmitted.
         """
         try:
             return await self._place_by_scheduler(state, exclude, service)
@@ -128,8 +125,8 @@ class Placements:
         client = self._client
         for others in reversed(range(client.schedulers)):
             if not client.answering and client.standby.workers:
-                raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
-            state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
+                raise SchedulerUnavailable("no scheduler answers")  # place from the snapshot without a wait
+            state.epoch += 1  # each epoch is used once: it may be booked even if no reply came
             try:
                 return await client.place(need_of(state, client.router_id, exclude, service))
             except SchedulerUnavailable:
@@ -147,7 +144,7 @@ class Placements:
         return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
 
     def _unknown(self, state: RequestState) -> None:
-        """Release the epoch in case the scheduler booked it, though its reply never came."""
+        """Release the epoch: the scheduler may have booked it, though no reply came."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:
@@ -158,7 +155,7 @@ class Placements:
 def need_of(
     state: RequestState, router_id: str, exclude: Iterable[str] = (), service: ServiceClass = STANDARD
 ) -> Need:
-    """Return the needs of the request's current epoch, as a request of class `service`."""
+    """Return the needs of the request's current epoch in the class `service`."""
     return Need(
         attempt=Attempt(state.request_id, state.epoch),
         router_id=router_id,

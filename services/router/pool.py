@@ -1,4 +1,4 @@
-"""Manage the streams to all workers: open them when first needed, and check them for silence."""
+"""Manage the streams to all workers: open each when first needed, and close those that fall silent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
 
-SUSPECT_S = 5.0  # a lost worker is avoided this long: until then the scheduler has noticed too
-# A lost worker that the scheduler still hears of may be cut off only from this router. The pool itself tries
-# to reach it again for this long, and it stays avoided meanwhile, so that no request has to find out.
+SUSPECT_S = 5.0  # a lost worker is avoided this long; by then the scheduler knows too
+# A worker may be cut off from this router alone. The pool tries to reconnect for this long and the worker
+# stays avoided until it succeeds, at no cost to requests.
 PROBED_S = 60.0
 SILENCE_S = 5.0  # default; a stream that is silent for this long is lost
 
 
 @dataclass
 class _Suspect:
-    """A worker that was lost or cannot be reached. Times are time.monotonic."""
+    """A worker that was lost or cannot be reached; times are time.monotonic."""
 
     worker: scheduler_pb2.Worker
     since: float
@@ -31,7 +31,7 @@ class _Suspect:
 
 
 class WorkerPool:
-    """The streams by worker. A restarted worker has a new id, and so a new stream."""
+    """The streams by worker id. A restarted worker has a new id."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class WorkerPool:
         decode_outputs: Callable[[bytes], Any],
         silence_s: float = SILENCE_S,
     ) -> None:
-        """Treat a worker whose stream is silent for `silence_s` as lost.
+        """silence_s: after this long without a message a worker is lost.
 
-        That should be several of the intervals at which idle workers send (scheduler.heartbeat_s).
+        It should be several times scheduler.heartbeat_s, the interval at which idle workers send.
         """
         self._hello = hello
         self._decode_outputs = decode_outputs
@@ -55,9 +55,9 @@ class WorkerPool:
     def reach(
         self, worker: scheduler_pb2.Worker, then: Callable[[WorkerStream | WorkerUnreachable], None]
     ) -> None:
-        """Call `then` with the open stream to `worker`: at once if there is one, else once it is open.
+        """Call `then` with the stream to `worker` once it is open, or with the error.
 
-        If it cannot be opened, `then` gets the reason, within a call's deadline.
+        The call is made at once if there is a stream, else within the connect deadline.
         """
         stream = self._streams.get(worker.worker_id)
         if stream is not None:
@@ -65,33 +65,33 @@ class WorkerPool:
         elif self._closed:
             then(WorkerUnreachable("the router is shutting down"))
         else:
-            opening = self._connecting(worker)  # others wait for it too
+            opening = self._connecting(worker)
             opening.add_done_callback(lambda task: then(_stream_of(task)))
 
     def opened(self, worker_id: str) -> WorkerStream | None:
         return self._streams.get(worker_id)
 
     def abort(self, worker_id: str, request_id: str) -> None:
-        """Have a worker drop a request; do nothing without an open stream to it."""
+        """Abort a request at a worker if there is a stream to it."""
         if stream := self._streams.get(worker_id):
             stream.abort(request_id)
 
     def suspects(self) -> set[str]:
-        """Return the ids of workers whose stream broke a moment ago and which have not been reached since."""
+        """Return the ids of workers that were lost recently and have not been reached since."""
         now = time.monotonic()
         self._suspects = {
             worker: one
             for worker, one in self._suspects.items()
-            if one.until > now or worker in self._opening  # the outcome will tell more in a moment
+            if one.until > now or worker in self._opening
         }
         return set(self._suspects)
 
     def reached(self) -> set[str]:
-        """Return the ids of workers from which messages come."""
+        """Return the ids of connected workers."""
         return set(self._streams)
 
     def lag_s(self) -> float:
-        """Return how late the slowest stream is read, seconds: the router's own backlog."""
+        """Return how far behind the router reads its slowest stream, seconds."""
         now = time.monotonic()
         return max((stream.lag_s(now) for stream in self._streams.values()), default=0.0)
 
@@ -142,7 +142,7 @@ class WorkerPool:
     def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
         self._opening.pop(worker_id, None)
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio would complain if nobody waits for it
+            task.exception()  # else asyncio warns that it was never retrieved
 
     def _ended(self, stream: WorkerStream, lost: bool) -> None:
         if self._streams.get(stream.worker_id) is stream:

@@ -1,4 +1,4 @@
-"""Run the prefill of a prompt whose KV goes to another worker."""
+"""Run the prefill of a request that another worker decodes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.sink import OutputSink
 from baton.services.router.stream import WorkerStream
 
-# Limit from a prompt's first token to the report that its KV is kept. Both come from one step; a later report
-# means that the KV is lost.
+# Limit from the first token to the report that the KV is saved. Both come from one step.
 SAVED_TIMEOUT_S = 10.0
 
 
 class PrefillLeg(Leg):
-    """A leg that ends well when the worker keeps the KV, or when the request ends with its first token."""
+    """A leg that succeeds when the KV is saved, or when the first token ends the request."""
 
     _PHASE = worker_pb2.PHASE_PREFILL
     _SOURCE_LOST = Trouble.PREFIX
@@ -31,10 +30,10 @@ class PrefillLeg(Leg):
         key: bytes,
         prefix: worker_pb2.Source | None = None,
     ) -> None:
-        """key: shown by the worker that decodes; prefix: who saves the prompt's beginning."""
+        """key: what the decode worker has to present; prefix: the source of the prompt's first blocks."""
         worker = placement.prefill or placement.decode
         super().__init__(host, sink, worker, prefix, key=key, prompt_tokens=placement.prompt_tokens)
-        # The decode worker cannot go on at once, so the client's stream would stall after its first token.
+        # If the decode worker has no slot yet, the stream would stall after its first token.
         self._holds = placement.waits
         self._saved_timer: asyncio.TimerHandle | None = None
 
@@ -57,19 +56,19 @@ class PrefillLeg(Leg):
         self._end(None)
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prompt's beginning was loaded."""
+        """Handle the report that the prompt's first blocks were loaded."""
         self._pulls = False
         self._host.prefix_loaded(admitted)
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Do nothing: blocks are booked where the request decodes."""
+        """Do nothing: blocks are booked at the decode worker."""
 
     def _take_part(self, stream: WorkerStream) -> None:
         del stream
         self._state.taken_by(self._worker.worker_id, prefills=True, decodes=False)
 
     def _first_token(self, now: float) -> None:
-        """Note the attempt's first token. The report that the KV is kept is due then."""
+        """Record the first token, and start the timeout for the report that the KV is saved."""
         super()._first_token(now)
         loop = asyncio.get_running_loop()
         self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._not_saved)
@@ -79,11 +78,11 @@ class PrefillLeg(Leg):
         self._end(self._failure(Trouble.NOT_KEPT, message))
 
     def _cut(self) -> bool:
-        return True  # it was asked for one token
+        return True  # a prefill is always cut to one token
 
     def _complete(self, output: Any, reason: str) -> None:
         if self._stream is not None:
-            self._stream.abort(self.request_id)  # nobody will pull the KV that it saved
+            self._stream.abort(self.request_id)  # release its saved KV: no worker will pull it
         super()._complete(output, reason)
 
     def _failure(self, trouble: Trouble, message: str, *, engine_goes_on: bool = False) -> Failure:

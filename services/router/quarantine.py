@@ -1,9 +1,8 @@
-"""Try a router's suspects, requests under which an engine failed, alone and one after the other.
+"""Try a router's suspects (requests under which an engine failed) alone, one after another.
 
-Of suspects that come together, the one with the shortest trial goes first; a long one waits only for suspects
-that come soon after it. A router tries all its suspects on one worker while that works, so that few other
-requests are disturbed: on the worker whose engine failed, if that goes on, because it is empty then. No
-request waits here beyond its own deadline, which its relay enforces.
+The suspect with the shortest trial goes first, but a long one waits only for suspects that come soon after
+it. All are tried on one worker while that works, to disturb few other requests: preferably on the worker whose
+engine failed, if it goes on, because it is empty. The relay enforces a waiting request's deadline.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ from baton.scheduler.client import Placement
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
 
-STEP_COSTS = 16  # generating one token costs as much as computing this many
-A_SECOND = 1000  # per this many tokens, suspects that come up to a second later go first
-MOST_S = 3.0  # but none that comes later than this
+STEP_COSTS = 16  # generating a token costs as much as prefilling this many
+A_SECOND = 1000  # a trial lets shorter ones overtake that come up to a second later, per this many tokens
+MOST_S = 3.0  # the most by which a later trial may overtake
 KEPT_S = 30.0  # how long after a trial its worker is used for the next one
-# After this, the next suspect goes to its worker too, and waits there if need be: a worker lets suspects in
-# one at a time, and sends back a long one for which another waits. Some trials have not even begun by then,
-# because a grammar compiles or there is no room.
+# After this the next suspect is sent too. The worker admits suspects one at a time, and sends a long one back
+# if another waits. A trial may not have begun by then: its grammar compiles, or there is no room.
 TURN_S = 2.0
 
 _Turn = tuple[float, int, asyncio.Future[None]]
 
 
 class Quarantine:
-    """The suspects of one router. For one event loop."""
+    """The suspects of one router. Not thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: list[_Turn] = []  # a heap
@@ -47,10 +45,10 @@ class Quarantine:
         return bool(self._waiting)
 
     def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
-        """Return the worker on which suspects are currently tried, if it can take this one.
+        """Return the worker on which suspects are tried, if it can take this one.
 
-        The worker must have the request's weights and adapter, though it has no placement there. It must not
-        have just failed this request, unless there is no other.
+        It must have the request's weights, and no adapter unless the request is placed there. A worker that
+        just failed this request is not used.
         """
         worker = self._worker
         if worker is None or time.monotonic() > self._until or worker.worker_id in state.excluded:
@@ -65,7 +63,7 @@ class Quarantine:
         self._worker, self._until = worker, time.monotonic() + KEPT_S
 
     def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
-        """Choose where to try a suspect, from the failure of its last attempt."""
+        """Choose the worker for a suspect's trial, given the failure of its last attempt."""
         if failure.engine_goes_on:
             for worker in _workers(placement):
                 if worker is not None and worker.worker_id == failure.worker_id:
@@ -78,7 +76,7 @@ class Quarantine:
 
     @contextlib.asynccontextmanager
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:
-        """Wait for a turn. computes, generates: tokens of this request's trial."""
+        """Wait for a turn. computes, generates: the trial's tokens to prefill and to generate."""
         loop = asyncio.get_running_loop()
         size_s = min(MOST_S, (computes + STEP_COSTS * generates) / A_SECOND)
         turn = round(time.monotonic() + size_s, 1), next(self._numbers), loop.create_future()

@@ -1,8 +1,7 @@
-"""Queue the waiting requests of one class: tenants take turns, and so do the clients of each.
+"""Queue the waiting requests of one class: round-robin over tenants, and over each tenant's clients.
 
-Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the next is the one with the lowest
-position, and each turn moves it 1/weight further; a tenant that was not waiting joins at the others'
-position.
+Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the tenant with the lowest pass value
+is next, and each turn adds 1/weight to it. A tenant that was not waiting joins at the current pass value.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from baton.services.router.state import Party
 
 
 class Turn(asyncio.Event):
-    """One request's turn, set while it has it. A request with precedence may take it away."""
+    """Set while it is the request's turn. A request that goes first may take the turn away."""
 
 
 class _Tenant:
-    """The waiting requests of one tenant, by client; the next in turn first."""
+    """The waiting requests of one tenant by client, in the order of turns."""
 
     def __init__(self) -> None:
         self.weight = 1
@@ -32,7 +31,7 @@ class _Tenant:
         return next(iter(next(iter(self.clients.values()))))
 
     def before(self, client: str) -> int:
-        """Return how many of its requests go before the client's next one."""
+        """Return how many of the tenant's requests go before the client's next one."""
         own = len(self.clients.get(client, ()))
         return own + sum(min(len(turns), own + 1) for name, turns in self.clients.items() if name != client)
 
@@ -43,21 +42,21 @@ class ClassQueue:
     def __init__(self, service: ServiceClass) -> None:
         self.service = service
         self.waiting = 0
-        self.placed = 0  # unfinished requests of the class that were admitted
-        self.since = 0.0  # clock time when it began to wait, or was last placed
-        self.owed_until = 0.0  # clock time until which it goes before others
-        self.rests_until = 0.0  # clock time until which it may not do so again
+        self.placed = 0  # admitted requests of the class that have not ended
+        self.since = 0.0  # when the queue became non-empty, or a request was last placed from it
+        self.owed_until = 0.0  # until then it goes before other classes
+        self.rests_until = 0.0  # until then it may not do so again
         self._tenants: dict[str, _Tenant] = {}
-        self._way = 0.0  # position of the tenant that had the last turn
+        self._way = 0.0  # pass value of the tenant that had the last turn
 
     @property
     def first(self) -> Turn:
-        """The turn of the next request, from the tenant with the lowest position."""
+        """The next request's turn."""
         return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
 
     def join(self, party: Party, turn: Turn) -> None:
         tenant = self._tenants.setdefault(party.tenant, _Tenant())
-        if not tenant.waiting:  # unused turns are not saved up
+        if not tenant.waiting:  # turns are not saved up
             tenant.way = max(tenant.way, self._way)
         tenant.weight = party.weight
         tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
@@ -65,7 +64,7 @@ class ClassQueue:
         tenant.waiting += 1
 
     def leave(self, party: Party, turn: Turn) -> None:
-        """Remove a request, which may have had its turn."""
+        """Remove a request. If it had the turn, its tenant and client move back in the order."""
         tenant = self._tenants[party.tenant]
         turns = tenant.clients[party.client]
         del turns[turn]
@@ -87,5 +86,5 @@ class ClassQueue:
         return own + sum(min(one.waiting, (own + 1) * one.weight / party.weight) for one in others)
 
     def clear(self) -> None:
-        """Forget who had turns: a queue begins."""
+        """Forget past turns."""
         self._tenants.clear()

@@ -1,4 +1,4 @@
-"""The last and the slowest finished requests of a router, kept in bounded memory for the live page."""
+"""Keep the last and the slowest finished requests for the live page, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton.services.router.record import Record
 LAST = 200
 SLOWEST = 50
 WINDOW_S = 900.0
-_PART_S = 60.0  # the slowest are kept per minute, so that old ones make room for others
+_PART_S = 60.0  # the slowest are kept per minute and expire with it
 
 
 class Recent:
-    """Records of finished requests; readers get lists of their own. Use it in one event loop."""
+    """Records of finished requests. Not thread-safe."""
 
     def __init__(
         self, last: int = LAST, slowest: int = SLOWEST, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keep the `last` records, and the `slowest` of each minute of the last quarter of an hour."""
+        """Keep the `last` records, and the `slowest` of each of the last 15 minutes."""
         self._clock = clock
         self._last: deque[Record] = deque(maxlen=last)
         self._most = slowest
@@ -31,7 +31,7 @@ class Recent:
         self._numbers = count()
 
     def add(self, record: Record) -> None:
-        """Add a record; this costs a few comparisons unless it is among the slowest."""
+        """Add a record; a few comparisons unless it is among the slowest."""
         self._last.append(record)
         now = self._clock()
         self._forget(now)
@@ -45,12 +45,12 @@ class Recent:
             heapq.heapreplace(heap, entry)
 
     def last(self, n: int = LAST) -> list[Record]:
-        """Return the last `n` finished requests, the latest first."""
+        """Return the last `n` requests, the latest first."""
         found = list(self._last)[::-1]
         return found[:n]
 
     def slowest(self, n: int = SLOWEST) -> list[Record]:
-        """Return the `n` slowest to their first token in the last quarter of an hour, slowest first."""
+        """Return the `n` slowest requests of the last 15 minutes, the slowest first."""
         self._forget(self._clock())
         entries = heapq.nlargest(min(n, self._most), (entry for _, heap in self._slow for entry in heap))
         return [record for _, _, record in entries]

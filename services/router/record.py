@@ -1,4 +1,4 @@
-"""A finished request as one immutable record, for the log, traces and the live page."""
+"""Build an immutable record of a finished request for the log, traces and the live page."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class AttemptRecord:
     number: int
     prefill_worker: str
     decode_worker: str  # the same one if it did both
-    epoch_s: float  # placed, seconds since 1970
-    trouble: str  # the cause of its failure; "": it did not fail
+    epoch_s: float  # when it was placed, seconds since 1970
+    trouble: str  # why it failed; "" if it did not
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished request. Moments of stages and events are time.monotonic; see `at_s`."""
+    """A finished request. Times of stages and events are time.monotonic; `at_s` converts them."""
 
     request_id: str  # used in logs, by workers and by the scheduler
-    response_id: str  # the `id` in the response, which its client knows
+    response_id: str  # the `id` in the response
     trace: TraceContext
     tenant: str
     service: str  # the class of the request
@@ -47,8 +47,8 @@ class Record:
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # time to the first token, in a stream to its first byte; 0: no token
-    client_s: float  # time for which writing waited for the client to read
+    first_token_s: float  # time to first token; in a stream, to the first byte; 0: no token
+    client_s: float  # time spent waiting for the client to read
     clock_s: float  # seconds since 1970 at time.monotonic() == 0
     method: str  # the speculative method
     draft_steps: int
@@ -56,8 +56,8 @@ class Record:
     accepted_tokens: int
     retried: bool
     attempts: tuple[AttemptRecord, ...]  # the last ones
-    to_first_token: tuple[Stage, ...]  # consecutive
-    later: tuple[Stage, ...]  # later stages, and parts of stages
+    to_first_token: tuple[Stage, ...]  # in sequence, without gaps
+    later: tuple[Stage, ...]  # later stages, and stages within others
     events: tuple[Event, ...]
 
     @property
@@ -66,7 +66,7 @@ class Record:
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token, or all the request's time if it had none."""
+        """The time to first token, or the whole duration if there was none."""
         return self.first_token_s or self.ended - self.arrived
 
     @property
@@ -79,11 +79,11 @@ class Record:
         return seconds_by_stage(self.to_first_token)
 
     def at_s(self, moment: float) -> float:
-        """Return a moment as seconds since 1970."""
+        """Convert a moment to seconds since 1970."""
         return moment + self.clock_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values. Offsets are milliseconds since the request's arrival."""
+        """Return the record as JSON values; offsets are milliseconds since the request's arrival."""
         return {
             **{name: getattr(self, name) for name in _AS_IT_IS},
             "trace_id": self.trace.trace_id,
@@ -134,7 +134,7 @@ class Record:
 
 
 def record_of(state: RequestState) -> Record:
-    """Return the record of a request that is over and whose response is sent."""
+    """Return the record of a request whose response is sent."""
     http, spent = state.http, state.spent
     troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
     clock_s = time.time() - time.monotonic()

@@ -1,4 +1,4 @@
-"""Carry a request through its life: placed, prefilled, decoded, resumed if a worker fails.
+"""Run a request: wait for room, place it, run its legs, and resume it elsewhere if a worker fails.
 
 One asyncio task per request goes from placement to placement. Tokens do not wake it: the worker's stream
 calls the leg, and the leg calls the front end.
@@ -40,16 +40,16 @@ from baton.services.router.recovery import (
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
 
-# Seconds for which a resuming request looks for room without the workers that failed it.
+# For this long, seconds, a request that resumes looks for room on workers that have not failed it.
 EXCLUDED_S = 3.0
 
 log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Carry one request from its first placement to its last token.
+    """Run one request from `start()` until it has its outcome, then call `on_over` once.
 
-    `start()` begins; it ends by itself, or by `abort()` or `end()`. Then `on_over` is called once.
+    `abort()` and `end()` end it early.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Relay:
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
         self._retries = 0  # placements in a row without progress
-        self._give_up = 0.0  # time.monotonic: when to give up on these
-        self._full: set[str] = set()  # workers without room for it, in these placements
+        self._give_up = 0.0  # time.monotonic: when to stop retrying
+        self._full: set[str] = set()  # workers that refused it as full in these placements
         self._closed = False
         self._admitted = False
 
     def start(self) -> None:
-        """Enter the journal, and go on in a task. Raises NotAdmitted if there is no room, or Convicted."""
+        """Enter the journal, and start the task. Raises NotAdmitted or Convicted."""
         try:
             self._convicts.check(self.state.engine_request)
         except Convicted:
@@ -91,20 +91,20 @@ class Relay:
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
-        """Drop the request on both workers now: the client is gone, or needs no further token."""
+        """Abort the request at its workers: the client is gone or needs no more tokens."""
         if self.state.over:
             return
         self.state.outcome = "abort"
         self._abort_workers()
-        # Needed here too: a task that is cancelled before its first step runs no `finally`.
+        # Not left to the task: if it is cancelled before its first step, its `finally` does not run.
         self.close()
         self._sink.close()
-        task, self._task = self._task, None  # its exception's frames hold the relay
+        task, self._task = self._task, None  # the frames of its exception refer to the relay
         if task is not None:
             task.cancel()
 
     def end(self) -> None:
-        """End the request with an error for its client: the router ends before the request does."""
+        """End the request with an error because the router is shutting down."""
         if not self.state.over and self._task is not None:
             self._task.cancel()
 
@@ -123,7 +123,7 @@ class Relay:
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
-            if not state.over:  # not by abort()
+            if not state.over:  # by end(), not by abort()
                 self._fail(AttemptsExhausted("the router is shutting down"))
             raise
         finally:
@@ -168,21 +168,21 @@ class Relay:
 
     @property
     def placement(self) -> Placement:
-        """The current placement. Raises RuntimeError before the first."""
+        """The current placement. Raises RuntimeError before the first one."""
         if self._placement is None:
             raise RuntimeError(f"request {self.state.request_id} was not placed")
         return self._placement
 
     async def _admit(self) -> None:
-        """Get the first placement, at once or when there is room. Raises NotAdmitted."""
+        """Get the first placement, possibly after waiting for room. Raises NotAdmitted."""
         state = self.state
         state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place, state.service)
         self._admitted = True
 
     async def _place(self, service: ServiceClass) -> None:
-        """Get the next placement, as a request of class `service`. Raises NotAdmitted.
+        """Get the next placement in the class `service`. Raises NotAdmitted.
 
-        Its workers reach each other as far as is known.
+        It is no pair of workers that recently could not reach each other.
         """
         suspects, asked = self._pool.suspects(), time.monotonic()
         suspects |= self._placements.avoidable(self._full, self.state.excluded | suspects)
@@ -198,33 +198,31 @@ class Relay:
             await self._avoid_pair(suspects, service)
 
     def _apart(self) -> bool:
-        """Return whether the placement's two workers are known not to reach each other."""
+        """Return whether the placement's two workers recently could not reach each other."""
         prefill, decode = self.placement.prefill, self.placement.decode
         return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
 
     async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
-        """Replace a placement that no worker knows yet: by another pair, or else its decode worker alone."""
+        """Replace a placement, before its workers are told, by another pair or its decode worker alone."""
         prefill = self.placement.prefill
         if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
             try:
                 others = suspects | {prefill.worker_id}
                 another = await self._placements.place(self.state, others, service)
             except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now, but the decode worker can
+                self._hold_on()  # no other prefill worker has room: the decode worker prefills
             else:
                 self._report("retried")
                 self._placement = another
                 self.state.placed_instead(another)
                 if not self._apart():
                     return
-        self._placements.prefilled(
-            self.placement.attempt
-        )  # nothing is prefilled there: another request may have the room
+        self._placements.prefilled(self.placement.attempt)  # frees its booking
         self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
         self.state.placed_instead(self.placement)
 
     async def _recover(self, failure: Failure) -> None:
-        """Leave `self._placement` as one that can be tried. Raises RequestFailed if there is none."""
+        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
@@ -243,7 +241,7 @@ class Relay:
                 f"{failure.message}",
                 retry_after_s=1.0,
             )
-            error.final = state.suspicion.suspect  # the same request may well kill the next workers
+            error.final = state.suspicion.suspect  # a retry may kill more workers
             raise error
         if state.suspicion.suspect:
             self._abort_workers()
@@ -261,49 +259,44 @@ class Relay:
             try:
                 await self._place(state.service)
             except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now, but the decode worker can
+                self._hold_on()  # no other prefill worker has room: the decode worker prefills
             else:
                 return
         self._compute_here()
 
     def _hold_on(self) -> None:
-        """Keep the placement: another one was asked for and refused, which may have ended its booking."""
+        """Keep the placement after a refused request for another one, which may have ended its booking."""
         attempt = self._placements.hold_on(self.state, self.placement.attempt)
         self._placement = replace(self.placement, attempt=attempt)
 
     def _without_prefix(self) -> None:
-        """Keep the placement, but have its prefill worker compute the prompt from its beginning."""
+        """Keep the placement, but have the prefill worker compute the whole prompt."""
         self.state.without_prefix()
-        self.state.epoch += 1  # a worker does not take the same epoch twice
+        self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Keep the placement, but have its decode worker prefill too.
-
-        A worker does not take the same epoch twice, so the attempt goes on under the next one.
-        """
+        """Keep the placement, but have the decode worker prefill too."""
         self._metrics.recomputed_prompts.inc()
         self.state.recomputes()
-        self.state.epoch += 1
+        self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._stop_prefill()
-        self._placements.prefilled(self.placement.attempt)  # the prefill worker prefills nothing now
+        self._placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
         self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
 
     def _stop_prefill(self) -> None:
-        """Drop the request on the prefill worker, with the KV that it saved or still computes."""
+        """Abort the request at the prefill worker, which releases its KV."""
         if self.placement.prefill is not None:
             self._pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
-        """Get the next epoch's placement. Wait for room, and for workers that come back.
+        """Get the next placement, waiting for room and for workers that come back.
 
-        Raises AttemptsExhausted if that takes too long, or if no live worker could ever take it.
+        Raises AttemptsExhausted if that takes too long, or if no worker could ever take the request.
         """
         state = self.state
         self._abort_workers()
-        self._report(
-            "retried"
-        )  # its worker may be well: its booking must not keep the request from going back
+        self._report("retried")  # frees the booking first: the best placement may be on the same workers
         because = self._last_failure
         within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
@@ -319,9 +312,8 @@ class Relay:
                     within = ""
                     break
                 if not error.waiting_helps or error.why is Why.FULL:
-                    # No other worker is alive or has had room for long. A worker that failed it may work
-                    # again, as a connection can break alone. And later requests queue behind one that
-                    # resumes.
+                    # No other worker is alive or has room, and later requests wait for this one. Try the
+                    # workers that failed it again: perhaps only a connection broke.
                     state.excluded.clear()
         raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
@@ -333,13 +325,13 @@ class Relay:
         state = self.state
         worker = self._quarantine.worker_for(self.placement, state)
         if worker is not None and self._pool.opened(worker.worker_id) is not None:
-            state.epoch += 1  # a worker does not take the same epoch twice; bookings stay
+            state.epoch += 1  # workers refuse an epoch that they have seen; the bookings stay
             await asyncio.sleep(backoff_s(self._retries))
         else:
             await self._place_again()
             worker = self.placement.decode
             if self.placement.prefill is not None:
-                self._placements.prefilled(self.placement.attempt)  # nothing to prefill: free the room
+                self._placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
         self._quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
@@ -347,14 +339,14 @@ class Relay:
     # -- phases
 
     async def _attempt_alone(self) -> Failure | None:
-        """Run the request with no other beside it, until it has passed its trial.
+        """Try the request alone in an engine, then get a placement to go on as usual.
 
-        Return None once it has passed and has a new placement, or when the request is over.
+        Return the trial's failure. None: it passed and is placed again, or it is over.
         """
         state = self.state
         tokens = state.suspicion.trial_tokens(state.tokens_to_generate)
         async with self._quarantine.turn(state.tokens_to_prefill, tokens):
-            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have taken long
+            self._give_up = time.monotonic() + self._replace_wait_s  # the wait for a turn does not count
             await self._place_trial()
             failure = await self._legs().run_alone(tokens, more=self._quarantine.more)
         if failure is not None or state.over or state.complete:
@@ -371,7 +363,7 @@ class Relay:
         return Legs(self, self._sink, self.placement, self._parts)
 
     def _finish_if_complete(self) -> bool:
-        """End a request that has all its tokens. An engine must not be asked for more."""
+        """End the request if it has all its tokens: an engine must not be asked for more."""
         if not self.state.complete:
             return False
         self.state.outcome = "length"
@@ -412,7 +404,7 @@ class Relay:
         self._counts.first_token(self.state)
         self._metrics.first_token(self.state, self._prefiller_id)
 
-    # -- for the legs (Owner)
+    # -- called by the legs (Owner)
 
     def grow(self) -> bool:
         try:
@@ -424,7 +416,7 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome. Idempotent."""
+        """Release the request's resources: it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -15,7 +15,7 @@ OTHERS = "(others)"  # the label of all further tenants; no tenant's name has su
 
 
 class TenantMetrics(Metrics):
-    """Counters of each tenant; those of a tenant that was removed end some minutes later."""
+    """Metrics of each tenant. A removed tenant's series are dropped some minutes later."""
 
     prefix = "baton_router_tenant_"
 
@@ -25,42 +25,39 @@ class TenantMetrics(Metrics):
     _waiting_requests = gauge("Requests waiting for room on workers", "tenant")
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        self._series = LivingSeries("tenant", registry, clock)  # first, as a scrape goes in this order
+        self._series = LivingSeries("tenant", registry, clock)  # before the metrics: scraped in this order
         super().__init__(registry)
         self._series.keep(self.labelled("tenant"))
-        self._counts: Counts[str] = Counts()  # of waiting requests, by tenant; none is 0
+        self._counts: Counts[str] = Counts()  # waiting requests by tenant, without zeros
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:
-        """Set the function that returns the names of all tenants. Any thread."""
+        """Set the function that returns all tenants' names; it may be called from any thread."""
         self._series.watch(known)
 
     def entered(self, tenant: str) -> None:
-        """Count an HTTP request that was admitted."""
+        """Count an admitted HTTP request."""
         if label := self._label(tenant):
             self._requests.labels(label).inc()
 
     def refused(self, tenant: str, limit: str) -> None:
-        """Count a request beyond a limit."""
+        """Count a request refused for a limit."""
         if label := self._label(tenant):
             self._refusals.labels(label, limit).inc()
 
     def used(self, tenant: str, prompt: int, output: int) -> None:
-        """Count the tokens of a sequence that is over."""
+        """Count the tokens of a finished sequence."""
         if label := self._label(tenant):
             self._tokens.labels(label, "prompt").inc(prompt)
             self._tokens.labels(label, "output").inc(output)
 
     def waiting(self, tenant: str, change: int) -> None:
-        """Count a request that waits (1), or no longer does (-1).
-
-        It is not shown for tenants without series of their own.
-        """
+        """Count a request that joins the queue (1) or leaves it (-1); not for tenants in `OTHERS`."""
         self._counts[tenant] += change
         count = self._counts[tenant]
         if not count:
             del self._counts[tenant]
         if (label := self._label(tenant)) and label != OTHERS:
-            self._waiting_requests.labels(label).set(count)  # not inc: its series may have ended meanwhile
+            self._waiting_requests.labels(label).set(count)  # not inc(): the series may have been dropped
 
     def _label(self, tenant: str) -> str:
         """Return the tenant's label; "" without a tenant."""

@@ -1,8 +1,8 @@
-"""Traces of requests in OpenTelemetry's form. The router writes the spans of all processes.
+"""Export traces of requests with OpenTelemetry. The router writes the spans of all processes.
 
-Workers and schedulers export nothing: their moments come with messages that they send anyway. So everything
-is known, on one clock, when the router decides whether to keep a trace, including the moments of a worker
-that died, as far as the router heard of them. A worker's span has that worker's resource.
+Workers and schedulers export nothing: their timestamps come with their ordinary messages. So when the router
+decides whether to keep a trace, it has all of it on one clock, including spans of a worker that has died
+since. A worker's span has that worker's resource.
 
 Leans on: opentelemetry.sdk.trace.ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that
 drops its oldest spans, and a thread of its own), the OTLP exporters.
@@ -31,17 +31,16 @@ from baton.services.trace_context import new_span_id
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 8_192  # spans; a request has some twenty
+MAX_QUEUED = 8_192  # spans; a request has about 20
 EXPORT_TIMEOUT_S = 5.0
 _SCOPE = InstrumentationScope("baton")
 _KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
 
 
 class Traces:
-    """Writes the traces of finished requests, in the event loop; a thread exports them."""
+    """Writes the traces of finished requests; a thread exports them."""
 
     def __init__(self, settings: TracingSettings, exporter: SpanExporter, router_id: str) -> None:
-        """Write to `exporter` as the router `router_id`."""
         self.ratio = settings.sample_ratio
         self._slow_s = settings.slow_ms / 1e3
         self._router = Process(ROUTER.service, router_id)
@@ -52,20 +51,20 @@ class Traces:
         return record.trace.sampled or record.failed or record.retried or record.slowness_s > self._slow_s
 
     def write(self, record: Record) -> None:
-        """Write a request's trace if it is to be kept. The exporter's thread does the rest."""
+        """Queue a request's trace for export if it is worth keeping."""
         if self.keeps(record):
             for span in spans_of(record, self._router):
                 self._processor.on_end(span)
 
     def close(self) -> None:
-        """Export waiting spans, within a few seconds."""
+        """Export the queued spans; takes up to a few seconds."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def open_exporter(settings: TracingSettings) -> SpanExporter:
-    """Return the exporter for the settings' endpoint. It connects when there is something to send."""
+    """Return the exporter for the settings' endpoint. It connects at the first export."""
     url = urlsplit(settings.endpoint)
-    # The exporters log each batch that fails; we log once.
+    # The exporters log every failed batch; _Watched logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     if url.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
@@ -86,7 +85,7 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
 
 
 class _Watched(SpanExporter):
-    """An exporter that logs when it begins to fail, and when it works again."""
+    """An exporter that logs when it begins to fail and when it works again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
@@ -96,7 +95,7 @@ class _Watched(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 (whatever a client of HTTP or gRPC raises)
+        except Exception as error:  # noqa: BLE001 (any error of an HTTP or gRPC client)
             log.debug("the export failed: %s", error)
             result = SpanExportResult.FAILURE
         fails = result is not SpanExportResult.SUCCESS
@@ -119,7 +118,7 @@ class _Watched(SpanExporter):
 
 
 def spans_of(record: Record, router: Process) -> list[ReadableSpan]:
-    """Return a request's spans: its own first, then its stages, those of an attempt within that."""
+    """Return a request's spans: the root first, then its stages, nested in their attempts."""
     return _Spans(record, router).made
 
 

@@ -1,4 +1,4 @@
-"""The cost of a response, for `usage.baton` and the log; docs/observability.md explains the figures."""
+"""Compute the cost of a response for `usage.baton` and the log (docs/observability.md)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from baton.services.router.timings import Spent
 
 
 def usage_of(states: Iterable[RequestState]) -> dict[str, Any]:
-    """Return the cost of one response's sequences, at least one: sums of counts, longest durations.
+    """Return the cost of one response: counts summed over its sequences, and the longest durations.
 
-    If workers failed, counts and durations are sums over all attempts, as far as they were reported.
+    Both include failed attempts, as far as their workers reported them.
     """
     states = list(states)
     each = [state.spent for state in states]
@@ -36,5 +36,5 @@ def usage_of(states: Iterable[RequestState]) -> dict[str, Any]:
 
 
 def _names(values: Iterable[str]) -> str | None:
-    """Join the distinct values in order: usually one, several if sequences or attempts differed."""
+    """Join the distinct non-empty values in order."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None

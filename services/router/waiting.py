@@ -1,20 +1,20 @@
 """Queue requests that wait for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while none waits before it. When all workers are full it joins its client's queue.
-Tenants take turns, as often as their weights say, and so do the clients of a tenant, one request each: a
-client that sends a thousand delays its own requests, not another's first. (A request here is one sequence: of
-several prompts, or `n` above 1, each waits for itself.) The request in turn tries a placement whenever
-reservations of this router end, and now and then besides, as other routers' end too. None of its class
-overtakes it, so a long prompt gets its room in the end. The exception is requests that lost their worker:
-their clients see a stalled stream, so they go before those that have not begun.
+A request is placed at once unless others wait ahead of it. If all workers are full it is queued. Tenants take
+turns by weight, and so do the clients of a tenant, one request each: a client that sends a thousand delays
+its own requests, not another client's first. (A request here is one sequence; each prompt of several, and
+each of `n` choices, waits separately.) One request has the turn, and tries a placement whenever a booking of
+this router ends, and also periodically, because other routers' bookings end too. No request of its class
+overtakes it, so a long prompt gets room eventually. Requests that lost their worker go before all others,
+because their clients see a stalled stream.
 
-Each class of requests has a queue, and a class with a lower priority number goes before the others, which
-fill only a part of the workers and of this room (`ServiceClass.room`). But a class is owed a place if that is
-within its share of all that this router has placed, or if it has waited for `patience_s`: its next request
-then goes first, and is placed as one of the first class.
+Each class has a queue. A class with a lower priority number goes first; the others may fill only a part of
+the workers and of this queue (`ServiceClass.room`). But a class is owed a place if it has less than its share
+of the running requests, or has waited for `patience_s`: its next request then goes first, and is placed as
+one of the first class.
 
-The cost is one placement call each time that room may have become free, for one request; the others sleep. To
-choose the next costs a look at each waiting tenant. For one event loop; not thread-safe.
+When room may have become free, one request makes one placement call and the others sleep. Choosing the next
+one takes time proportional to the number of waiting tenants. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from baton.services.router.metrics import RouterMetrics
 from baton.services.router.queues import ClassQueue, Turn
 from baton.services.router.state import Party
 
-RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
-_PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
-_PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
-# Seconds for which an owed turn goes before others, and then does not: its request may be too large.
+RETRY_S = (0.05, 1.0)  # the first and the longest pause between two tries while no booking ends
+_PACE_OF = 256  # departures that define the pace; with fewer, requests that end together would distort it
+_PACE_KNOWN_S = 10.0  # minimum age of a queue before a request is refused for its expected wait
+# An owed turn goes before others for OWED_S seconds and then not for REST_S: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
-LEAST_PATIENCE_S = 1.0  # wait after which even a class with its share is owed a place
+LEAST_PATIENCE_S = 1.0  # lower bound of `patience_s` here
 
 Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
 class WaitingRoom:
-    """The queue of one router. Invariant: while requests wait, exactly one of them has the turn."""
+    """The queue of one model in a router. Invariant: while requests wait, exactly one has the turn."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class WaitingRoom:
         classes: Classes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits.
+        """Let up to `limit` requests (none if 0) wait for up to `wait_s` seconds each.
 
-        Requests that lost their worker wait whatever the limit: they were admitted before.
+        The limit does not apply to requests that lost their worker: they were admitted before.
         """
         self.limit = limit
         self.wait_s = wait_s
@@ -67,11 +67,11 @@ class WaitingRoom:
         self._first_class = next(iter(self._queues.values())).service
         self._waiting = 0
         self._turn: Turn | None = None
-        self._turn_of: ClassQueue | None = None  # the turn's queue; None for a request that resumes
+        self._turn_of: ClassQueue | None = None  # its queue; None if it resumes
         self._room = asyncio.Event()
-        self._because = ""  # the last try found no room
-        self._began = 0.0  # when the queue began, on the clock
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # clock times since then
+        self._because = ""  # why the last try found no room
+        self._began = 0.0  # when requests began to wait
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when requests left it
         metrics.watch_waiting(self)
 
     def __len__(self) -> int:
@@ -79,11 +79,11 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """The expected wait of a new tenant's request of the usual class, seconds; 0 while unknown."""
+        """The expected wait of a new tenant's request of the standard class, seconds; 0 if unknown."""
         return self._estimate(Party(), STANDARD)
 
     def check_room(self, service: ServiceClass = STANDARD) -> None:
-        """Check, before a request costs anything, that the queue is not full. Raises NotAdmitted (503)."""
+        """Check that the queue is not full. Raises NotAdmitted (503)."""
         most = max(1, int(service.room * self.limit)) if self.limit else 0
         if self._waiting and self._waiting >= most:
             kept = f"; {self.limit - most} places are kept for others than {service.name}"
@@ -93,18 +93,17 @@ class WaitingRoom:
             )
 
     def freed(self) -> None:
-        """Note that reservations ended: there may be room now."""
+        """Wake the request that has the turn: bookings ended, so there may be room."""
         self._room.set()
 
     async def admit(
         self, party: Party, deadline: float, place: Place, service: ServiceClass = STANDARD
     ) -> float:
-        """Await `place`, at once or in turn; return the seconds waited.
+        """Await `place` until it succeeds, at once or in turn; return the seconds waited.
 
-        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (unless the
-        limit is 0); there `place` is tried until it succeeds, or refuses for good. `deadline`
-        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted if the queue
-        is full, or if the wait would be or was too long, and whatever else `place` raises.
+        If `place` raises NotAdmitted with FULL, or if others wait, the request is queued and `place` is
+        retried. Other errors of `place` are passed on. Raises NotAdmitted if the queue is full, or if the
+        wait is or would be too long. The caller enforces the request's `deadline` (time.monotonic).
         """
         arrived = self._clock()
         queue = self._queue(service)
@@ -137,14 +136,14 @@ class WaitingRoom:
         return waited_s
 
     def left(self, service: ServiceClass) -> None:
-        """Note that an admitted request is over."""
+        """Count the end of an admitted request."""
         self._queue(service).placed -= 1
 
     async def resume(self, wait_s: float, place: Place) -> None:
-        """Await `place` for a request that was placed before, ahead of all that were not.
+        """Await `place` for a request that lost its worker, ahead of all queued requests.
 
-        While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Then the last one
-        is raised, as is anything else that `place` raises.
+        For `wait_s` seconds `place` is retried while it raises NotAdmitted with FULL; then the last error is
+        raised.
         """
         turn = Turn()
         if not self._waiting:
@@ -176,9 +175,9 @@ class WaitingRoom:
         is_final: Callable[[NotAdmitted], bool],
         queue: ClassQueue | None = None,
     ) -> None:
-        """Try `place` while it is this request's turn, until it succeeds or its refusal is final.
+        """Try `place` while the request has the turn, until it succeeds or its refusal is final.
 
-        Without a queue, or if a turn is owed to it, it is placed as one of the first class.
+        A request that resumes (no queue) or is owed the turn is placed as one of the first class.
         """
         pause_s, longest_s = RETRY_S
         while True:
@@ -190,7 +189,7 @@ class WaitingRoom:
                 if is_final(no):
                     raise
                 self._because = no.message
-                self._choose()  # an owed turn may be over
+                self._choose()  # OWED_S may have passed
             else:
                 return
             with contextlib.suppress(TimeoutError):
@@ -205,7 +204,7 @@ class WaitingRoom:
         self._began = self._clock()
 
     def _queue(self, service: ServiceClass) -> ClassQueue:
-        """Return the queue of a class; that of the first class for one that is not configured."""
+        """Return the queue of a class, or the first one if the class is not configured."""
         return self._queues.get(service.name) or next(iter(self._queues.values()))
 
     def _before(self, queue: ClassQueue) -> int:
@@ -215,14 +214,13 @@ class WaitingRoom:
         return len(self._resuming) + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Return whether a queue's turn goes before others, by its class's share or patience."""
+        """Return whether a queue goes before others because of its class's share or patience."""
         now = self._clock()
         placed = sum(one.placed for one in self._queues.values())
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
         waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
         if queue.owed_until and now > queue.owed_until:
-            # The rest begins where its second ended, which was long ago if nobody has waited since. Leaving
-            # requests do not end a rest: the next one may be as large.
+            # The rest begins at the end of OWED_S, which is long ago if the queue was empty since.
             queue.owed_until, queue.rests_until = 0.0, queue.owed_until + REST_S
         if not (within or waited) or now < queue.rests_until:
             return False
@@ -254,7 +252,7 @@ class WaitingRoom:
         self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
-        """Give the turn to a request that resumes, else to a class that is owed one, else by priority."""
+        """Give the turn to a request that resumes, or to a class that is owed it, or by priority."""
         turn: Turn | None = None
         queue: ClassQueue | None = None
         if self._resuming:
@@ -272,10 +270,7 @@ class WaitingRoom:
             turn.set()
 
     def _estimate(self, party: Party, service: ServiceClass) -> float:
-        """Return the expected wait of the client's next request, at the pace of the last departures.
-
-        Seconds; 0 while the pace is unknown.
-        """
+        """Return the expected wait of a client's next request at the current pace, seconds; 0 if unknown."""
         if not self._departures:
             return 0.0
         queue = self._queue(service)
