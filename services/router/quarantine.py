@@ -1,8 +1,8 @@
 """Try a router's suspects (requests under which an engine failed) alone, one after another.
 
 The suspect with the shortest trial goes first, but a long one waits only for suspects that come soon after
-it. All are tried on one worker while that works, to disturb few other requests: preferably on the worker whose
-engine failed, if it goes on, because it is empty. The relay enforces a waiting request's deadline.
+it. All are tried on one worker while that works, to disturb few other requests: preferably on the worker
+whose engine failed, if it goes on, because it is empty. The relay enforces a waiting request's deadline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Errors of tenants.
 
 ServiceError
-├── BookError    the book of keys cannot be read or changed
-└── OverLimit    a request is beyond a limit of its key or tenant
+├── BookError    the key book cannot be read or changed
+└── OverLimit    a request is over a limit of its key or tenant
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from baton.services.errors import ServiceError
 
 
 class BookError(ServiceError):
-    """The book of keys cannot be read or changed. The text names its place."""
+    """The key book cannot be read or changed. The message says where the book is."""
 
 
 class OverLimit(ServiceError):
-    """A request is beyond a limit. `retry_after_s` is 0 if no wait would help."""
+    """A request is over a limit. `retry_after_s` is 0 if a retry would not help."""
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""All limits of a caller: its key's and its tenant's."""
+"""Enforce all limits of a caller: its key's and its tenant's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quotas:
     """The limits of all callers of one router's process."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
-        """Share limits with the routers of `shared`; without, divide them among this router's processes."""
+        """Share limits through `shared`, or without it divide them among this router's processes."""
         self._shared = shared
         parts = processes if shared is None else 1
         self._rates = Rates(shared, parts)
@@ -33,13 +33,13 @@ class Quotas:
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the tasks that shared limits need."""
+        """Start the background tasks."""
         if self._shared is not None:
             self._shared.start()
             self._renewing = keep(self._slots.renew, "renew the requests under way")
 
     async def close(self) -> None:
-        """End these tasks."""
+        """Stop the background tasks."""
         if self._renewing is not None:
             await stop(self._renewing)
         if self._shared is not None:
@@ -57,7 +57,7 @@ class Quotas:
         return Visit(self, caller, [slot for _, slot in slots])
 
     async def charge(self, caller: Caller, tokens: int) -> list[Limit]:
-        """Charge a sequence's tokens; return the limits that were charged. Raises OverLimit."""
+        """Charge a sequence's tokens. Return the limits charged. Raises OverLimit."""
         rates = list(self._rates_of(caller, "tokens_per_min"))
         await self._take(rates, tokens)
         return [rate for _, rate in rates]
@@ -82,7 +82,7 @@ class Quotas:
                 if wait_s is not None:
                     raise _over(owner, limit, amount, wait_s)
                 shared.append(limit)
-        except BaseException:  # also if the client leaves meanwhile
+        except BaseException:  # including cancellation, if the client disconnects
             for _, taken in limits:
                 taken.give_here(amount)
             for taken in shared:
@@ -97,12 +97,12 @@ class Visit:
         self.caller = caller
         self._quotas = quotas
         self._slots = slots
-        self._charges: dict[str, tuple[list[Limit], int]] = {}  # sequence -> the limits charged, tokens
+        self._charges: dict[str, tuple[list[Limit], int]] = {}  # by sequence: the limits charged, tokens
 
     async def charge(self, sequence: str, prompt: int, most: int) -> None:
-        """Charge the tokens of a prompt and of its longest answer. Raises OverLimit.
+        """Charge the tokens of a prompt and of the longest possible answer. Raises OverLimit.
 
-        An answer that may exceed a minute's limit is charged as the whole limit: it may turn out short.
+        If that exceeds a minute's limit, the whole limit is charged: the answer may turn out short.
         """
         allowed = [of.tokens_per_min for _, of in _owners(self.caller) if of.tokens_per_min]
         if not allowed:
@@ -111,12 +111,12 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Correct a sequence's charge to the tokens that it used."""
+        """Correct a sequence's charge to the tokens it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 
     def leave(self) -> None:
-        """Give the slots back: the request is over."""
+        """Return the slots at the end of the request."""
         _give(self._slots, 1)
 
 

@@ -1,12 +1,13 @@
-"""Rates: requests a second and tokens a minute, by throttled-py's GCRA.
+"""Limit requests per second and tokens per minute with throttled-py's GCRA.
 
-The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
-refills steadily, so no window's end lets twice the rate pass. A bucket holds one period's worth.
+The generic cell rate algorithm stores one number per bucket, the time at which it will be full again. The
+bucket refills steadily, so there is no window boundary at which twice the rate passes. Its capacity is one
+period's worth.
 
 Leans on: throttled's store backends, one of them with our Redis client; the GCRA actions of
 throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
-of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
-is corrected by our own actions, as the library keeps the old number if the new one would lie in the past.
+of time.monotonic in memory, and in Redis seconds of its TIME since the epoch in `settle.lua`. Corrections use
+our own code, because the library keeps the old number if the new one would be in the past.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
 PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
-MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; the least recently used are dropped
+MAX_BUCKETS = 100_000  # in memory (20 MB); the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):
-    """The library's backend over our Redis client. Passes its errors on."""
+    """The library's backend with our Redis client, whose errors it passes on."""
 
     base_exceptions = ()
 
@@ -38,10 +39,10 @@ class _OurClient(RedisStoreBackend):
 
 
 class Rates:
-    """The buckets of one router, its own and the shared ones."""
+    """The buckets of one router, in memory and in Redis."""
 
     def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
-        """Keep whole buckets, or one of `parts` that fill more slowly; each takes a whole burst."""
+        """parts: how many processes divide the rate; each still allows a whole burst."""
         self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)
@@ -52,7 +53,6 @@ class Rates:
             self.settle_shared = shared.script("settle")
 
     def limit(self, field: str, owner: str, most: int) -> Rate:
-        """Return an owner's limit. Buckets are made on first use."""
         return Rate(self, field, owner, most)
 
 
