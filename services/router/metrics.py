@@ -5,26 +5,32 @@ They are updated per request, attempt or placement, never per token.
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Sized
 from typing import Protocol
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 from baton.metrics import Metrics, ProcessFigures, counter, gauge, histogram
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
-from baton.services.router.class_metrics import ClassMetrics
+from baton.services.classes import ServiceClass
 from baton.services.router.errors import NotAdmitted, RequestFailed
-from baton.services.router.living_series import LivingSeries
 from baton.services.router.state import RequestState
-from baton.services.router.tenant_metrics import TenantMetrics
 from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_first_token
 
+GONE_S = 300.0  # long enough to scrape the last counts a few times
+MAX_TENANTS = 1_000  # with series of their own, some ten each
+OTHERS = "(others)"  # the label of all further tenants; no tenant's name has such characters
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
 _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
+_PLACED = ("pair", "alone")
+_MET = ("yes", "no")
 
 
 class Waiting(Sized, Protocol):
@@ -198,3 +204,154 @@ def _exemplar(state: RequestState) -> dict[str, str] | None:
     """Return the request's trace id as an OpenMetrics exemplar if the trace is sampled."""
     trace = state.trace
     return {"trace_id": trace.trace_id} if trace.sampled else None
+
+
+class ClassMetrics(Metrics):
+    """Metrics of each class, updated when a request begins and ends, never per token."""
+
+    prefix = "baton_router_class_"
+
+    _goals = counter(
+        "Requests by goal (ttft, itl), placement and whether it was met; without aborted ones",
+        *("class", "goal", "kind", "met"),
+    )
+    _output_tokens = counter("Output tokens of finished requests", "class")
+    _waiting_requests = gauge("Requests waiting for room on workers", "class")
+    _time_to_first_token_seconds = histogram("From arrival to first token", "class")
+    _mean_gap_seconds = histogram("Mean gap between the tokens of a finished answer", "class")
+
+    def expect(self, classes: Iterable[ServiceClass]) -> None:
+        """Create the series of all classes at 0: Prometheus sees no increase when a series begins at 1."""
+        for one in classes:
+            self._waiting_requests.labels(one.name)
+            self._output_tokens.labels(one.name)
+            for goal, value in (("ttft", one.ttft_s), ("itl", one.itl_s)):
+                for kind in _PLACED if value else ():
+                    for met in _MET:
+                        self._goals.labels(one.name, goal, kind, met)
+
+    def waiting(self, service: ServiceClass, change: int) -> None:
+        """Count a request that joins the queue (1) or leaves it (-1)."""
+        self._waiting_requests.labels(service.name).inc(change)
+
+    def over(self, state: RequestState) -> None:
+        """Count a finished request."""
+        service, gaps = state.service, len(state.tokens) - 1
+        self._output_tokens.labels(service.name).inc(len(state.tokens))
+        ttft = state.first_token - state.http.arrived if state.first_token else math.inf
+        if state.first_token:
+            self._time_to_first_token_seconds.labels(service.name).observe(ttft)
+        if state.outcome != "abort":
+            self._count(state, "ttft", service.ttft_s, ttft)
+        if state.first_token and gaps > 0:
+            gap = max(0.0, state.timings.last_token - state.first_token) / gaps
+            self._mean_gap_seconds.labels(service.name).observe(gap)
+            if state.outcome != "abort":
+                self._count(state, "itl", service.itl_s, gap)
+
+    def _count(self, state: RequestState, goal: str, most_s: float | None, seconds: float) -> None:
+        if most_s is not None:
+            pair = state.timings.prefiller != state.timings.decoder
+            met = "yes" if seconds <= most_s else "no"
+            self._goals.labels(state.service.name, goal, "pair" if pair else "alone", met).inc()
+
+
+class TenantMetrics(Metrics):
+    """Metrics of each tenant. A removed tenant's series are dropped some minutes later."""
+
+    prefix = "baton_router_tenant_"
+
+    _requests = counter("HTTP requests admitted", "tenant")
+    _refusals = counter("Requests refused with 429, by limit", "tenant", "limit")
+    _tokens = counter("Tokens of completed requests: prompt, output", "tenant", "kind")
+    _waiting_requests = gauge("Requests waiting for room on workers", "tenant")
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
+        self._series = LivingSeries("tenant", registry, clock)  # before the metrics: scraped in this order
+        super().__init__(registry)
+        self._series.keep(self.labelled("tenant"))
+        self._counts: Counts[str] = Counts()  # waiting requests by tenant, without zeros
+
+    def watch(self, known: Callable[[], Iterable[str]]) -> None:
+        """Set the function that returns all tenants' names; it may be called from any thread."""
+        self._series.watch(known)
+
+    def entered(self, tenant: str) -> None:
+        """Count an admitted HTTP request."""
+        if label := self._label(tenant):
+            self._requests.labels(label).inc()
+
+    def refused(self, tenant: str, limit: str) -> None:
+        """Count a request refused for a limit."""
+        if label := self._label(tenant):
+            self._refusals.labels(label, limit).inc()
+
+    def used(self, tenant: str, prompt: int, output: int) -> None:
+        """Count the tokens of a finished sequence."""
+        if label := self._label(tenant):
+            self._tokens.labels(label, "prompt").inc(prompt)
+            self._tokens.labels(label, "output").inc(output)
+
+    def waiting(self, tenant: str, change: int) -> None:
+        """Count a request that joins the queue (1) or leaves it (-1); not for tenants in `OTHERS`."""
+        self._counts[tenant] += change
+        count = self._counts[tenant]
+        if not count:
+            del self._counts[tenant]
+        if (label := self._label(tenant)) and label != OTHERS:
+            self._waiting_requests.labels(label).set(count)  # not inc(): the series may have been dropped
+
+    def _label(self, tenant: str) -> str:
+        """Return the tenant's label; "" without a tenant."""
+        if not tenant:
+            return ""
+        label = tenant if tenant in self._series or len(self._series) < MAX_TENANTS else OTHERS
+        self._series.counted(label)
+        return label
+
+
+class LivingSeries(Collector):
+    """At each scrape, removes the series whose label value was not known or counted for `GONE_S`."""
+
+    def __init__(self, label: str, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
+        self._label = label
+        self._clock = clock
+        self._metrics: list[Counter | Gauge | Histogram] = []
+        self._last: dict[str, float] = {}  # the label's value -> when it was last known or counted
+        self._known: Callable[[], Iterable[str]] = tuple
+        registry.register(self)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __contains__(self, value: str) -> bool:
+        return value in self._last
+
+    def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
+        """Remove old series of these metrics, which have the label."""
+        self._metrics += metrics
+
+    def watch(self, known: Callable[[], Iterable[str]]) -> None:
+        """Set the function that returns the known values; it is called in a scrape's thread."""
+        self._known = known
+
+    def counted(self, value: str) -> None:
+        """Record that a metric with this value was updated."""
+        self._last[value] = self._clock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metric of its own."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Remove old series. Return no metric of its own."""
+        now = self._clock()
+        known = set(self._known())
+        for value, last in list(self._last.items()):
+            if value in known:
+                self._last[value] = now
+            elif now - last > GONE_S:
+                self._last.pop(value, None)  # another scrape may have been quicker
+                for metric in self._metrics:
+                    metric.remove_by_labels({self._label: value})
+        return ()

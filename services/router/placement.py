@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -15,7 +17,45 @@ from baton.services.classes import STANDARD, ServiceClass
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.state import RequestState
+
+CUT_S = 5.0  # time between two tries of a pair of workers that could not reach each other
+MOST_PAIRS = 1024  # beyond it the oldest is forgotten
+
+Pair = tuple[str, str]  # ids of the worker that saves KV and of the worker that pulls it
+
+
+class Pairs:
+    """The pairs of workers whose last handoff failed, though this router reaches both. Not thread-safe.
+
+    Requests avoid such a pair: they would be prefilled for nothing. One request per `CUT_S` tries it again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cut: OrderedDict[Pair, float] = OrderedDict()  # the time until which it is avoided
+
+    def failed(self, pair: Pair) -> None:
+        """Record that the second worker could not pull KV from the first."""
+        self._cut[pair] = self._clock() + CUT_S
+        self._cut.move_to_end(pair)
+        if len(self._cut) > MOST_PAIRS:
+            self._cut.popitem(last=False)
+
+    def passed(self, pair: Pair) -> None:
+        """Record a handoff that succeeded."""
+        self._cut.pop(pair, None)
+
+    def avoid(self, pair: Pair) -> bool:
+        """Return whether to avoid a handoff between the two. After `CUT_S`, one caller may try."""
+        until = self._cut.get(pair)
+        if until is None:
+            return False
+        if self._clock() < until:
+            return True
+        self._cut[pair] = self._clock() + CUT_S  # other requests avoid it until the outcome is known
+        return False
 
 
 class Placements:
@@ -27,8 +67,10 @@ class Placements:
         metrics: RouterMetrics,
         model: str = "",
         chosen: Callable[[str], None] = lambda _: None,
+        pairs_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """model: named in refusals; chosen: called with the id of each worker of a placement."""
+        self.pairs = Pairs(pairs_clock)
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
@@ -39,9 +81,36 @@ class Placements:
     ) -> Placement:
         """Get a placement for the request's next epoch, in the class `service`.
 
-        Avoids `suspects` if it can: a stream may break while its worker is well. Raises NotAdmitted; then,
-        and when cancelled, nothing stays booked.
+        Avoids `suspects` if it can (a stream may break while its worker is well), and pairs of workers that
+        recently could not reach each other. Raises NotAdmitted; then, and when cancelled, nothing stays
+        booked.
         """
+        placement = await self._place(state, suspects, service)
+        if placement.prefill is None or not self._apart(placement):
+            return placement
+        self._metrics.pairs_avoided.inc()
+        if state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
+            try:
+                others = suspects | {placement.prefill.worker_id}
+                another = await self._place(state, others, service)
+            except NotAdmitted:
+                placement = self.hold_on(state, placement)
+            except asyncio.CancelledError:
+                self._client.reporter.finished(placement.attempt, "abort")
+                raise
+            else:
+                self._client.reporter.finished(placement.attempt, "retried")
+                placement = another
+                if not self._apart(placement):
+                    return placement
+        return self.without_prefill(placement)
+
+    def _apart(self, placement: Placement) -> bool:
+        """Return whether the placement's two workers recently could not reach each other."""
+        prefill, decode = placement.prefill, placement.decode
+        return prefill is not None and self.pairs.avoid((prefill.worker_id, decode.worker_id))
+
+    async def _place(self, state: RequestState, suspects: set[str], service: ServiceClass) -> Placement:
         began = time.monotonic()
         try:
             placement = await self._placement(state, state.excluded | suspects, service)
@@ -73,10 +142,15 @@ class Placements:
         others_can = {worker for worker in full if roles.get(worker) in left or worker not in roles}
         return set(full) if pb.ROLE_MIXED in left else others_can
 
-    def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
-        """Keep an attempt's bookings under a new epoch. Return the new attempt."""
+    def hold_on(self, state: RequestState, placement: Placement) -> Placement:
+        """Keep a placement after a refused request for another one, which may have ended its booking."""
         state.epoch += 1
-        return self._client.reporter.hold_on(attempt, state.epoch)
+        return replace(placement, attempt=self._client.reporter.hold_on(placement.attempt, state.epoch))
+
+    def without_prefill(self, placement: Placement) -> Placement:
+        """Free the prefill worker's booking: the decode worker prefills the prompt too."""
+        self.prefilled(placement.attempt)
+        return replace(placement, prefill=None, prompt_tokens=0)
 
     def prefilled(self, attempt: Attempt) -> None:
         """Report that the prompt was prefilled: the prefill worker's booking ends."""

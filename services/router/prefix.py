@@ -10,16 +10,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
-from baton.services.router.stream import WorkerStream
+from baton.services.router.stream import StreamListener, WorkerStream
+
+if TYPE_CHECKING:
+    from baton.services.router.relay import RelayParts
 
 KEY_BYTES = 16
 
@@ -31,14 +33,17 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
     if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
         return None  # prompt log-probabilities need the whole prompt computed
-    if parts.pairs.avoid((source.worker_id, prefill.worker_id)):
+    if parts.placements.pairs.avoid((source.worker_id, prefill.worker_id)):
         parts.metrics.prefix_pull("avoided")
         return None
     return Prefix(state, source, prefill.worker_id, tokens, parts)
 
 
-class Prefix:
-    """The first blocks of one attempt's prompt at their source, as a StreamListener."""
+class Prefix(StreamListener):
+    """The first blocks of one attempt's prompt at their source.
+
+    Its single output is dropped: the token is not part of the answer.
+    """
 
     def __init__(
         self,
@@ -56,7 +61,7 @@ class Prefix:
         self._tokens = tokens
         self._key = secrets.token_bytes(KEY_BYTES)
         self._pool = parts.pool
-        self._pairs = parts.pairs
+        self._pairs = parts.placements.pairs
         self._metrics = parts.metrics
         self._stream: WorkerStream | None = None
         self._on_lost: Callable[[str], None] | None = None  # set while the prefill worker may wait or pull
@@ -137,24 +142,12 @@ class Prefix:
 
     # -- StreamListener
 
-    def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """Drop the token: it is not part of the answer."""
-
-    def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Do nothing: it has one token only."""
-
     def on_saved(self, saved: worker_pb2.Saved) -> None:
         """Handle the report that the source has saved it, or could not."""
         self._saved = not saved.problem
         if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
             self._on_lost = None  # the prefill worker has stopped waiting for it
         self._answered("not_kept" if saved.problem else "")
-
-    def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Do nothing: a SAVE loads nothing."""
-
-    def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Do nothing: nothing is booked for it."""
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         """Handle a refusal: the source has fewer blocks than the scheduler assumed, or no room."""

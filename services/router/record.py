@@ -1,15 +1,15 @@
-"""Build an immutable record of a finished request for the log, traces and the live page."""
+"""What a finished request was and cost: a record for the log, traces and the live page, and its usage."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from baton.services.router.state import RequestState
 from baton.services.router.timeline import Stage, other_stages, seconds_by_stage, to_first_token
-from baton.services.router.timings import Event
+from baton.services.router.timings import Event, Spent
 from baton.services.trace_context import TraceContext
 
 _FAILED = ("error", "refused")
@@ -177,6 +177,38 @@ def record_of(state: RequestState) -> Record:
         later=tuple(other_stages(state)),
         events=tuple(state.events),
     )
+
+
+def usage_of(states: Iterable[RequestState]) -> dict[str, Any]:
+    """Return the cost of one response for `usage.baton` and the log (docs/observability.md).
+
+    Counts are summed over its sequences; durations are the longest ones. Both include failed attempts, as far
+    as their workers reported them.
+    """
+    states = list(states)
+    each = [state.spent for state in states]
+    drafts = sum(each, Spent())
+    steps, at_position = drafts.draft_steps, drafts.accepted_by_position
+    accepted = sum(at_position)
+    longest = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms")
+    return {
+        "method": _names(state.method for state in states),
+        "draft_steps": steps,
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": accepted,
+        "mean_accepted_length": round(1 + accepted / steps, 4) if steps else None,
+        "acceptance_by_position": [round(count / steps, 4) for count in at_position] if steps else [],
+        "prefill_worker": _names(worker for state in states for worker in state.prefill_workers),
+        "decode_worker": _names(worker for state in states for worker in state.decode_workers),
+        "attempts": max(state.attempts for state in states),
+        "waiting_ms": max(round(1e3 * state.waited_s, 3) for state in states),
+        **{name: max(round(getattr(spent, name), 3) for spent in each) for name in longest},
+    }
+
+
+def _names(values: Iterable[str]) -> str | None:
+    """Join the distinct non-empty values in order."""
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 
 def _ms(seconds: float) -> float:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import uniform
 
+from baton.protos import worker_pb2
+
 # Up to this length, recomputing the prompt on the decode worker is cheaper than another placement, prefill
 # and handoff: it takes about one step of the usual token budget, which delays the worker's other requests.
 SHORT_PROMPT_TOKENS = 512
@@ -39,6 +41,18 @@ class Trouble(Enum):
     SOURCE = "source"  # as HANDOFF, because the decode worker cannot reach the prefill worker
     PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
+
+
+TROUBLES = {  # by the code of a worker's message
+    worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
+    worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
+    worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_FULL: Trouble.FULL,
+    worker_pb2.Failed.CODE_STAGING: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_INVALID: Trouble.INVALID,
+    worker_pb2.Failed.CODE_STALE: Trouble.STALE,
+    worker_pb2.Failed.CODE_ENGINE: Trouble.ENGINE,
+}
 
 
 class RecoveryStep(Enum):

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
+from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import (
     AttemptsExhausted,
     Convicted,
@@ -26,11 +27,14 @@ from baton.services.router.errors import (
     Unsupported,
     Why,
 )
-from baton.services.router.legs import Legs
-from baton.services.router.parts import RelayParts
+from baton.services.router.legs import DecodeLeg, run_placement
+from baton.services.router.load import RouterCounts
+from baton.services.router.metrics import RouterMetrics
+from baton.services.router.placement import Placements
+from baton.services.router.pool import WorkerPool
 from baton.services.router.recovery import (
+    MAX_ATTEMPTS,
     PROGRESS_TOKENS,
-    SHORT_PROMPT_TOKENS,
     Failure,
     RecoveryStep,
     Trouble,
@@ -38,12 +42,31 @@ from baton.services.router.recovery import (
     next_step,
 )
 from baton.services.router.sink import FrontEnd, OutputSink
-from baton.services.router.state import RequestState
+from baton.services.router.state import Journal, RequestState
+from baton.services.router.suspects import Convicts, Quarantine
+from baton.services.router.waiting import WaitingRoom
 
 # For this long, seconds, a request that resumes looks for room on workers that have not failed it.
 EXCLUDED_S = 3.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RelayParts:
+    """The objects that all relays of a model share."""
+
+    placements: Placements
+    pool: WorkerPool
+    metrics: RouterMetrics
+    waiting: WaitingRoom
+    replace_wait_s: float = 60.0  # limit from a failure until another placement makes progress
+    journal: Journal = field(default_factory=Journal)
+    counts: RouterCounts = field(default_factory=RouterCounts)
+    chronicle: Chronicle = field(default_factory=Chronicle)
+    max_attempts: int = MAX_ATTEMPTS
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    convicts: Convicts = field(default_factory=Convicts)
 
 
 class Relay:
@@ -56,19 +79,8 @@ class Relay:
         self, state: RequestState, parts: RelayParts, front_end: FrontEnd, on_over: Callable[[Relay], None]
     ) -> None:
         self.state = state
-        self._parts = parts
-        self._sink = OutputSink(state, front_end, self._first_token)
-        self._placements = parts.placements
-        self._pool = parts.pool
-        self._metrics = parts.metrics
-        self._counts = parts.counts
-        self._journal = parts.journal
-        self._waiting = parts.waiting
-        self._pairs = parts.pairs
-        self._quarantine = parts.quarantine
-        self._convicts = parts.convicts
-        self._max_attempts = parts.max_attempts
-        self._replace_wait_s = parts.replace_wait_s
+        self.parts = parts
+        self.sink = OutputSink(state, front_end, self._first_token)
         self._on_over = on_over
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
@@ -82,12 +94,12 @@ class Relay:
     def start(self) -> None:
         """Enter the journal, and start the task. Raises NotAdmitted or Convicted."""
         try:
-            self._convicts.check(self.state.engine_request)
+            self.parts.convicts.check(self.state.engine_request)
         except Convicted:
-            self._metrics.suspects.labels("refused").inc()
+            self.parts.metrics.suspects.labels("refused").inc()
             raise
-        self._journal.enter(self.state)
-        self._counts.arrived(self.state)
+        self.parts.journal.enter(self.state)
+        self.parts.counts.arrived(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
@@ -98,7 +110,7 @@ class Relay:
         self._abort_workers()
         # Not left to the task: if it is cancelled before its first step, its `finally` does not run.
         self.close()
-        self._sink.close()
+        self.sink.close()
         task, self._task = self._task, None  # the frames of its exception refer to the relay
         if task is not None:
             task.cancel()
@@ -118,7 +130,7 @@ class Relay:
         except TimeoutError:
             self._fail(self._timed_out())
         except NotAdmitted as error:
-            self._metrics.rejections.labels(error.why).inc()
+            self.parts.metrics.rejections.labels(error.why).inc()
             self._fail(error, "refused")
         except RequestFailed as error:
             self._fail(error)
@@ -130,13 +142,13 @@ class Relay:
             if not state.over:
                 self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
             self.close()
-            self._sink.close()
+            self.sink.close()
 
     async def _until_over(self) -> None:
         state = self.state
         while True:
             before, alone = len(state.tokens), state.suspicion.suspect
-            failure = await (self._attempt_alone() if alone else self._legs().run())
+            failure = await (self._attempt_alone() if alone else run_placement(self))
             if state.over:
                 return
             if failure is None:
@@ -144,9 +156,9 @@ class Relay:
                     return
                 continue
             state.failed(failure)
-            self._metrics.retried(failure.trouble.value, failure.worker_id)
+            self.parts.metrics.retried(failure.trouble.value, failure.worker_id)
             if failure.trouble is Trouble.SOURCE:
-                self._pairs.failed((failure.worker_id, self.placement.decode.worker_id))
+                self.parts.placements.pairs.failed((failure.worker_id, self.placement.decode.worker_id))
             names = {"request_id": state.request_id, "trace_id": state.trace.trace_id}
             log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message, extra=names)
             if self._finish_if_complete():
@@ -156,7 +168,7 @@ class Relay:
                 state.failures.clear()
                 self._retries = 0
                 self._full.clear()
-                self._give_up = time.monotonic() + self._replace_wait_s
+                self._give_up = time.monotonic() + self.parts.replace_wait_s
             if failure.counts:
                 state.failures.add(failure.worker_id)
             state.suspicion.note(failure, alone=alone, generated=generated)
@@ -176,50 +188,23 @@ class Relay:
     async def _admit(self) -> None:
         """Get the first placement, possibly after waiting for room. Raises NotAdmitted."""
         state = self.state
-        state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place, state.service)
+        state.waited_s = await self.parts.waiting.admit(
+            state.party, state.deadline, self._place, state.service
+        )
         self._admitted = True
 
     async def _place(self, service: ServiceClass) -> None:
-        """Get the next placement in the class `service`. Raises NotAdmitted.
-
-        It is no pair of workers that recently could not reach each other.
-        """
-        suspects, asked = self._pool.suspects(), time.monotonic()
-        suspects |= self._placements.avoidable(self._full, self.state.excluded | suspects)
-        placement = await self._placements.place(self.state, suspects, service)
+        """Get the next placement in the class `service`. Raises NotAdmitted."""
+        state, placements = self.state, self.parts.placements
+        suspects, asked = self.parts.pool.suspects(), time.monotonic()
+        suspects |= placements.avoidable(self._full, state.excluded | suspects)
+        placement = await placements.place(state, suspects, service)
         if self._placement is None:
-            self._metrics.live_requests.inc()
+            self.parts.metrics.live_requests.inc()
         else:
             self._report("retried")
         self._placement = placement
-        self.state.placed(placement, asked)
-        if self._apart():
-            self._metrics.pairs_avoided.inc()
-            await self._avoid_pair(suspects, service)
-
-    def _apart(self) -> bool:
-        """Return whether the placement's two workers recently could not reach each other."""
-        prefill, decode = self.placement.prefill, self.placement.decode
-        return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
-
-    async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
-        """Replace a placement, before its workers are told, by another pair or its decode worker alone."""
-        prefill = self.placement.prefill
-        if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
-            try:
-                others = suspects | {prefill.worker_id}
-                another = await self._placements.place(self.state, others, service)
-            except NotAdmitted:
-                self._hold_on()  # no other prefill worker has room: the decode worker prefills
-            else:
-                self._report("retried")
-                self._placement = another
-                self.state.placed_instead(another)
-                if not self._apart():
-                    return
-        self._placements.prefilled(self.placement.attempt)  # frees its booking
-        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
-        self.state.placed_instead(self.placement)
+        state.placed(placement, asked)
 
     async def _recover(self, failure: Failure) -> None:
         """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
@@ -227,25 +212,25 @@ class Relay:
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
         if state.suspicion.convicted:
-            self._metrics.suspects.labels("convicted").inc()
-            self._convicts.add(state.request_id, state.engine_request, failure.message)
+            self.parts.metrics.suspects.labels("convicted").inc()
+            self.parts.convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         step = next_step(
             failure,
-            failures_left=self._max_attempts - len(state.failures),
+            failures_left=self.parts.max_attempts - len(state.failures),
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
             error = AttemptsExhausted(
-                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request: "
-                f"{failure.message}",
+                f"{len(state.failures)} workers of at most {self.parts.max_attempts} failed under the "
+                f"request: {failure.message}",
                 retry_after_s=1.0,
             )
             error.final = state.suspicion.suspect  # a retry may kill more workers
             raise error
         if state.suspicion.suspect:
             self._abort_workers()
-            self._quarantine.note(failure, self.placement, state)
+            self.parts.quarantine.note(failure, self.placement, state)
             return
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
@@ -259,15 +244,11 @@ class Relay:
             try:
                 await self._place(state.service)
             except NotAdmitted:
-                self._hold_on()  # no other prefill worker has room: the decode worker prefills
+                # No other prefill worker has room: the decode worker prefills.
+                self._placement = self.parts.placements.hold_on(state, self.placement)
             else:
                 return
         self._compute_here()
-
-    def _hold_on(self) -> None:
-        """Keep the placement after a refused request for another one, which may have ended its booking."""
-        attempt = self._placements.hold_on(self.state, self.placement.attempt)
-        self._placement = replace(self.placement, attempt=attempt)
 
     def _without_prefix(self) -> None:
         """Keep the placement, but have the prefill worker compute the whole prompt."""
@@ -277,17 +258,16 @@ class Relay:
 
     def _compute_here(self) -> None:
         """Keep the placement, but have the decode worker prefill too."""
-        self._metrics.recomputed_prompts.inc()
+        self.parts.metrics.recomputed_prompts.inc()
         self.state.recomputes()
         self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._stop_prefill()
-        self._placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
-        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
+        self._placement = self.parts.placements.without_prefill(self.placement)
 
     def _stop_prefill(self) -> None:
         """Abort the request at the prefill worker, which releases its KV."""
         if self.placement.prefill is not None:
-            self._pool.abort(self.placement.prefill.worker_id, self.state.request_id)
+            self.parts.pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
         """Get the next placement, waiting for room and for workers that come back.
@@ -298,14 +278,14 @@ class Relay:
         self._abort_workers()
         self._report("retried")  # frees the booking first: the best placement may be on the same workers
         because = self._last_failure
-        within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
+        within = f" within {self.parts.replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:
                 wait_s = min(EXCLUDED_S, self._give_up - time.monotonic())
-                return await self._waiting.resume(wait_s, self._place)
+                return await self.parts.waiting.resume(wait_s, self._place)
             except NotAdmitted as error:
-                self._metrics.rejections.labels(error.why).inc()
+                self.parts.metrics.rejections.labels(error.why).inc()
                 self._retries = max(self._retries, 1) + 1
                 self._last_failure = f"{because}; and {error.message}"
                 if error.never:
@@ -318,21 +298,21 @@ class Relay:
         raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
-        self._placements.finished(self.state, self.placement.attempt, outcome)
+        self.parts.placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
         """Make `self._placement` one on a single worker, to try this request there alone."""
         state = self.state
-        worker = self._quarantine.worker_for(self.placement, state)
-        if worker is not None and self._pool.opened(worker.worker_id) is not None:
+        worker = self.parts.quarantine.worker_for(self.placement, state)
+        if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:
             state.epoch += 1  # workers refuse an epoch that they have seen; the bookings stay
             await asyncio.sleep(backoff_s(self._retries))
         else:
             await self._place_again()
             worker = self.placement.decode
             if self.placement.prefill is not None:
-                self._placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
-        self._quarantine.use(worker)
+                self.parts.placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
+        self.parts.quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
 
@@ -345,22 +325,20 @@ class Relay:
         """
         state = self.state
         tokens = state.suspicion.trial_tokens(state.tokens_to_generate)
-        async with self._quarantine.turn(state.tokens_to_prefill, tokens):
-            self._give_up = time.monotonic() + self._replace_wait_s  # the wait for a turn does not count
+        async with self.parts.quarantine.turn(state.tokens_to_prefill, tokens):
+            self._give_up = time.monotonic() + self.parts.replace_wait_s  # the wait for a turn does not count
             await self._place_trial()
-            failure = await self._legs().run_alone(tokens, more=self._quarantine.more)
+            leg = DecodeLeg(self, alone_tokens=tokens, more_alone=self.parts.quarantine.more)
+            failure = await leg.run()
         if failure is not None or state.over or state.complete:
             return failure
-        self._metrics.suspects.labels("passed").inc()
+        self.parts.metrics.suspects.labels("passed").inc()
         state.suspicion.passed()
         state.failures.clear()
         self._retries = 0
-        self._give_up = time.monotonic() + self._replace_wait_s
+        self._give_up = time.monotonic() + self.parts.replace_wait_s
         await self._place_again()
         return None
-
-    def _legs(self) -> Legs:
-        return Legs(self, self._sink, self.placement, self._parts)
 
     def _finish_if_complete(self) -> bool:
         """End the request if it has all its tokens: an engine must not be asked for more."""
@@ -369,7 +347,7 @@ class Relay:
         self.state.outcome = "length"
         self._abort_workers()
         self.close()
-        self._sink.finish("length")
+        self.sink.finish("length")
         return True
 
     def _fail(self, error: RequestFailed, outcome: str = "error") -> None:
@@ -377,14 +355,14 @@ class Relay:
             return
         self.state.outcome = outcome
         self._abort_workers()
-        self._sink.fail(error)
+        self.sink.fail(error)
 
     def _abort_workers(self) -> None:
         if self._placement is None:
             return
         for worker in (self._placement.prefill, self._placement.decode):
             if worker is not None:
-                self._pool.abort(worker.worker_id, self.state.request_id)
+                self.parts.pool.abort(worker.worker_id, self.state.request_id)
 
     def _timed_out(self) -> TimedOut:
         because = f"; {self._last_failure}" if self._last_failure else ""
@@ -401,14 +379,15 @@ class Relay:
         return (self.placement.prefill or self.placement.decode).worker_id
 
     def _first_token(self) -> None:
-        self._counts.first_token(self.state)
-        self._metrics.first_token(self.state, self._prefiller_id)
+        self.parts.counts.first_token(self.state)
+        self.parts.metrics.first_token(self.state, self._prefiller_id)
 
-    # -- called by the legs (Owner)
+    # -- called by the legs
 
     def grow(self) -> bool:
+        """Reserve memory for more output. Return False if there is none: the request ends."""
         try:
-            self._journal.grow(self.state)
+            self.parts.journal.grow(self.state)
         except Overloaded as error:
             self._fail(error)
             if self._task is not None:
@@ -421,11 +400,11 @@ class Relay:
             return
         self._closed = True
         self.state.ended = time.monotonic()
-        self._journal.leave(self.state)
+        self.parts.journal.leave(self.state)
         if self._placement is not None:
             self._report(self.state.outcome)
         if self._admitted:
-            self._waiting.left(self.state.service)
-        self._metrics.over(self.state)
-        self._counts.over(self.state)
+            self.parts.waiting.left(self.state.service)
+        self.parts.metrics.over(self.state)
+        self.parts.counts.over(self.state)
         self._on_over(self)

@@ -1,4 +1,8 @@
-"""Hold the router's state of one request."""
+"""Hold the router's state of its requests, and bound the memory that they take (`Journal`).
+
+A RequestState has what another worker needs to resume a request: prompt, sampling parameters, output tokens
+and epoch. It is kept only in this process: when a router dies, its clients lose their connections anyway.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.prefix_keys import NO_KEYS, PromptKeys
-from baton.protos import scheduler_pb2
+from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
+from baton.services.router.errors import NotAdmitted, Overloaded, Why
 from baton.services.router.recovery import Failure, Suspicion, Toll
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
@@ -24,6 +29,9 @@ REQUEST_BYTES = 4096  # a request's objects without its message and tokens
 KEY_BYTES = 40  # the key of a block of the prompt
 LOGPROB_BYTES = 400  # a log-probability in vLLM's front end
 ROOM_TOKENS = 256  # a request's reservation grows by this many tokens
+JOURNAL_BYTES = 256 << 20
+GROWTH = 2  # running requests may grow to this many times the limit
+_RETRY_AFTER_S = 1.0
 KEPT = 16  # attempts and events that are kept; the number of attempts is not bounded
 
 
@@ -135,6 +143,19 @@ class RequestState:
         return len(self.tokens) > self.room_tokens
 
     @property
+    def service_message(self) -> worker_pb2.ServiceClass:
+        """Its class as a message for workers."""
+        service = self.service
+        return worker_pb2.ServiceClass(
+            priority=service.priority,
+            patience_ms=round(1e3 * service.patience_s),
+            share=service.share,
+            itl_s=service.itl_s or 0.0,
+            preemptible=service.preemptible,
+            ttft_s=service.ttft_s or 0.0,
+        )
+
+    @property
     def attempts_kept(self) -> tuple[Timings, ...]:
         """The last attempts in order, up to `KEPT` and the current one."""
         return (*self.before, self.timings) if self.attempts else ()
@@ -150,13 +171,6 @@ class RequestState:
             self.before.append(self.timings)
         self.attempts += 1
         self.spent_before = self.spent
-        self._begin(placement, asked)
-
-    def placed_instead(self, placement: Placement) -> None:
-        """Change the attempt's placement before any worker was told."""
-        self._begin(placement, self.timings.asked)
-
-    def _begin(self, placement: Placement, asked: float) -> None:
         self.timings = Timings(
             number=self.attempts,
             tokens_before=len(self.tokens),
@@ -205,3 +219,67 @@ class RequestState:
         for workers, takes_part in ((self.prefill_workers, prefills), (self.decode_workers, decodes)):
             if takes_part and worker_id not in workers:
                 workers.append(worker_id)
+
+
+class Journal:
+    """The bytes reserved for waiting and running requests; a reservation grows with its request's output.
+
+    New requests are admitted up to the limit. Running ones may grow to `GROWTH` times the limit; a request
+    that would exceed that is ended with an error. Not thread-safe.
+    """
+
+    def __init__(self, limit: int = JOURNAL_BYTES) -> None:
+        """limit: bytes."""
+        self.limit = limit
+        self._entries: dict[str, int] = {}  # request id -> bytes
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def enter(self, state: RequestState) -> None:
+        """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if it exceeds the whole limit."""
+        wanted = state.journal_bytes
+        if wanted > self.limit:
+            raise NotAdmitted(
+                f"the request takes {wanted} bytes, more than the router keeps for all ({self.limit}): "
+                "shorten the prompt; router.journal_mib sets the limit",
+                Why.TOO_LARGE,
+            )
+        self.check_room(wanted)
+        self.leave(state)
+        self._entries[state.request_id] = wanted
+        self._size += wanted
+
+    def check_room(self, wanted: int = REQUEST_BYTES) -> None:
+        """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
+        if self._size + wanted > self.limit:
+            raise NotAdmitted(
+                f"the router has {len(self._entries)} requests already, and no memory for another "
+                "(router.journal_mib)",
+                Why.JOURNAL,
+                _RETRY_AFTER_S,
+            )
+
+    def grow(self, state: RequestState) -> None:
+        """Reserve memory for a request's next output tokens. Raises Overloaded if there is none."""
+        if state.request_id not in self._entries:
+            return  # the request has ended
+        state.room_tokens = len(state.tokens) + ROOM_TOKENS
+        more = state.journal_bytes - self._entries[state.request_id]
+        if self._size + more > GROWTH * self.limit:
+            raise Overloaded(
+                f"the router has no memory for {len(state.tokens)} output tokens beside "
+                f"{len(self._entries) - 1} other requests (router.journal_mib)",
+                _RETRY_AFTER_S,
+            )
+        self._entries[state.request_id] += more
+        self._size += more
+
+    def leave(self, state: RequestState) -> None:
+        """Release a request's memory. Idempotent."""
+        self._size -= self._entries.pop(state.request_id, 0)

@@ -16,7 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,7 +26,6 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.gaps import GapSampler
 from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
@@ -36,13 +35,15 @@ CLOCK_DRIFT = 1e-4  # seconds per second; an upper bound for two hosts' clocks
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 CHECKS = 5  # checks per stream within the time of silence that makes it lost
+GAP_EVERY_S = 0.25  # between two samples of the time between two tokens, per stream
+GAP_WAIT_S = 5.0  # wait for a sampled request's next output: it may have ended or been preempted
 LAG_COUNTS_S = 0.25  # a measured lag is valid this long; a stream that is behind has a message sooner
 
 
 _NOTES = ("saved", "admitted", "shared", "failed")  # fields of RunReply, for the listener's on_saved etc.
 
 
-class StreamListener(Protocol):
+class StreamListener:
     """The receiver of one request's messages from one worker. The calls must not block."""
 
     request_id: str
@@ -72,6 +73,36 @@ class StreamListener(Protocol):
 
     def on_lost(self, message: str) -> None:
         """Handle the end of the stream."""
+
+
+class GapSampler:
+    """Samples the time between two tokens: when `due`, watches one request until its next output."""
+
+    def __init__(self) -> None:
+        self.due = 0.0  # time.monotonic; outputs before it need not be shown
+        self.engine_s = 0.0  # the last sample
+        self._watched = ""  # an attempt_id
+        self._since = 0.0  # when its last output came, on the worker's clock
+        self._until = 0.0
+
+    def look(self, outputs: Any, now: float) -> str:
+        """Look at one engine step's outputs. Return the attempt id of a completed sample, or ""."""
+        if not self._watched:
+            first = outputs.outputs[0] if outputs.outputs else None
+            if first is not None and first.finish_reason is None:
+                self._watched = first.request_id
+                self._since = outputs.timestamp
+                self._until = now + GAP_WAIT_S
+            return ""
+        found = next((one for one in outputs.outputs if one.request_id == self._watched), None)
+        if found is None and now < self._until:
+            return ""
+        watched, self._watched = self._watched, ""
+        self.due = now + GAP_EVERY_S
+        if found is None or not found.new_token_ids:
+            return ""
+        self.engine_s = outputs.timestamp - self._since
+        return watched
 
 
 class WorkerStream:

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from baton.services.router.access_log import log_without_sequence
+from baton.services.router.chronicle import log_without_sequence
 from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
 from baton.services.router.http import presented
 from baton.services.router.http.admission import CALLER

@@ -6,7 +6,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
-from baton.services.router import gaps
+from baton.services.router import stream
 from baton.services.router.record import Record
 from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Cluster
@@ -103,7 +103,7 @@ async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
 
 
 async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaps, "EVERY_S", 0.02)
+    monkeypatch.setattr(stream, "GAP_EVERY_S", 0.02)
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")

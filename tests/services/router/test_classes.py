@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from baton.services.classes import Classes, ClassesSettings
-from baton.services.router.classes import by_body, by_default, by_header
 from baton.services.router.errors import NotAllowed, RequestFailed, Unsupported
-from baton.services.router.own import Own, own_fields
+from baton.services.router.fields import Own, by_body, by_default, by_header, own_fields
 from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
 
 CLASSES = Classes(ClassesSettings.model_validate({"night": {"priority": 50, "patience_s": 60}}))

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.services.router.errors import NotAdmitted, Overloaded
-from baton.services.router.journal import GROWTH, Journal
-from baton.services.router.state import LOGPROB_BYTES, ROOM_TOKENS, RequestState
+from baton.services.router.state import GROWTH, LOGPROB_BYTES, ROOM_TOKENS, Journal, RequestState
 
 
 def request_state(name: str, prompt: int = 100, max_tokens: int = 1000) -> RequestState:

@@ -8,10 +8,8 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
-from baton.services.router.living_series import GONE_S
-from baton.services.router.metrics import RouterMetrics
+from baton.services.router.metrics import GONE_S, MAX_TENANTS, OTHERS, RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.router.tenant_metrics import MAX_TENANTS, OTHERS
 
 
 def placed(router: RouterMetrics, prefill: str, decode: str) -> None:

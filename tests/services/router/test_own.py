@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.services.router.own import own_fields
+from baton.services.router.fields import own_fields
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.services.router import pairs
-from baton.services.router.pairs import CUT_S, Pairs
+from baton.services.router.placement import CUT_S, Pairs
 
 PAIR, OTHER = ("p0", "d0"), ("p0", "d1")
 

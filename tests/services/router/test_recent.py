@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.services.router.recent import WINDOW_S, Recent
+from baton.services.router.chronicle import WINDOW_S, Recent
 from baton.services.router.record import Record, record_of
 from baton.services.router.state import RequestState
 from baton.services.router.timings import HttpTimes

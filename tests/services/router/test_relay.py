@@ -24,12 +24,12 @@ from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
 from baton.services import logs
 from baton.services.engine.args import VLLM_VERSION
-from baton.services.router import pairs, pool, relay, stream
+from baton.services.router import placement, pool, relay, stream
 from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.record import usage_of
 from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.relay import Relay
 from baton.services.router.timings import HttpTimes
-from baton.services.router.usage import usage_of
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import BLOCK_SIZE, EOS, FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster
@@ -364,7 +364,7 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
     *_, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
     right(await cluster.ask(LONG), LONG, 8)
-    monkeypatch.setattr(pairs.Pairs, "avoid", lambda *_: True)
+    monkeypatch.setattr(placement.Pairs, "avoid", lambda *_: True)
     asked = 0
     place = cluster.scheduler.place
 
@@ -413,7 +413,7 @@ async def test_another_pair_is_used_until_one_is_joined_again(cluster: Cluster) 
     for number in range(4):
         right(await cluster.ask([number, *LONG]), [number, *LONG], 8)
     assert (len(cut.seen.starts), len(other.seen.starts)) == (1, 5)
-    now = pairs.CUT_S
+    now = placement.CUT_S
     for number in range(8):
         right(await cluster.ask([number, 1, *LONG]), [number, 1, *LONG], 8)
     assert len(cut.seen.starts) > 1

@@ -13,11 +13,11 @@ from vllm.v1.engine import FinishReason
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.router import convicts, errors, pool, quarantine, stream
-from baton.services.router.convicts import Convicts
+from baton.services.router import errors, pool, stream
+from baton.services.router import suspects as module
 from baton.services.router.http.admission import error_response
-from baton.services.router.quarantine import Quarantine
 from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
+from baton.services.router.suspects import Convicts, Quarantine
 from baton.services.router.vllm import prints
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster, engine_request
@@ -300,7 +300,7 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
 
 
 async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: 1000.04)
+    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: 1000.04)
     suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
@@ -314,7 +314,7 @@ async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its grammar compiles, say, or its answer is long. The worker lets no two in together."""
-    monkeypatch.setattr(quarantine, "TURN_S", 0.05)
+    monkeypatch.setattr(module, "TURN_S", 0.05)
     suspects, order, ends = Quarantine(), [], asyncio.Event()
 
     async def one(name: str) -> None:
@@ -335,7 +335,7 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: now)
+    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: now)
     suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
@@ -438,7 +438,7 @@ def test_a_shape_tells_no_content() -> None:
 
 def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(convicts, "LIMIT", 3)
+    monkeypatch.setattr(module, "MOST_CONVICTS", 3)
     table = Convicts(clock=lambda: now)
     for name in (b"a", b"b", b"c", b"d"):
         table.add("q", name, "it failed")
@@ -446,8 +446,8 @@ def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     table.check(b"a")  # the oldest went
     with pytest.raises(errors.Convicted) as refused:
         table.check(b"b")
-    assert refused.value.retry_after_s == convicts.KEPT_S - 3
-    now += convicts.KEPT_S
+    assert refused.value.retry_after_s == module.CONVICTED_S - 3
+    now += module.CONVICTED_S
     for name in (b"b", b"c", b"d"):
         table.check(name)
     assert not len(table)

@@ -1,24 +1,36 @@
-"""Try a router's suspects (requests under which an engine failed) alone, one after another.
+"""Isolate suspects, requests under which an engine failed, and refuse repeats of convicted ones.
 
-The suspect with the shortest trial goes first, but a long one waits only for suspects that come soon after
-it. All are tried on one worker while that works, to disturb few other requests: preferably on the worker
-whose engine failed, if it goes on, because it is empty. The relay enforces a waiting request's deadline.
+`Quarantine` tries a router's suspects alone, one after another. The suspect with the shortest trial goes
+first, but a long one waits only for suspects that come soon after it. All are tried on one worker while that
+works, to disturb few other requests: preferably on the worker whose engine failed, if it goes on, because it
+is empty. The relay enforces a waiting request's deadline.
+
+`Convicts` refuses repeats of requests under which an engine failed while it ran nothing else. Each router
+process has its own table, in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import heapq
 import itertools
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 
 from baton.protos import scheduler_pb2
 from baton.scheduler.client import Placement
+from baton.services.router.errors import Convicted
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
 
+log = logging.getLogger(__name__)
+
+MOST_CONVICTS = 1024  # the oldest is dropped
+CONVICTED_S = 600.0
 STEP_COSTS = 16  # generating a token costs as much as prefilling this many
 A_SECOND = 1000  # a trial lets shorter ones overtake that come up to a second later, per this many tokens
 MOST_S = 3.0  # the most by which a later trial may overtake
@@ -108,3 +120,60 @@ class Quarantine:
 
 def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:
     return placement.prefill, placement.decode
+
+
+def _digest(engine_request: bytes) -> bytes:
+    return hashlib.sha256(engine_request).digest()
+
+
+class Convicts:
+    """Digests of refused requests."""
+
+    def __init__(
+        self,
+        digest: Callable[[bytes], bytes] = _digest,
+        shape: Callable[[bytes], str] = lambda _: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """digest: equal for equal requests; shape: describes a request in the log without its content."""
+        self._digest = digest
+        self._shape = shape
+        self._clock = clock
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, request_id: str, engine_request: bytes, why: str) -> None:
+        """Refuse this request for a while."""
+        shape = self._shape(engine_request)
+        log.error(
+            "request %s failed an engine alone: %s; %s",
+            request_id,
+            why,
+            shape,
+            extra={"request_id": request_id},
+        )
+        digest = self._digest(engine_request)
+        self._until[digest] = self._clock() + CONVICTED_S
+        self._until.move_to_end(digest)
+        while len(self._until) > MOST_CONVICTS:
+            self._until.popitem(last=False)
+
+    def check(self, engine_request: bytes) -> None:
+        """Raise Convicted for a repeat. Costs nothing while the table is empty."""
+        if not self._until:
+            return
+        now = self._clock()
+        while self._until:
+            oldest = next(iter(self._until))
+            if self._until[oldest] > now:
+                break
+            del self._until[oldest]
+        until = self._until.get(self._digest(engine_request))
+        if until is not None:
+            raise Convicted(
+                "the same request made an engine fail a short while ago, alone: it is not tried again for "
+                f"{until - now:.0f} s; change the request, or ask the operator to look into the router's log",
+                retry_after_s=until - now,
+            )

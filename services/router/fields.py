@@ -1,16 +1,20 @@
-"""Choose a request's class: one that its client asks for and its key allows, or the key's default.
+"""Read the fields of a request that the router itself needs, and choose the request's class.
 
-A client asks with the header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority`
-(vLLM's), in this order of precedence. A `priority` of 0 is vLLM's default and chooses no class.
+The class is one that the client asks for and its key allows, or the key's default. A client asks with the
+header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority` (vLLM's), in this order
+of precedence. A `priority` of 0 is vLLM's default and chooses no class.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 
 from baton.services.classes import Classes, ServiceClass
 from baton.services.router.errors import NotAllowed, Unsupported
-from baton.services.router.own import Own
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"
@@ -18,6 +22,29 @@ HEADER = b"x-baton-class"
 # unknown ones are refused.
 _TIERS = {"flex": "batch", "priority": "interactive"}
 _NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
+
+
+class Own(msgspec.Struct):
+    """The router's fields, not yet type-checked."""
+
+    model: Any = None
+    service_tier: Any = None
+    priority: Any = None
+    baton: Any = msgspec.UNSET  # null is an error, absence is not
+
+
+NOTHING = Own()
+_decoder = msgspec.json.Decoder(Own)
+
+
+def own_fields(body: bytes) -> Own:
+    """Return the router's fields in a body; the defaults if it is malformed, as vLLM will refuse it."""
+    if not body:
+        return NOTHING
+    try:
+        return _decoder.decode(body.removeprefix(codecs.BOM_UTF8))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return NOTHING
 
 
 def by_header(
