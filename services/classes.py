@@ -131,7 +131,6 @@ class Classes:
             room -= one.share
 
     def __iter__(self) -> Iterator[ServiceClass]:
-        """Iterate in order of priority."""
         return iter(self._by_name.values())
 
     def get(self, name: str) -> ServiceClass | None:

@@ -95,7 +95,6 @@ def opened(settings: Settings, models: Sequence[Model], processes: int) -> Itera
 
 
 def log_as(settings: Settings, process: str) -> None:
-    """Configure the logs of a router's process."""
     level = settings.router.log_level.upper()
     logs.configure(settings.log_format, process, libraries="ERROR" if level == "WARNING" else level)
     logging.getLogger("baton.requests").setLevel(level)

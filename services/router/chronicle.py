@@ -73,7 +73,6 @@ class Chronicle:
             listener(record)
 
     def close(self) -> None:
-        """Send queued traces; may block for seconds."""
         if self._traces is not None:
             self._traces.close()
 
@@ -118,7 +117,6 @@ class Recent:
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        """Return the latest record with this request or response id."""
         kept: Iterator[Record] = (
             one
             for records in (self.last(), self.slowest())

@@ -113,7 +113,6 @@ class ClusterView:
         return len(_ready(self._client.standby.workers))
 
     def capacity(self) -> pb.Capacity | None:
-        """Return the capacity of a ready worker, or None."""
         ready = _ready(self._client.standby.workers)
         return ready[0].identity.capacity if ready else None
 
@@ -127,7 +126,6 @@ class ClusterView:
         return members((one.identity for one in known.workers), known.processes)
 
     async def first_capacity(self) -> pb.Capacity:
-        """Wait for a ready worker and return its capacity."""
         while True:
             if capacity := self.capacity():
                 return capacity

@@ -1,27 +1,4 @@
-"""The errors that end a request early.
-
-ServiceError
-├── RequestFailed         has an HTTP status and a Retry-After
-│   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or too large for all
-│   ├── AttemptsExhausted every allowed attempt failed
-│   ├── EngineBroken      an engine failed while it ran this request alone
-│   ├── Convicted         the same request broke an engine a short while ago
-│   ├── TimedOut          router.request_timeout_s, or the client's own deadline, has passed
-│   ├── Overloaded        too many connections, or bytes of requests, at once
-│   ├── TooLarge          a body above the limit
-│   ├── HeadersTooLarge   headers above the limit
-│   ├── TooSlow           headers or body did not arrive in time
-│   ├── UnreadableBody    a body that is compressed, or not JSON
-│   ├── UnknownCoding     an unsupported transfer coding
-│   ├── Unauthorized      no API key, or a wrong one
-│   ├── KeysUnknown       the router could not read the API keys yet
-│   ├── RateLimited       over a limit of its key or tenant
-│   ├── NotAllowed        a class that its key may not use
-│   ├── NoSuchModel       a model that is not served here
-│   ├── NoSuchResponse    a stored response that its tenant does not have
-│   └── Unsupported       a feature that the router or the engines do not support
-└── WorkerUnreachable     no connection to a worker (the request is resumed elsewhere)
-"""
+"""The errors that end a request early, with their HTTP status."""
 
 from __future__ import annotations
 
@@ -34,7 +11,6 @@ MAX_TEXT = 4_000  # characters of an error, which may quote the request
 
 
 def shortened(text: str) -> str:
-    """Return an error's text, cut if it is too long."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 

@@ -78,7 +78,6 @@ class Seat:
         return [sock for sock in self.group.sockets if sock is not self.sock]
 
     def named(self, router_id: str) -> str:
-        """Return the router's display name."""
         return router_id if self.alone else f"{router_id}, {self.number + 1} of {len(self.group)} processes"
 
     @property

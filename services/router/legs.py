@@ -125,7 +125,6 @@ class Leg(StreamListener):
 
     @property
     def failure(self) -> Failure | None:
-        """Its failure, if it has failed."""
         return self.over.result() if self.over.done() and not self.over.cancelled() else None
 
     def start(self) -> None:
@@ -232,14 +231,12 @@ class Leg(StreamListener):
     # -- helpers
 
     def _take_part(self) -> None:
-        """Record the worker in the request's state."""
         decodes = self._PHASE == worker_pb2.PHASE_DECODE
         self._state.taken_by(self._worker.worker_id, prefills=self._prefills, decodes=decodes)
         if decodes and self._stream is not None:
             self._state.method = self._stream.speculative_method
 
     def _first_output(self, output: Any, clock_offset_s: float) -> None:
-        """Record the worker's times from the leg's first output."""
         queued, began = self._sink.adapt(output, clock_offset_s)
         timings = self._state.timings
         if timings.first_token:

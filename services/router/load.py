@@ -11,7 +11,6 @@ from baton.services.router.state import RequestState
 
 
 def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
-    """Return the sum of one or more models' counts."""
     if len(loads) == 1:
         return loads[0]
     whole = pb.RouterLoad()
@@ -43,7 +42,6 @@ class RouterCounts:
         self._first_token.add(state.first_token - state.arrived)
 
     def over(self, state: RequestState) -> None:
-        """Count a finished request and its output."""
         self._over += 1
         self._output_tokens += len(state.tokens)
         gaps = len(state.tokens) - 1

@@ -116,7 +116,6 @@ class RouterMetrics(Metrics):
             self._prefix_pulls.labels(outcome)
 
     def placed(self, placement: Placement, took_s: float) -> None:
-        """Count a placement."""
         self._placements.labels("pair" if placement.prefill else "alone").inc()
         self._placements_moved.inc(placement.moved)
         self._placements_without_scheduler.inc(placement.alone)
@@ -133,7 +132,6 @@ class RouterMetrics(Metrics):
         self._waiting_estimate_seconds.set_function(lambda: max(one.estimate_s for one in self._queues))
 
     def refused(self, reason: str) -> None:
-        """Count a client refused by the HTTP layer."""
         self._clients_refused.labels(reason).inc()
 
     def turned_away(self, error: RequestFailed) -> None:
@@ -143,7 +141,6 @@ class RouterMetrics(Metrics):
             self.rejections.labels(error.why).inc()
 
     def retried(self, trouble: str, worker_id: str) -> None:
-        """Count a failed attempt."""
         self._workers.counted(worker_id)
         self._retries.labels(trouble, worker_id).inc()
 
@@ -163,7 +160,6 @@ class RouterMetrics(Metrics):
         self._ttft["deliver"].observe(state.http.first_byte - state.first_token, _exemplar(state))
 
     def gap(self, stage: str, seconds: float) -> None:
-        """Count one part of a sampled gap between two tokens."""
         self._gap[stage].observe(max(0.0, seconds))
 
     def saved(self, state: RequestState) -> None:
@@ -171,7 +167,6 @@ class RouterMetrics(Metrics):
         self._handoff_stage_seconds.labels("save", "none").observe(state.timings.save_ms / 1e3)
 
     def admitted(self, admitted: worker_pb2.Admitted, state: RequestState, worker_id: str) -> None:
-        """Count KV that the decode worker has loaded."""
         transport = admitted.transport or "none"
         if state.timings.first_token:
             since = max(0.0, state.timings.admitted - state.timings.first_token)
@@ -192,7 +187,6 @@ class RouterMetrics(Metrics):
         self._prefix_pulled_tokens.inc(tokens)
 
     def over(self, state: RequestState) -> None:
-        """Count a finished request."""
         if state.attempts:
             self.live_requests.dec()
             self._request_attempts.observe(state.attempts)
@@ -235,7 +229,6 @@ class ClassMetrics(Metrics):
         self._waiting_requests.labels(service.name).inc(change)
 
     def over(self, state: RequestState) -> None:
-        """Count a finished request."""
         service, gaps = state.service, len(state.tokens) - 1
         self._output_tokens.labels(service.name).inc(len(state.tokens))
         ttft = state.first_token - state.http.arrived if state.first_token else math.inf
@@ -277,17 +270,14 @@ class TenantMetrics(Metrics):
         self._series.watch(known)
 
     def entered(self, tenant: str) -> None:
-        """Count an admitted HTTP request."""
         if label := self._label(tenant):
             self._requests.labels(label).inc()
 
     def refused(self, tenant: str, limit: str) -> None:
-        """Count a request refused for a limit."""
         if label := self._label(tenant):
             self._refusals.labels(label, limit).inc()
 
     def used(self, tenant: str, prompt: int, output: int) -> None:
-        """Count the tokens of a finished sequence."""
         if label := self._label(tenant):
             self._tokens.labels(label, "prompt").inc(prompt)
             self._tokens.labels(label, "output").inc(output)

@@ -44,7 +44,6 @@ class Pairs:
             self._cut.popitem(last=False)
 
     def passed(self, pair: Pair) -> None:
-        """Record a handoff that succeeded."""
         self._cut.pop(pair, None)
 
     def avoid(self, pair: Pair) -> bool:
@@ -247,7 +246,6 @@ def need_of(
 
 
 def cost_of(state: RequestState) -> pb.Cost:
-    """Return the cost of the current attempt so far."""
     handoff, spent = state.timings.handoff, state.timings.spent()
     return pb.Cost(
         queue_ms=spent.queue_ms,

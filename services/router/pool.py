@@ -87,7 +87,6 @@ class WorkerPool:
         return set(self._suspects)
 
     def reached(self) -> set[str]:
-        """Return the ids of connected workers."""
         return set(self._streams)
 
     def lag_s(self) -> float:
@@ -159,7 +158,6 @@ class WorkerPool:
 
 
 def _stream_of(task: asyncio.Task[WorkerStream]) -> WorkerStream | WorkerUnreachable:
-    """Return the outcome of a task that opened a stream."""
     if task.cancelled():
         return WorkerUnreachable("the router is shutting down")
     error = task.exception()

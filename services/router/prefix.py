@@ -70,7 +70,6 @@ class Prefix(StreamListener):
 
     @property
     def source(self) -> worker_pb2.Source:
-        """The source field of the prefill worker's Start."""
         return worker_pb2.Source(
             worker_id=self._worker.worker_id,
             address=self._worker.address,
@@ -143,7 +142,6 @@ class Prefix(StreamListener):
     # -- StreamListener
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Handle the report that the source has saved it, or could not."""
         self._saved = not saved.problem
         if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
             self._on_lost = None  # the prefill worker has stopped waiting for it

@@ -21,8 +21,6 @@ _AS_IT_IS = (
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One placement of a request."""
-
     number: int
     prefill_worker: str
     decode_worker: str  # the same one if it did both
@@ -79,7 +77,6 @@ class Record:
         return seconds_by_stage(self.to_first_token)
 
     def at_s(self, moment: float) -> float:
-        """Convert a moment to seconds since 1970."""
         return moment + self.clock_s
 
     def to_json(self) -> dict[str, Any]:
@@ -207,7 +204,6 @@ def usage_of(states: Iterable[RequestState]) -> dict[str, Any]:
 
 
 def _names(values: Iterable[str]) -> str | None:
-    """Join the distinct non-empty values in order."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 

@@ -28,8 +28,6 @@ MOST_BACKOFF_S = 1.0
 
 
 class Trouble(Enum):
-    """The kind of an attempt's failure."""
-
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
     REFUSED = "refused"  # the worker drains, or its staging stays full
     FULL = "full"  # the worker has no room, despite the booking
@@ -56,8 +54,6 @@ TROUBLES = {  # by the code of a worker's message
 
 
 class RecoveryStep(Enum):
-    """The next step after a failure."""
-
     PLACE_AGAIN = "place again"
     WITHOUT_PREFIX = "without prefix"  # the prefill worker of this placement computes the whole prompt
     COMPUTE_HERE = "compute here"  # the decode worker of this placement prefills the prompt itself
@@ -106,7 +102,6 @@ class Toll:
         self._failures[worker_id] += 1
 
     def clear(self) -> None:
-        """Forget all failures: the request made progress."""
         self._failures.clear()
 
 

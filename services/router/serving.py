@@ -93,7 +93,6 @@ class Served:
     args: Namespace  # vLLM's app's
 
     async def app(self) -> frontend.ModelApp:
-        """Build vLLM's app."""
         return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
 
 
@@ -164,7 +163,6 @@ async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:
 
 
 async def run(settings: Settings, models: Sequence[Model], router: Opened, seat: Seat) -> None:
-    """Serve as the process in this `seat` until a signal."""
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
         stack.push_async_callback(asyncio.to_thread, shared.chronicle.close)

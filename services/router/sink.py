@@ -67,7 +67,6 @@ class OutputSink:
         return self._front_end.first_output(output, clock_offset_s)
 
     def watch(self, received: float) -> None:
-        """Measure the front end's time for an output that arrived here at `received`."""
         self._front_end.watch(self._state.frontend_id, received)
 
     def hold(self, output: Any) -> None:

@@ -108,7 +108,6 @@ class RequestState:
 
     @property
     def complete(self) -> bool:
-        """Whether the budget is used up."""
         return len(self.tokens) >= self.budget
 
     @property
@@ -144,7 +143,6 @@ class RequestState:
 
     @property
     def service_message(self) -> worker_pb2.ServiceClass:
-        """Its class as a message for workers."""
         service = self.service
         return worker_pb2.ServiceClass(
             priority=service.priority,
@@ -162,7 +160,6 @@ class RequestState:
 
     @property
     def spent(self) -> Spent:
-        """The cost of all attempts so far."""
         return self.spent_before + self.timings.spent()
 
     def placed(self, placement: Placement, asked: float) -> None:

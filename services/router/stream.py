@@ -210,7 +210,6 @@ class WorkerStream:
             self._close_when_idle()
 
     def abort(self, request_id: str) -> None:
-        """Have the worker drop the request and its saved KV."""
         if not self.ended:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
 

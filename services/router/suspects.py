@@ -71,7 +71,6 @@ class Quarantine:
         return worker if alike and state.adapter is None else None
 
     def use(self, worker: scheduler_pb2.Worker) -> None:
-        """Try suspects on this worker for a while."""
         self._worker, self._until = worker, time.monotonic() + KEPT_S
 
     def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
@@ -145,7 +144,6 @@ class Convicts:
         return len(self._until)
 
     def add(self, request_id: str, engine_request: bytes, why: str) -> None:
-        """Refuse this request for a while."""
         shape = self._shape(engine_request)
         log.error(
             "request %s failed an engine alone: %s; %s",

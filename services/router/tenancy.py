@@ -13,10 +13,9 @@ from baton.services.config import Settings
 from baton.services.router.errors import RateLimited
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.tenants.errors import OverLimit
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.keyring import Keyring
-from baton.services.tenants.model import Caller
+from baton.services.tenants.model import Caller, OverLimit
 from baton.services.tenants.quotas import Quotas, Visit
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
@@ -65,7 +64,6 @@ class Tenancy:
         self._metrics = metrics
 
     async def enter(self, caller: Caller) -> TenantRequest:
-        """Admit an HTTP request. Raises RateLimited (429)."""
         try:
             visit = await self._quotas.enter(caller)
         except OverLimit as error:
@@ -79,7 +77,6 @@ class Tenancy:
         return RateLimited(str(error), error.limit, error.retry_after_s)
 
     def used(self, caller: Caller, state: RequestState) -> None:
-        """Count the tokens of a finished sequence."""
         self._metrics.tenants.used(caller.tenant, state.prompt_tokens, len(state.tokens))
 
 
@@ -106,5 +103,4 @@ class TenantRequest:
             self._tenancy.used(self.caller, state)
 
     def leave(self) -> None:
-        """Return the request's concurrency slots."""
         self._visit.leave()

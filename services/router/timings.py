@@ -30,7 +30,6 @@ UNKNOWN = Process("", "")
 
 
 def process_of(worker: scheduler_pb2.Worker) -> Process:
-    """Return a worker's name in traces."""
     role = scheduler_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
     return Process(f"baton-{role}", worker.worker_id)
 
@@ -92,7 +91,6 @@ class Timings:
     drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, cumulative over the attempt
 
     def spent(self) -> Spent:
-        """Return the attempt's cost so far."""
         drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
         histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps with j accepted
         return Spent(

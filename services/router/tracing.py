@@ -47,7 +47,6 @@ class Traces:
         self._processor = BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED)
 
     def keeps(self, record: Record) -> bool:
-        """Return whether a request's trace is worth keeping."""
         return record.trace.sampled or record.failed or record.retried or record.slowness_s > self._slow_s
 
     def write(self, record: Record) -> None:

@@ -82,7 +82,6 @@ class ClassQueue:
 
     @property
     def first(self) -> Turn:
-        """The next request's turn."""
         return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
 
     def join(self, party: Party, turn: Turn) -> None:
@@ -117,7 +116,6 @@ class ClassQueue:
         return own + sum(min(one.waiting, (own + 1) * one.weight / party.weight) for one in others)
 
     def clear(self) -> None:
-        """Forget past turns."""
         self._tenants.clear()
 
 
@@ -216,7 +214,6 @@ class WaitingRoom:
         return waited_s
 
     def left(self, service: ServiceClass) -> None:
-        """Count the end of an admitted request."""
         self._queue(service).placed -= 1
 
     async def resume(self, wait_s: float, place: Place) -> None:

@@ -15,8 +15,7 @@ import yaml
 
 from baton.home import expanded
 from baton.services.errors import NOT_YAML
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, book_of
+from baton.services.tenants.model import Book, BookError, book_of
 
 # libyaml's loader is ten times as fast, and a thousand keys are 100 kB.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -41,7 +40,6 @@ class FileBook:
         self._seen: tuple[int, ...] | None = None  # the file's signature when it was last read
 
     def read(self) -> Book:
-        """Return the book. Raises BookError."""
         try:
             content = yaml.load(self._path.read_text(encoding="utf-8"), Loader=_Plain)  # noqa: S506 (safe)
         except OSError as error:

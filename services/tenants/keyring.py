@@ -7,8 +7,7 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, Caller, digest
+from baton.services.tenants.model import Book, BookError, Caller, digest
 
 LOOK_S = 1.0  # between two checks for changes: the delay until a new or revoked key takes effect
 

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from baton.services.config import suggest
-from baton.services.errors import one_line
-from baton.services.tenants.errors import BookError
+from baton.services.errors import ServiceError, one_line
 
 SECRET_PREFIX = "baton-"  # noqa: S105 (tells people and scanners what a leaked key is for)
 MAX_PRIORITY = 100
@@ -25,6 +24,19 @@ MAX_PRIORITY = 100
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 ClassName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
+
+
+class BookError(ServiceError):
+    """The key book cannot be read or changed. The message says where the book is."""
+
+
+class OverLimit(ServiceError):
+    """A request is over a limit. `retry_after_s` is 0 if a retry would not help."""
+
+    def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit  # the limit's name in the book
+        self.retry_after_s = retry_after_s
 
 
 class Limits(BaseModel):
@@ -83,7 +95,6 @@ class Caller:
         return self.key_limits.default_class or self.settings.default_class or ""
 
     def may_use(self, name: str) -> bool:
-        """Return whether the caller's requests may be of this class."""
         return all(one.classes is None or name in one.classes for one in (self.key_limits, self.settings))
 
 
@@ -131,7 +142,6 @@ class Book(BaseModel):
         return book_of({**self._plain(), "keys": {one: k for one, k in self.keys.items() if one != name}})
 
     def with_tenant(self, name: str, tenant: Tenant) -> Book:
-        """Return the book with a tenant's settings changed."""
         return book_of({**self._plain(), "tenants": {**self.tenants, name: tenant}})
 
     def _plain(self) -> dict[str, Any]:
@@ -155,7 +165,6 @@ def checked(kind: type[L], **values: Any) -> L:
 
 
 def new_secret() -> str:
-    """Return a new secret."""
     return SECRET_PREFIX + secrets.token_urlsafe(32)
 
 

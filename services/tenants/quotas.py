@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from baton.keeping import keep
-from baton.services.tenants.errors import OverLimit
-from baton.services.tenants.limit import Limit
-from baton.services.tenants.model import Caller, Limits
+from baton.services.tenants.model import Caller, Limits, OverLimit
 from baton.services.tenants.rates import Rates
 from baton.services.tenants.shared import SharedStore
 from baton.services.tenants.slots import Slots
@@ -19,6 +18,29 @@ _NOUNS = {
     "tokens_per_min": "tokens a minute",
     "concurrency": "requests at a time",
 }
+
+
+class Limit(Protocol):
+    """One limit of one owner. Counts first in this router, then in the count that all routers share.
+
+    The own count is never above the shared one, so a refusal by it needs no Redis call: a client that floods
+    one router costs Redis next to nothing. While Redis is away only the own count applies.
+    """
+
+    field: str  # the limit's name in the book
+    most: int
+
+    def take_here(self, amount: int) -> float | None:
+        """Take from this router's count. Return None, or the seconds until it may succeed."""
+
+    async def take_shared(self, amount: int) -> float | None:
+        """Take from the shared count, after `take_here`. Return the same; None while Redis is away."""
+
+    def give_here(self, amount: int) -> None:
+        """Give back to this router's count; a negative amount is taken without a check."""
+
+    def give_shared(self, amount: int) -> None:
+        """Do the same with the shared count, in the background."""
 
 
 class Quotas:
@@ -33,13 +55,11 @@ class Quotas:
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the background tasks."""
         if self._shared is not None:
             self._shared.start()
             self._renewing = keep(self._slots.renew, "renew the requests under way")
 
     async def close(self) -> None:
-        """Stop the background tasks."""
         if self._renewing is not None:
             await stop(self._renewing)
         if self._shared is not None:
@@ -116,7 +136,6 @@ class Visit:
         _give(limits, tokens - used)
 
     def leave(self) -> None:
-        """Return the slots at the end of the request."""
         _give(self._slots, 1)
 
 

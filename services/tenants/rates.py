@@ -69,12 +69,10 @@ class Rate:
         self.most = most
 
     def take_here(self, amount: int) -> float | None:
-        """See `Limit`."""
         limited, _, _, wait_s = self._rates.take_here.do([self._name], [self._interval, self.most, amount])
         return float(wait_s) if limited else None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`."""
         rates = self._rates
         if rates.shared is None:
             return None
@@ -87,7 +85,6 @@ class Rate:
         return float(wait_s) if limited else None
 
     def give_here(self, amount: int) -> None:
-        """See `Limit`."""
         memory = self._rates.memory
         with memory.lock:
             now = now_mono_f()
@@ -98,7 +95,6 @@ class Rate:
                 memory.delete(self._name)
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`."""
         rates = self._rates
         if rates.shared is not None:
             rates.shared.later(lambda: rates.settle_shared(keys=[self._key], args=[-amount * self._interval]))

@@ -17,8 +17,7 @@ from redis.exceptions import RedisError, WatchError
 from baton import redis_link
 from baton.redis_url import without_password
 from baton.services.tenants import redis_keys
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, book_of
+from baton.services.tenants.model import Book, BookError, book_of
 from baton.services.tenants.shared import connect, refusal
 
 CALL_S = 5.0  # no request waits for these calls
@@ -67,7 +66,6 @@ class RedisBook:
         raise BookError(f"{self.place}: others changed it {EDIT_TRIES} times meanwhile; try again")
 
     async def close(self) -> None:
-        """Close the connections."""
         await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:

@@ -23,12 +23,10 @@ def prefix(topic: str) -> str:
 
 
 def book(topic: str) -> str:
-    """Return the key of the book."""
     return f"{prefix(topic)}:book"
 
 
 def slots(topic: str, owner: str) -> str:
-    """Return the key of an owner's running requests."""
     return f"{prefix(topic)}:slots:{owner}"
 
 

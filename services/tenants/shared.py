@@ -72,7 +72,6 @@ class SharedStore:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start the background tasks."""
         self._tasks = [
             keep(self._probe, "look for the routers' Redis"),
             keep(self._make_calls, "calls of the routers' Redis"),
@@ -90,7 +89,6 @@ class SharedStore:
         await redis_link.hang_up(self.client)
 
     def script(self, name: str) -> AsyncScript:
-        """Return one of the scripts in `scripts/`."""
         return self.client.register_script(files(__package__).joinpath("scripts", f"{name}.lua").read_text())
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T | None:

@@ -54,7 +54,6 @@ class Slots:
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:
-        """Report this router's count in the background."""
         if self._shared is not None:
             self._shared.later(lambda: self.say(owner, _WHATEVER))
 
@@ -71,7 +70,6 @@ class SlotLimit:
         self.most = most
 
     def take_here(self, amount: int) -> float | None:
-        """See `Limit`."""
         held = self._slots.held
         if held[self._owner] + amount > math.ceil(self.most / self._slots.parts):
             return RETRY_S
@@ -79,18 +77,15 @@ class SlotLimit:
         return None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`. Reports the whole count."""
         del amount
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
     def give_here(self, amount: int) -> None:
-        """See `Limit`."""
         held = self._slots.held
         held[self._owner] -= amount
         if held[self._owner] <= 0:
             del held[self._owner]
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`. Reports the whole count, after `give_here`."""
         del amount
         self._slots.say_soon(self._owner)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.tenants.errors import BookError
 from baton.services.tenants.file_book import FileBook
-from baton.services.tenants.model import ApiKey, Book, Tenant
+from baton.services.tenants.model import ApiKey, Book, BookError, Tenant
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.redis_keys import book as book_key
 from harness.scheduling import RedisServer

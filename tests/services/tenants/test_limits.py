@@ -12,8 +12,7 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from baton.services.tenants import redis_keys, shared, slots
-from baton.services.tenants.errors import OverLimit
-from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
+from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
 from baton.services.tenants.quotas import Quotas, Visit
 from baton.services.tenants.rates import Rates
 from baton.services.tenants.shared import SharedStore

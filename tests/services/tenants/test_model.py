@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import (
     ANYBODY,
     ApiKey,
     Book,
+    BookError,
     Caller,
     Limits,
     Tenant,

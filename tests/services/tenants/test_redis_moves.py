@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.tenants import shared
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant, digest
+from baton.services.tenants.model import ApiKey, Book, BookError, Caller, Limits, Tenant, digest
 from baton.services.tenants.quotas import Quotas
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
