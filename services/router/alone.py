@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from baton.keeping import keep
 from baton.scheduler.client import SchedulerClient
@@ -20,6 +20,9 @@ from baton.services.engine.isolation import RESPONSES_STORE
 from baton.services.errors import StartError
 from baton.tasks import stop
 
+if TYPE_CHECKING:
+    from baton.services.router.vllm.response_store import ResponseStore
+
 log = logging.getLogger(__name__)
 
 ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
@@ -27,16 +30,9 @@ START_S = 6.0  # time for a predecessor to end
 LOOK_S = 2.0
 
 
-class Store(Protocol):
-    """The fields of ResponseStore used here."""
-
-    on: bool
-    elsewhere: str
-
-
 @contextlib.asynccontextmanager
 async def kept_alone(
-    store: Store, schedulers: Sequence[SchedulerClient], router_id: str
+    store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
     """Inside the block, keep the store closed while another router of these models runs.
 
@@ -63,7 +59,7 @@ async def kept_alone(
         await stop(watching)
 
 
-async def _watch(store: Store, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
+async def _watch(store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         other = await _another(schedulers, router_id)

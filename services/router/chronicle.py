@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from baton.services import trace_context
@@ -16,6 +16,9 @@ from baton.services.router.metrics import RouterMetrics
 from baton.services.router.record import Record, record_of, usage_of
 from baton.services.router.state import RequestState
 from baton.services.trace_context import TraceContext
+
+if TYPE_CHECKING:
+    from baton.services.router.tracing import Traces
 
 log = logging.getLogger("baton.requests")  # its level is router.log_level
 
@@ -25,22 +28,10 @@ WINDOW_S = 900.0
 _PART_S = 60.0  # the slowest are kept per minute and expire with it
 
 
-class TraceWriter(Protocol):
-    """The destination of traces."""
-
-    ratio: float  # share of new traces to sample
-
-    def write(self, record: Record) -> None:
-        """Write a request's trace if it is sampled or notable. Must not block."""
-
-    def close(self) -> None:
-        """Send queued traces. May block for a few seconds."""
-
-
 class Chronicle:
     """Reports a router's requests. Use it in the router's event loop."""
 
-    def __init__(self, metrics: RouterMetrics | None = None, traces: TraceWriter | None = None) -> None:
+    def __init__(self, metrics: RouterMetrics | None = None, traces: Traces | None = None) -> None:
         self.recent = Recent()
         self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
         self._metrics = metrics

@@ -44,9 +44,8 @@ class RouterCounts:
     def over(self, state: RequestState) -> None:
         self._over += 1
         self._output_tokens += len(state.tokens)
-        gaps = len(state.tokens) - 1
-        if state.first_token and gaps > 0:
-            self._gap.add(max(0.0, state.timings.last_token - state.first_token) / gaps)
+        if state.mean_gap_s is not None:
+            self._gap.add(state.mean_gap_s)
 
     def message(self, waiting: Sized) -> pb.RouterLoad:
         """Return the message for a scheduler; `waiting` holds the queued requests."""

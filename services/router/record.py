@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.services.router.state import RequestState
@@ -24,7 +24,7 @@ class AttemptRecord:
     number: int
     prefill_worker: str
     decode_worker: str  # the same one if it did both
-    epoch_s: float  # when it was placed, seconds since 1970
+    placed_at: float  # seconds since 1970
     trouble: str  # why it failed; "" if it did not
 
 
@@ -95,16 +95,7 @@ class Record:
                 "drafted_tokens": self.drafted_tokens,
                 "accepted_tokens": self.accepted_tokens,
             },
-            "attempts": [
-                {
-                    "number": one.number,
-                    "prefill_worker": one.prefill_worker,
-                    "decode_worker": one.decode_worker,
-                    "placed_at": round(one.epoch_s, 3),
-                    "trouble": one.trouble,
-                }
-                for one in self.attempts
-            ],
+            "attempts": [asdict(one) for one in self.attempts],
             "stages": [
                 {
                     "name": one.name,
@@ -165,7 +156,7 @@ def record_of(state: RequestState) -> Record:
                 one.number,
                 one.prefiller.instance,
                 one.decoder.instance,
-                one.placed + clock_s,
+                round(one.placed + clock_s, 3),
                 troubles.get(one.number, ""),
             )
             for one in state.attempts_kept

@@ -142,6 +142,14 @@ class RequestState:
         return len(self.tokens) > self.room_tokens
 
     @property
+    def mean_gap_s(self) -> float | None:
+        """The mean time between the tokens of the answer; None with fewer than two."""
+        gaps = len(self.tokens) - 1
+        if not self.first_token or gaps < 1:
+            return None
+        return max(0.0, self.timings.last_token - self.first_token) / gaps
+
+    @property
     def service_message(self) -> worker_pb2.ServiceClass:
         service = self.service
         return worker_pb2.ServiceClass(

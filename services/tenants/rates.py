@@ -57,7 +57,7 @@ class Rates:
 
 
 class Rate:
-    """One owner's rate: `most` in each period of `field`."""
+    """The `Limit` of one owner's rate: `most` in each period of `field`."""
 
     __slots__ = ("_interval", "_name", "_rates", "field", "most")
 

@@ -59,7 +59,7 @@ class Slots:
 
 
 class SlotLimit:
-    """One owner's limit of concurrent requests."""
+    """The `Limit` of one owner's concurrent requests. Calls of Redis report the whole count."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 
