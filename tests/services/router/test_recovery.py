@@ -13,6 +13,7 @@ from baton.services.router.recovery import (
     Toll,
     Trouble,
     backoff_s,
+    failure_of_pair,
     next_step,
 )
 
@@ -69,3 +70,48 @@ def test_workers_count_and_not_attempts(failed: str, workers: int) -> None:
     assert len(toll) == workers
     toll.clear()
     assert len(toll) == 0
+
+
+def failed(trouble: Trouble, worker_id: str) -> Failure:
+    return Failure(trouble, worker_id, "it failed")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "begun", "worker_id", "trouble"),
+    [
+        (None, None, True, "", None),
+        (None, None, False, "", None),
+        # The prefill's failure is the attempt's, whatever the other one says.
+        (Trouble.LOST, None, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.SOURCE, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.LOST, False, "p", Trouble.LOST),
+        (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
+        (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
+        (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
+        # Except that nothing goes on without a prompt's beginning where the decode worker is gone, too.
+        (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
+        (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
+        # While the prompt is prefilled, the decode worker's failure ends that.
+        (None, Trouble.HANDOFF, False, "d", Trouble.HANDOFF),
+        (None, Trouble.SOURCE, False, "d", Trouble.SOURCE),
+        (None, Trouble.FULL, False, "d", Trouble.FULL),
+        (None, Trouble.REFUSED, False, "d", Trouble.REFUSED),
+        (None, Trouble.UNREACHABLE, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.STALE, False, "d", Trouble.STALE),
+        (None, Trouble.INVALID, False, "d", Trouble.INVALID),
+        # A worker that ends before the request could begin there was not ended by it.
+        (None, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.ENGINE, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.LOST, True, "d", Trouble.LOST),
+        (None, Trouble.ENGINE, True, "d", Trouble.ENGINE),
+    ],
+)
+def test_the_one_failure_of_two_legs(
+    prefill: Trouble | None, decode: Trouble | None, begun: bool, worker_id: str, trouble: Trouble | None
+) -> None:
+    failure = failure_of_pair(
+        failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
+    )
+    assert (failure.trouble if failure else None) is trouble
+    assert (failure.worker_id if failure else "") == worker_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -19,25 +18,18 @@ from baton.services.router.http.admission import error_response
 from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
 from baton.services.router.suspects import Convicts, Quarantine
 from baton.services.router.vllm import prints
-from harness.fake_worker import FakeWorker, Fault, answer, until
+from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Answer, Cluster, engine_request
 from harness.scheduling import need
+from tests.services.router import asking
+from tests.services.router.asking import PROMPT, share
 
-PROMPT = [5, 6, 7]
 ENGINE = Failed.CODE_ENGINE
 TOKENS = 20
 
 
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with Cluster() as cluster:
-        yield cluster
-
-
 def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
-    assert got.error is None
-    assert got.tokens == answer(prompt, count)
-    assert got.reason == "length"
+    asking.right(got, prompt, count)
 
 
 def alone(*workers: FakeWorker) -> list[Start]:
@@ -58,9 +50,7 @@ async def test_the_innocent_go_on_after_a_trial(
     cluster: Cluster, goes_on: bool, phase: int, after: int
 ) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = deque([Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on)])
-    for worker in workers:
-        worker.faults = faults
+    faults = share(workers, Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
     assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
@@ -73,19 +63,17 @@ async def test_the_innocent_go_on_after_a_trial(
     later = [start for one in workers for start in one.seen.starts if start.epoch > trial.epoch]
     assert all(not start.alone_tokens for start in later)
     assert len(later) == 2, "it goes on with a handoff, as any other"
-    await cluster.settled()
 
 
 async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = deque([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3)
-    for worker in workers:
-        worker.faults = faults
+    faults = share(
+        workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3)
+    )
     convicted(await cluster.ask(PROMPT, TOKENS))
     [trial] = alone(*workers)
     starts = [start for worker in workers for start in worker.seen.starts]
     assert {start.epoch for start in starts} == {1, trial.epoch}
-    await cluster.settled()
 
 
 async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
@@ -111,7 +99,6 @@ async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster
     workers[1].faults = deque([fails, passes] * 3)
     right(await cluster.ask(PROMPT, 100), PROMPT, 100)
     assert [start.alone_tokens for start in alone(*workers)] == [4, 16, 64]
-    await cluster.settled()
 
 
 async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster: Cluster) -> None:
@@ -126,7 +113,6 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
     right(await cluster.ask(PROMPT, 100), PROMPT, 100)
     first, last = alone(worker)
     assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
-    await cluster.settled()
 
 
 async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
@@ -152,9 +138,7 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     dies, hangs, waits = (
         Fault(PHASE_DECODE, **how) for how in ({"die": True}, {"hang": True}, {"silent": True})
     )
-    faults = deque([*[dies] * lost_before, hangs, waits])
-    for worker in workers:
-        worker.faults = faults
+    faults = share(workers, *[*[dies] * lost_before, hangs, waits])
     await cluster.send("q", PROMPT, TOKENS)
     await until(lambda: any(worker.hangs for worker in workers), "one hangs")
     [hung] = [worker for worker in workers if worker.hangs]
@@ -167,7 +151,6 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     right(await cluster.answer("q"), PROMPT)
     assert cluster.count("retries_total", **lost) == 2
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
-    await cluster.settled()
 
 
 async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another(
@@ -176,6 +159,7 @@ async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_anot
     """Other suspects may be tried there."""
     workers = [await cluster.members.add(FakeWorker(f"m{number}", pb.ROLE_MIXED)) for number in range(3)]
     placed = await cluster.scheduler.place(need("other", router_id="r1"))
+    cluster.scheduler.reporter.finished(placed.attempt, "stop")
     await cluster.send("q", PROMPT, TOKENS)
     suspects, state = Quarantine(), cluster.client._relays["q"].state
     suspects.use(placed.decode)
@@ -191,9 +175,7 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
 ) -> None:
     """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
     workers = await cluster.pair(decode=5)
-    faults = deque([Fault(PHASE_DECODE, die=True)] * 4)
-    for worker in workers:
-        worker.faults = faults
+    faults = share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed under the request" in str(got.error)
     assert got.error.http_status == 503  # type: ignore[union-attr]
@@ -202,31 +184,25 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
     assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
-    await cluster.settled()
 
 
 async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
     workers = await cluster.pair(decode=4)
-    faults = deque([Fault(PHASE_DECODE, die=True)] * 3)
-    for worker in workers:
-        worker.faults = faults
+    faults = share(workers, *[Fault(PHASE_DECODE, die=True)] * 3)
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     assert sum(worker._server is None for worker in workers) == 3
-    await cluster.settled()
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
     workers = await cluster.pair(decode=6)
-    faults = deque(
-        [Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9
+    faults = share(
+        workers,
+        *([Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9),
     )
-    for worker in workers:
-        worker.faults = faults
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed" in str(got.error)
     assert sum(worker._server is None for worker in workers) == 4
-    await cluster.settled()
 
 
 async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
@@ -281,7 +257,6 @@ async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
     assert not trials[-1].more_alone
     assert any(start.more_alone for start in trials)
     assert not alone(prefill)
-    await cluster.settled()
 
 
 async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) -> None:
@@ -296,7 +271,6 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
     other = "b" if first == "a" else "a"
     await cluster.client.abort_requests_async([first])
     right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
-    await cluster.settled()
 
 
 async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

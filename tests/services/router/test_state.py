@@ -1,4 +1,4 @@
-"""The bounds of the journal."""
+"""The journal bounds the memory of requests."""
 
 from __future__ import annotations
 
