@@ -105,6 +105,7 @@ class Cluster:
         self._stack = contextlib.AsyncExitStack()
         self.got: dict[str, Answer] = {}
         self._taking: asyncio.Task[None] | None = None
+        self._has_scheduler = True
 
     async def __aenter__(self) -> Cluster:
         self.server = await self._stack.enter_async_context(SchedulerServer(self._settings))
@@ -200,10 +201,17 @@ class Cluster:
         await self.send(request_id, prompt, max_tokens, **params)
         return await self.answer(request_id)
 
+    async def lose_scheduler(self) -> None:
+        """Stop the scheduler."""
+        self._has_scheduler = False
+        await self.server.__aexit__(None, None, None)
+
     async def settled(self) -> None:
         """Wait until no request is live, here and in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
         assert (len(self.journal), self.journal.size) == (0, 0)
+        if not self._has_scheduler:
+            return
         for _ in range(200):
             description = await self.scheduler.describe()
             if not description.attempts and not any(one.reserved_requests for one in description.workers):

@@ -55,7 +55,7 @@ async def test_a_worker_that_a_scheduler_chose_is_known_at_once_should_that_one_
         await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
         assert (await cluster.ask([5, 6, 7])).tokens == answer([5, 6, 7], 8)
         await until(cluster.view.ready, "it is known")
-        await cluster.server.__aexit__(None, None, None)
+        await cluster.lose_scheduler()
         assert (await cluster.ask([5, 6, 8])).tokens == answer([5, 6, 8], 8)
     finally:
         watching.cancel()

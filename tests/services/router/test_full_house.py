@@ -106,7 +106,7 @@ async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster: Cluster) 
     while len(cluster.scheduler.standby.workers) < 2:
         await cluster.scheduler.refresh()  # as a router does every second
     held = await fill(cluster)
-    await cluster.server.__aexit__(None, None, None)
+    await cluster.lose_scheduler()
     decode.faults.clear()
     await cluster.client.abort_requests_async(held[:-1])
     right(await cluster.answer(held[-1]), [0], 8)

@@ -67,7 +67,7 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
 async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
     prefill, decode = await cluster.pair()
     await known(cluster)
-    await cluster.server.__aexit__(None, None, None)
+    await cluster.lose_scheduler()
     right(await cluster.ask(LONG), LONG, 8)
     assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 

@@ -188,7 +188,7 @@ async def test_too_large_for_any_worker(cluster: Cluster) -> None:
 
 async def test_scheduler_away(cluster: Cluster) -> None:
     await cluster.pair()
-    await cluster.server.__aexit__(None, None, None)
+    await cluster.lose_scheduler()
     assert refused(await cluster.ask(PROMPT), "scheduler") == 503
 
 
@@ -207,7 +207,7 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
     prompt = list(range(2 * BLOCK_SIZE))
     right(await cluster.ask(prompt), prompt, 8)
     await cluster.scheduler.refresh()
-    await cluster.server.__aexit__(None, None, None)
+    await cluster.lose_scheduler()
     right(await cluster.ask(prompt), prompt, 8)
     asked = {(one.attempt.request_id, one.prefix.tokens, len(one.prefix.keys)) for one in needs}
     assert asked == {("q0", BLOCK_SIZE, 2), ("q1", BLOCK_SIZE, 2)}

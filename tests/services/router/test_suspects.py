@@ -50,7 +50,7 @@ async def test_the_innocent_go_on_after_a_trial(
     cluster: Cluster, goes_on: bool, phase: int, after: int
 ) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = share(workers, Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on))
+    share(workers, Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
     assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
@@ -67,9 +67,7 @@ async def test_the_innocent_go_on_after_a_trial(
 
 async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = share(
-        workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3)
-    )
+    share(workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3))
     convicted(await cluster.ask(PROMPT, TOKENS))
     [trial] = alone(*workers)
     starts = [start for worker in workers for start in worker.seen.starts]
@@ -175,7 +173,7 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
 ) -> None:
     """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
     workers = await cluster.pair(decode=5)
-    faults = share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
+    share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed under the request" in str(got.error)
     assert got.error.http_status == 503  # type: ignore[union-attr]
@@ -188,7 +186,7 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
 
 async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
     workers = await cluster.pair(decode=4)
-    faults = share(workers, *[Fault(PHASE_DECODE, die=True)] * 3)
+    share(workers, *[Fault(PHASE_DECODE, die=True)] * 3)
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     assert sum(worker._server is None for worker in workers) == 3
 
@@ -196,10 +194,8 @@ async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> N
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
     workers = await cluster.pair(decode=6)
-    faults = share(
-        workers,
-        *([Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9),
-    )
+    fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)
+    share(workers, fails, *[Fault(PHASE_DECODE, die=True)] * 9)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed" in str(got.error)
     assert sum(worker._server is None for worker in workers) == 4
