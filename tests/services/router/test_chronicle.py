@@ -110,14 +110,14 @@ async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")
-    assert 3 <= samples <= 15  # of 29 gaps, at most every second one
+    assert 3 <= samples <= 15  # of 29 gaps; each sample takes two
     assert cluster.count("itl_stage_seconds_count", stage="wire") == samples
     mean = cluster.count("itl_stage_seconds_sum", stage="engine") / samples
     assert mean >= 0.009  # the engine's step
 
 
 async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
-    """The quickest message sets the clock: what comes later is late by the difference."""
+    """Clock offsets are measured by the quickest message; a later one is late by the difference."""
     prefill, _ = await cluster.pair(step_s=0.001)
     for _ in range(5):
         await cluster.ask(PROMPT)
@@ -125,7 +125,7 @@ async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
     await cluster.ask(PROMPT)
     await cluster.settled()
     late, *quick = (one.first_token_stages["reply"] for one in cluster.chronicle.recent.last())
-    assert min(quick) < 0.1  # a busy machine may stand still while one is on its way
+    assert min(quick) < 0.1  # one of them may be slow on a busy machine
     assert late >= 0.15
 
 

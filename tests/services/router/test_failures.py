@@ -63,7 +63,7 @@ async def test_where_the_staging_of_the_only_prefill_worker_stays_full_the_decod
     # The refusal may have come before the router was connected to the decode worker.
     assert tried in ([(1, True), (2, False)], [(2, False)])
     assert cluster.count("retries_total", trouble="refused", worker="p0") == 1
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request is asked of it again
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request tries it again
     assert len(prefill.seen.starts) == 2
 
 
@@ -95,7 +95,7 @@ async def test_a_worker_that_does_not_fit_is_left_alone(
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("not_kept", [True, False], ids=["not kept", "not loaded"])
 async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bool) -> None:
-    """The decode worker prefills a short prompt, another prefill worker a long one; each token comes once."""
+    """A short prompt is prefilled again by the decode worker, a long one by another prefill worker."""
     first, second, decode = await cluster.pair(prefill=2)
     if not_kept:
         share((first, second), Fault(PHASE_PREFILL, not_kept=True))
@@ -104,7 +104,7 @@ async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bo
     right(await cluster.ask(prompt), prompt, 8)
     last = decode.seen.starts[-1]
     epochs = [start.epoch for start in decode.seen.starts]
-    assert epochs == sorted(set(epochs))  # a worker takes no epoch twice
+    assert epochs == sorted(set(epochs))  # workers refuse an epoch that they have seen
     if prompt is PROMPT:
         assert not last.HasField("source")
         assert list(last.output_token_ids) == answer(prompt, 1)
@@ -119,7 +119,7 @@ async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bo
 async def test_a_placement_that_is_kept_stays_booked(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another pair was found for it, but somebody else was faster, time and again."""
+    """Another pair was found, but other requests took its room."""
     await cluster.pair(prefill=2)
     place = Placer.place
 
@@ -153,7 +153,7 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     assert start.epoch == 2
     so_far = list(start.output_token_ids)
     assert so_far == answer(PROMPT, len(so_far))
-    # The new prefill makes one more. And a worker that refuses does so before the prefill's first token.
+    # The new prefill adds one token. A worker that refuses does so before the first token.
     assert len(so_far) == after + 1 or (how, after) == ("drain", 0)
 
 
@@ -168,12 +168,12 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
 async def test_no_other_worker_can_decode(
     cluster: Cluster, limits: dict[str, float], status: int, because: str
 ) -> None:
-    """The request waits for as long as it may, and then ends with what happened."""
+    """The request waits until its limit, and its error says what happened."""
     cluster.remake(**limits)  # type: ignore[arg-type]
     for one in await cluster.pair():
         one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
-    assert got.tokens == answer(PROMPT, 7)  # the prefill's one, three by each decode worker
+    assert got.tokens == answer(PROMPT, 7)  # one of the prefill, three of each decode worker
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == status
     assert because in str(got.error)
@@ -184,7 +184,7 @@ async def test_no_other_worker_can_decode(
 async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
     cluster: Cluster, prompt: list[int]
 ) -> None:
-    """The pull has a deadline of its own, much longer than it takes to notice that the source is lost."""
+    """The pull's own deadline is much later."""
     cluster.remake(silence_s=0.5)
     *prefills, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for the KV
@@ -199,7 +199,7 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
 
 
 async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(cluster: Cluster) -> None:
-    """The token is on its way when the next attempt is started on the same worker."""
+    """The token is in flight when the next attempt starts on the same worker."""
     cluster.remake(silence_s=0.5)
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=True))
@@ -224,7 +224,7 @@ def with_weights(fingerprint: str, name: str) -> FakeWorker:
 
 
 async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster) -> None:
-    """Before the first token any weights will do."""
+    """Before the first token, workers with any weights may take over."""
     old = await cluster.members.add(with_weights("f1", "old"))
     old.faults.append(Fault(PHASE_DECODE, 5, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))
@@ -242,7 +242,7 @@ async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster
 
 
 async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
-    """Neither the scheduler nor the router itself places on them: their requests are other bytes."""
+    """Neither by the scheduler nor by the router: their requests are encoded differently."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
     theirs.vllm_version = "0.1.0"
     theirs.refusal = "another vLLM"
@@ -277,7 +277,7 @@ async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(
 
 
 async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
-    """Its stream broke, but the scheduler still gets its heartbeats, and there is no other worker."""
+    """Its stream broke, but it still sends heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
@@ -305,7 +305,7 @@ async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Cod
 async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     cluster: Cluster, phase: Phase, after: int
 ) -> None:
-    """Its connections stand and its lease may still run, so only the silence on its stream reveals it."""
+    """Its connections stay open and its lease is valid: only the silent stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
     shared = deque([Fault(phase, after, hang=True)])
@@ -316,14 +316,14 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     assert time.monotonic() - began < 2 * PATIENCE
     [hung] = [worker for worker in workers if worker.hangs]
     assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # and left alone from now on
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # it is avoided from now on
     assert len(hung.seen.starts) == 1
 
 
 async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scheduler still gets its heartbeats, and places on it."""
+    """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
     cluster.remake(silence_s=1.0)
@@ -395,17 +395,17 @@ async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Clus
     got = await cluster.ask(PROMPT)
     assert isinstance(got.error, RefusedByRouter)
     assert "the test wants it" in str(got.error)
-    assert got.error.http_status == 400  # and it is not retried
+    assert got.error.http_status == 400
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
 async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
-    """The worker dies after it sent the last token, before it could say that it was the last."""
+    """The worker dies after the last token, before its finish reason."""
     *_, first, second = await cluster.pair(decode=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
     await cluster.send("q", PROMPT, 30)
-    cluster.client._relays["q"].state.max_tokens = 8  # the fakes go by the request and would generate 30
+    cluster.client._relays["q"].state.max_tokens = 8  # the fake workers still generate 30
     got = await cluster.answer("q")
     right(got, PROMPT, 8)
     assert len(first.seen.starts) + len(second.seen.starts) == 1

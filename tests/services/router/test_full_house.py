@@ -32,7 +32,7 @@ async def test_requests_without_room_wait(cluster: Cluster) -> None:
     await cluster.pair(step_s=0.001, max_num_seqs=2)
     prompts = [[number] for number in range(40)]
     for number, prompt in enumerate(prompts):
-        await cluster.send(f"r{number}", prompt)  # does not wait for a placement
+        await cluster.send(f"r{number}", prompt)  # returns before the placement
     await until(lambda: len(cluster.waiting) > 20, "most of them wait")
     assert cluster.count("waiting_requests") == len(cluster.waiting)
     for number, prompt in enumerate(prompts):
@@ -43,7 +43,7 @@ async def test_requests_without_room_wait(cluster: Cluster) -> None:
 
 
 async def test_a_client_may_send_again_right_after_its_last_token(cluster: Cluster) -> None:
-    """There are as many clients as slots: a slot must be free before its last token reaches the client."""
+    """A slot is free before its request's last token reaches the client."""
     cluster.remake(max_waiting=1)
     _, decode = await cluster.pair(max_num_seqs=1)
     del decode
@@ -74,7 +74,7 @@ async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> Non
     assert refused(await cluster.ask(PROMPT), r"1 wait already \(router.max_waiting\)") == 503
     assert cluster.count("rejections_total", code="QUEUE") == 1
     with pytest.raises(RefusedByRouter, match="max_waiting"):
-        cluster.client.check_room()  # before another is rendered
+        cluster.client.check_room()  # called before the prompt is rendered
     assert cluster.count("rejections_total", code="QUEUE") == 2
     assert cluster.count("requests_total", outcome="refused") == 2
 
@@ -94,7 +94,7 @@ async def test_the_client_s_own_deadline_ends_the_wait(cluster: Cluster) -> None
 async def test_an_abort_while_it_waits_lets_the_next_one_in(cluster: Cluster) -> None:
     decode, held = await full_house(cluster)
     await cluster.send("next", PROMPT)
-    await cluster.client.abort_requests_async([held[-1]])  # whose turn it is
+    await cluster.client.abort_requests_async([held[-1]])  # it has the turn
     decode.faults.clear()
     await cluster.client.abort_requests_async(held[:-1])
     right(await cluster.answer("next"), PROMPT, 8)
@@ -133,7 +133,7 @@ async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
 
 
 async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster: Cluster) -> None:
-    """All slots are taken, and its client sees a stream that stands still."""
+    """Its client sees a stalled stream."""
     _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
     for worker in (dies, full):
         worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
@@ -158,7 +158,7 @@ async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluste
 async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_are_full(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that come after it wait for it, also while only that worker has room."""
+    """Later requests wait for it, even if only that worker has room."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 0.2)
     _, fails, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
     for worker in (fails, full):

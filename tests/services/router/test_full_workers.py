@@ -31,11 +31,11 @@ def phases(worker: FakeWorker) -> list[int]:
 
 
 def blocks(prompt: list[int], output: int) -> int:
-    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # and the look-ahead
+    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # with one lookahead token
 
 
 async def known(cluster: Cluster) -> None:
-    """Let the router know its workers, as it does after a second."""
+    """Wait until the router's snapshot has all workers."""
     deadline = time.monotonic() + 5 * PATIENCE
     ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
     while ready != cluster.members.workers.keys():
@@ -75,7 +75,7 @@ async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster:
 async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_there(
     cluster: Cluster,
 ) -> None:
-    """The scheduler counts it elsewhere, and may fill this room."""
+    """The scheduler booked it elsewhere, and may give this room away."""
     _, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
     right(await cluster.ask(PROMPT), PROMPT, 8)  # recomputed
@@ -88,7 +88,7 @@ async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_
 
 
 async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
-    """A save of what lies in a cache, and a trial, which may be on a worker of another placement."""
+    """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(CHAT), CHAT, 8)
@@ -103,7 +103,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
     share((first, second), Fault(PHASE_PREFILL, failed=FULL))
-    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt does not come that far
+    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
     for one in decodes:
         one.faults = cut
     await cluster.send("q", LONG, 20)
@@ -115,15 +115,15 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
     for one in decodes:
         one.go_on(Fault(PHASE_DECODE, 5, die=True))
     right(await cluster.answer("q"), LONG, 20)
-    assert phases(full) == [PHASE_PREFILL, PHASE_PREFILL]  # which it was once too full for
+    assert phases(full) == [PHASE_PREFILL, PHASE_PREFILL]  # it is asked again
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
 async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
-    """Long prompts among answers make these stutter; and answers on a prefill worker delay all prompts."""
-    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # so it does not wait as long for the lack of another
+    """Long prompts on a decode worker stall its streams; answers on a prefill worker delay its prompts."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # the test fails if the request waits this long
     cluster.remake(max_attempts=1)
     prefill, decode = await cluster.pair()
     await known(cluster)
@@ -140,7 +140,7 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
 async def test_nobody_waits_for_others_that_are_full_as_well(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that refused may have room again sooner."""
+    """The worker that refused may have room sooner."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
     await known(cluster)
@@ -154,11 +154,11 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
 
 
 async def test_a_decode_worker_that_refuses_costs_no_whole_prefill(cluster: Cluster) -> None:
-    """The prefill for it is stopped at once."""
+    """The prefill is aborted at once."""
     prefill, first, second = await cluster.pair(decode=2)
     await known(cluster)
     cluster.remake(max_attempts=1)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it takes very long
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it does not end by itself
     share((first, second), Fault(PHASE_DECODE, failed=FULL))
     right(await cluster.ask(LONG), LONG, 8)
     assert prefill.seen.aborts
@@ -179,7 +179,7 @@ async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster
 
 
 async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cluster) -> None:
-    """The scheduler counts on more room than there is: each request gets its turn, and none fails."""
+    """The scheduler assumes more room than there is: requests are retried, and none fails."""
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
     await known(cluster)

@@ -18,7 +18,7 @@ from tests.services.router.asking import LONG, PROMPT, right, share
 
 
 async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster: Cluster) -> None:
-    """The prefill worker's message is slow on its way here; between the workers all is quick."""
+    """The prefill worker's messages to the router are slow, the handoff is quick."""
     prefill, decode = await cluster.pair()
     prefill.wire_s = 0.2
     await cluster.send("q", PROMPT)
@@ -42,7 +42,7 @@ async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster: Clust
     await cluster.send("q", PROMPT, 20)
     await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
     [source] = [one for one in (workers["p0"], workers["p1"]) if one.seen.starts]
-    await source.die()  # before its first token is here
+    await source.die()  # before its first token has arrived
     right(await cluster.answer("q"), PROMPT, 20)
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[], []]
     assert cluster.count("retries_total", trouble="lost", worker=source.worker_id) == 1
@@ -52,7 +52,7 @@ async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster: Clust
 
 
 async def test_a_late_first_token_does_not_cut_the_answer(cluster: Cluster) -> None:
-    """More tokens wait than the journal had room for."""
+    """More tokens are held back than the journal had memory reserved for."""
     prefill, decode = await cluster.pair()
     prefill.wire_s = 0.2
     decode.per_step = 50
@@ -73,7 +73,7 @@ async def test_a_first_token_that_ends_the_request_ends_both_legs(cluster: Clust
 
 
 async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
-    """The tokens so far are with both of them from the beginning."""
+    """Both get the tokens so far in their Start."""
     workers = await cluster.pair(prefill=1, decode=2, step_s=0.002)
     share(workers, Fault(PHASE_DECODE, 5, die=True))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
@@ -87,7 +87,7 @@ async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
 
 
 def prefills_long(worker: FakeWorker) -> None:
-    """Have a worker's next prefill last until it is told to go on."""
+    """Have a worker's next prefill wait for `go_on`."""
     worker.faults.append(Fault(PHASE_PREFILL, silent=True))
 
 
@@ -125,7 +125,7 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(
 
 
 async def test_decode_workers_lost_before_they_begin_make_no_suspect(cluster: Cluster) -> None:
-    """Each would count, once it had the prompt: four lost workers are the most that a request may take."""
+    """They do not count: after the prefill, four lost workers would end the request."""
     workers = await cluster.pair(decode=6)
     for _ in range(5):
         prefills_long(workers[0])
@@ -147,7 +147,7 @@ async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster: Clu
 
 
 async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster: Cluster) -> None:
-    """The prefill worker is well; the decode worker does not reach it."""
+    """The prefill worker is well, but the decode worker cannot reach it."""
     prefill, decode = await cluster.pair()
     prefills_long(prefill)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE, early=True))
@@ -166,7 +166,6 @@ async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster: Cluste
 async def test_a_prefill_worker_that_dies_is_lost_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Whoever tells of it first."""
     monkeypatch.setattr(legs, "SOURCE_ENDS_S", 5.0 * PATIENCE)
     *prefills, decode = await cluster.pair(prefill=2)
     for one in prefills:
@@ -212,7 +211,7 @@ async def test_an_abort_reaches_both_while_the_prompt_is_prefilled(cluster: Clus
 
 
 class Slow(FakeWorker):
-    """A decode worker that answers the router's Hello when it may."""
+    """A decode worker that answers the router's Hello only once `may` is set."""
 
     def __init__(self) -> None:
         super().__init__("d0", pb.ROLE_DECODE)
@@ -225,7 +224,7 @@ class Slow(FakeWorker):
 
 
 async def test_a_decode_worker_that_is_connected_late_gets_what_was_so_at_the_start(cluster: Cluster) -> None:
-    """The first token is with the client by then; the decode worker hears of it from the prefill worker."""
+    """The client has the first token by then; the decode worker gets it from the prefill worker."""
     await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
     decode = Slow()
     await cluster.members.add(decode)

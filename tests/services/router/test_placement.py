@@ -44,7 +44,7 @@ def test_the_number_of_pairs_is_bounded() -> None:
 
 
 async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(cluster: Cluster) -> None:
-    """The router reaches both; they do not reach each other."""
+    """The router reaches both workers; they do not reach each other."""
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
     right(await cluster.ask(LONG), LONG, 8)
@@ -55,7 +55,7 @@ async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(clust
 
 
 async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster: Cluster) -> None:
-    """Its placement is changed before a worker hears of it, and its prefill worker has room for others."""
+    """The placement is changed before a worker is told, and the prefill worker's booking is freed."""
     prefill, decode = await cluster.pair()
     decode.faults += [
         Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE),

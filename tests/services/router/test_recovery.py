@@ -23,14 +23,14 @@ from baton.services.router.recovery import (
     [
         (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
         (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
-        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # it is tried alone, and this has its own limits
+        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # trials have their own limits
         (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
         (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
         (Trouble.PREFIX, 0, 10**6, RecoveryStep.WITHOUT_PREFIX),
         (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
-        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
+        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it does not count
         (Trouble.FULL, 0, 10**6, RecoveryStep.PLACE_AGAIN),
         (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
     ],
@@ -57,7 +57,7 @@ def test_backoff_doubles_up_to_a_limit() -> None:
         ("aa", 1),  # it fell silent, came back, and ended
         ("abab", 2),
         ("abcabc", 3),
-        ("aaa", 2),  # what breaks one worker's stream each time must come to an end, too
+        ("aaa", 2),  # a request that breaks the same worker's stream each time must end
         ("aaaaa", 4),
         ("abcd", 4),
         ("aabbccdd", 4),
@@ -81,7 +81,7 @@ def failed(trouble: Trouble, worker_id: str) -> Failure:
     [
         (None, None, True, "", None),
         (None, None, False, "", None),
-        # The prefill's failure is the attempt's, whatever the other one says.
+        # The prefill's failure is the attempt's, whatever the decode leg's.
         (Trouble.LOST, None, False, "p", Trouble.LOST),
         (Trouble.LOST, Trouble.SOURCE, False, "p", Trouble.LOST),
         (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
@@ -89,10 +89,10 @@ def failed(trouble: Trouble, worker_id: str) -> Failure:
         (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
         (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
         (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
-        # Except that nothing goes on without a prompt's beginning where the decode worker is gone, too.
+        # But a missing prefix is not, if the decode worker is gone too.
         (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
         (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
-        # While the prompt is prefilled, the decode worker's failure ends that.
+        # During the prefill, the decode worker's failure is the attempt's.
         (None, Trouble.HANDOFF, False, "d", Trouble.HANDOFF),
         (None, Trouble.SOURCE, False, "d", Trouble.SOURCE),
         (None, Trouble.FULL, False, "d", Trouble.FULL),
@@ -100,7 +100,7 @@ def failed(trouble: Trouble, worker_id: str) -> Failure:
         (None, Trouble.UNREACHABLE, False, "d", Trouble.UNREACHABLE),
         (None, Trouble.STALE, False, "d", Trouble.STALE),
         (None, Trouble.INVALID, False, "d", Trouble.INVALID),
-        # A worker that ends before the request could begin there was not ended by it.
+        # A worker that dies before the request could begin there was not killed by it.
         (None, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
         (None, Trouble.ENGINE, False, "d", Trouble.UNREACHABLE),
         (None, Trouble.LOST, True, "d", Trouble.LOST),

@@ -42,7 +42,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
     assert (source.key, second.key) == (first.key, b"")
     assert second.epoch == first.epoch == 1
     assert second.engine_request == first.engine_request
-    assert (first.prompt_tokens, first.blocks) == (len(PROMPT), 0)  # each is told its own share
+    assert (first.prompt_tokens, first.blocks) == (len(PROMPT), 0)
     assert (second.prompt_tokens, second.blocks) == (0, 1)
     await cluster.settled()
     assert prefill.seen.aborts == decode.seen.aborts == []
@@ -57,7 +57,7 @@ async def test_prefill_then_decode(cluster: Cluster) -> None:
 async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(
     cluster: Cluster, aborted: bool
 ) -> None:
-    """Its prompt and tokens are freed as it ends: the journal does not count them any more."""
+    """Its memory is freed when it ends, as the journal assumes."""
     await cluster.pair(step_s=0.05)
     gc.disable()
     try:
@@ -89,7 +89,7 @@ async def test_shared_blocks_are_not_booked_twice(cluster: Cluster) -> None:
 
     await cluster.send("q", prompt, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 3, "it writes")
-    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # and the look-ahead
+    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # with one lookahead token
     await booked(cluster, "d0", blocks=whole - 5)
 
 
@@ -97,7 +97,7 @@ async def test_shared_blocks_are_not_booked_twice(cluster: Cluster) -> None:
 async def test_a_request_that_ends_with_its_first_token_ends_there(
     cluster: Cluster, max_tokens: int, eos_at: int | None, reason: str
 ) -> None:
-    """Where that is known before, the decode worker is not even asked."""
+    """If that is known before, the decode worker is not told."""
     prefill, decode = await cluster.pair()
     prefill.eos_at = eos_at
     got = await cluster.ask(PROMPT, max_tokens)
@@ -118,7 +118,7 @@ async def test_a_stop_token_later_on(cluster: Cluster) -> None:
 
 
 async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) -> None:
-    """The front end gets fewer and larger outputs only while the router is behind."""
+    """Outputs are merged only while the router is behind."""
     _, decode = await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert cluster.pool.lag_s() < 0.4
@@ -165,7 +165,7 @@ async def test_a_request_that_takes_too_long(cluster: Cluster) -> None:
 
 async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) -> None:
     _, decode = await cluster.pair()
-    decode.before_step = lambda: cluster.client.abort(["q"])  # the step's tokens are already on their way
+    decode.before_step = lambda: cluster.client.abort(["q"])  # the step's tokens are sent after it
     await cluster.send("q", PROMPT, 1000)
     await cluster.settled()
     seen = len(cluster.got["q"].tokens)
@@ -220,7 +220,7 @@ async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_schedule
 async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stream does not keep what the context variables of that request hold, either."""
+    """The stream must not keep that request's context variables either."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     seen: list[Any] = []
     ended = cluster.pool._ended
@@ -240,7 +240,7 @@ async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(
 async def test_kv_that_waits_to_be_pulled_keeps_its_stream_open(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker frees what it saved for a router whose stream has ended."""
+    """A worker frees saved KV when the router's stream ends."""
     monkeypatch.setattr(stream, "IDLE_CLOSE_S", 0.05)
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for a slot
@@ -296,7 +296,7 @@ async def test_usage_is_of_all_attempts(cluster: Cluster) -> None:
     assert used["acceptance_by_position"] == [round(10 / 18, 4), round(4 / 18, 4)]
     assert sorted(used["decode_worker"].split(", ")) == ["d0", "d1"]
     assert used["attempts"] == 2
-    assert used["decode_ms"] > 30  # 20 steps of 2 ms, of both
+    assert used["decode_ms"] > 30  # 20 steps of 2 ms, over both workers
 
 
 # -- reserved arguments and ids

@@ -33,7 +33,7 @@ def test_the_journal_is_bounded_in_bytes() -> None:
     with pytest.raises(NotAdmitted, match="journal_mib") as full:
         journal.enter(states[3])
     with pytest.raises(NotAdmitted, match="journal_mib"):
-        journal.check_room()  # as before a request is rendered
+        journal.check_room()  # called before a prompt is rendered
     assert (full.value.status, full.value.never) == (503, False)
     assert full.value.retry_after_s > 0
     journal.leave(states[0])
@@ -66,7 +66,7 @@ def test_a_request_stays_within_its_place_in_the_journal() -> None:
 
 
 def test_a_long_context_does_not_fill_the_journal_before_the_first_token() -> None:
-    """Clients seldom limit the output: the model's whole length is allowed then."""
+    """Clients seldom limit the output; then the whole context length is allowed."""
     journal = Journal(1 << 20)
     for number in range(100):
         journal.enter(replace(request_state(str(number), max_tokens=131_072), max_model_len=131_072))
@@ -93,7 +93,7 @@ def test_the_journal_is_bounded_while_answers_grow() -> None:
             assert journal.size <= GROWTH * journal.limit
 
     write(300)
-    assert journal.size > journal.limit  # they go on
+    assert journal.size > journal.limit
     with pytest.raises(Overloaded, match="journal_mib"):
         write(1500)
     with pytest.raises(NotAdmitted):

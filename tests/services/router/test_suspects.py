@@ -1,4 +1,4 @@
-"""A router's requests under which an engine failed: tried alone, one at a time, cleared or convicted."""
+"""Requests under which an engine failed are tried alone, one at a time, and cleared or convicted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
 
 
 def alone(*workers: FakeWorker) -> list[Start]:
-    """Return the attempts that asked for an engine of their own."""
+    """Return the trials."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 
@@ -76,7 +76,7 @@ async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) ->
 
 async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
     workers = await cluster.pair()
-    # It is tried alone on the worker whose engine failed and goes on.
+    # The trial is on the worker whose engine failed and goes on.
     workers[0].faults += [
         Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
         Fault(PHASE_DECODE, failed=ENGINE),
@@ -127,7 +127,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
 async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lost_before: int
 ) -> None:
-    """It comes back, and is tried again as no other is there: the request may still lose as many more."""
+    """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
     cluster.remake(silence_s=0.4)
@@ -154,7 +154,6 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
 async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another(
     cluster: Cluster,
 ) -> None:
-    """Other suspects may be tried there."""
     workers = [await cluster.members.add(FakeWorker(f"m{number}", pb.ROLE_MIXED)) for number in range(3)]
     placed = await cluster.scheduler.place(need("other", router_id="r1"))
     cluster.scheduler.reporter.finished(placed.attempt, "stop")
@@ -171,7 +170,7 @@ async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_anot
 async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
     cluster: Cluster,
 ) -> None:
-    """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
+    """Workers may have been killed for other reasons, so the client may send the request again."""
     workers = await cluster.pair(decode=5)
     share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
@@ -202,7 +201,7 @@ async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on
 
 
 async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
-    """There is one worker at a time, so all that lose it meet again on the next."""
+    """There is one worker at a time, so all requests meet again on the next one."""
     workers: list[FakeWorker] = []
 
     async def start() -> None:
@@ -232,7 +231,7 @@ async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Clu
 
 
 async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
-    """All requests in the engine are suspects; the worker is told that more follow."""
+    """All requests of the failed step are suspects; the worker is told that more follow."""
     prefill, decode = await cluster.pair(step_s=0.01)
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
@@ -283,7 +282,7 @@ async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its grammar compiles, say, or its answer is long. The worker lets no two in together."""
+    """Its grammar may be compiling. The worker admits suspects one at a time."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
     suspects, order, ends = Quarantine(), [], asyncio.Event()
 
@@ -369,7 +368,7 @@ def test_progress_between_two_losses_clears_a_request() -> None:
 
 
 def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() -> None:
-    """It may have hung, then ended. A request that breaks a worker's stream must not go on with that."""
+    """It may have hung and then died. But a request that always breaks the stream is a suspect."""
     suspicion = Suspicion()
     suspects = []
     for _ in range(3):
@@ -380,7 +379,7 @@ def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() ->
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
-    """Otherwise a client with many step-breaking requests would make everybody run alone to the end."""
+    """Otherwise one client's failing requests would make all others run alone."""
     suspicion = Suspicion()
     for _ in range(3):
         suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)
@@ -413,7 +412,7 @@ def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     for name in (b"a", b"b", b"c", b"d"):
         table.add("q", name, "it failed")
         now += 1
-    table.check(b"a")  # the oldest went
+    table.check(b"a")  # the oldest was dropped
     with pytest.raises(errors.Convicted) as refused:
         table.check(b"b")
     assert refused.value.retry_after_s == module.CONVICTED_S - 3

@@ -1,4 +1,4 @@
-"""Turns, bounds and the expected wait, without a scheduler."""
+"""The waiting room: turns, limits, classes and the expected wait."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FULL = NotAdmitted("all are full", Why.FULL, 1.0)
 
 
 class House:
-    """Rooms for guests, and the order in which they got one."""
+    """A number of rooms, a waiting room for requests (guests), and the order in which they were placed."""
 
     def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
         self.rooms = rooms
-        self.kept = 0  # for the first class
+        self.kept = 0  # rooms reserved for the first class
         self.now = 0.0
         self.inside: list[str] = []
         self.asked = 0
@@ -47,7 +47,7 @@ class House:
         return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
     def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
-        """One that lost its room."""
+        """Place a guest that lost its room."""
         return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
     def leave(self, rooms: int = 1) -> None:
@@ -67,7 +67,6 @@ class House:
 
 
 async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
-    """Wait until all of them wait."""
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
 
@@ -98,7 +97,7 @@ async def test_clients_take_turns() -> None:
 
 
 async def test_tenants_take_turns_by_their_weight() -> None:
-    """However many clients a tenant has, and however many requests these have."""
+    """Whatever the number of their clients and requests."""
     house = House()
     flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
     await waiting(house, *flood)
@@ -131,7 +130,7 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
 async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
     house = House()
     guests = [house.guest("first"), house.guest("second")]
-    await waiting(house, *guests)  # it is the first one's turn
+    await waiting(house, *guests)  # the first one has the turn
     lost = [house.back("lost"), house.back("lost, too")]
     await waiting(house, *guests, *lost)
     late = house.guest("late", "another")
@@ -143,7 +142,7 @@ async def test_those_that_lost_their_room_go_before_those_that_had_none() -> Non
 
 
 async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may() -> None:
-    house = House(limit=0)  # nobody waits
+    house = House(limit=0)
     back = house.back("lost")
     await waiting(house, back)
     with pytest.raises(NotAdmitted):
@@ -194,7 +193,7 @@ async def test_no_request_overtakes_those_that_wait() -> None:
     house = House()
     first = house.guest("first")
     await waiting(house, first)
-    house.rooms = 1  # without a call of `freed`
+    house.rooms = 1  # `freed` is not called
     second = house.guest("second")
     await waiting(house, first, second)
     house.leave(1)
@@ -203,7 +202,7 @@ async def test_no_request_overtakes_those_that_wait() -> None:
 
 
 async def test_only_one_asks_again() -> None:
-    """The cost of a release does not grow with the number that waits."""
+    """The cost of a release does not depend on the number of waiting requests."""
     house = House(limit=1000)
     guests = [house.guest(str(number)) for number in range(500)]
     await waiting(house, *guests)
@@ -211,7 +210,7 @@ async def test_only_one_asks_again() -> None:
     before = house.asked
     house.leave()
     await until(lambda: house.inside, "one came in")
-    assert house.asked - before <= 4  # the one, the next in turn, and retries that were due
+    assert house.asked - before <= 4  # the one placed, the next one, and timed retries
     for guest in guests:
         guest.cancel()
     await until(lambda: len(house.waiting) == 0, "all gave up")
@@ -271,7 +270,7 @@ async def test_a_cancelled_request_passes_the_turn_on() -> None:
     house = House()
     guests = [house.guest(str(number)) for number in range(3)]
     await waiting(house, *guests)
-    guests[0].cancel()  # it is its turn
+    guests[0].cancel()  # it has the turn
     guests[2].cancel()
     await until(lambda: len(house.waiting) == 1, "they left")
     house.leave()
@@ -280,16 +279,16 @@ async def test_a_cancelled_request_passes_the_turn_on() -> None:
 
 
 async def test_the_expected_wait_refuses_early() -> None:
-    """With 8 requests that end together every 4 s the pace is one in half a second, not the last gap."""
+    """If 8 requests end together every 4 s, the pace is one per 0.5 s."""
     house = House(limit=1000, wait_s=60)
     guests = [house.guest(str(number), "a") for number in range(200)]
     await waiting(house, *guests)
-    assert house.waiting.estimate_s == 0.0  # not known
+    assert house.waiting.estimate_s == 0.0  # unknown
     for bunch in range(1, 6):
         house.now += 4
         house.leave(8)
         await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
-    assert house.waiting.estimate_s == pytest.approx(0.5)  # another client's first one: after one turn
+    assert house.waiting.estimate_s == pytest.approx(0.5)  # a new client waits for one turn
     house.now += 3.9
     with pytest.raises(NotAdmitted, match="160 wait already, another would wait about ") as refused:
         await house.guest("late", "a")
@@ -348,14 +347,14 @@ async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
     house.kept = 1
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
     await until(lambda: len(house.waiting) == 3, "two are in")
-    await house.guest("a")  # at once, though others wait
+    await house.guest("a")  # at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
     for guest in flood:
         guest.cancel()
 
 
 async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
-    """Nine of ten are the others'; the tenth is its own, also of the rooms that are kept."""
+    """Every tenth placement is its own, even of the rooms reserved for others."""
     house = House(rooms=9)
     house.kept = 100
     await asyncio.gather(*(house.guest(f"a{number}") for number in range(9)))
@@ -374,7 +373,7 @@ async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
 
 
 async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
-    """Where few rooms are taken, a share of them is less than one."""
+    """With few rooms its share is less than one."""
     house = House(rooms=2)
     await asyncio.gather(house.guest("a0"), house.guest("a1"))
     batch = house.guest("b", service=BATCH)
@@ -393,7 +392,7 @@ async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
 
 
 async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
-    """The one that is owed a place may need more room than there is."""
+    """The request that is owed a place may be too large."""
     house = House()
 
     async def too_large(service: ServiceClass) -> None:
@@ -416,7 +415,7 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
 
 
 async def lodging(*, rooms: int) -> House:
-    """Return a house whose rooms are the first class's, and where the next one is owed to batch."""
+    """Return a house full of the first class, in which the next place is owed to batch."""
     house = House(rooms=rooms)
     house.kept = 100
     await asyncio.gather(*(house.guest(f"a{number}") for number in range(rooms)))
@@ -424,7 +423,7 @@ async def lodging(*, rooms: int) -> House:
 
 
 async def left_while_owed(house: House, after_s: float) -> None:
-    """Let a batch request that is owed a place wait, and give up."""
+    """Let a batch request that is owed a place give up."""
     gone = house.guest("gone", service=BATCH)
     await waiting(house, gone)
     house.now += after_s
@@ -445,7 +444,7 @@ async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_agai
 
 
 async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
-    """Neither for a second from then on, nor before it has rested."""
+    """Giving up neither extends its precedence nor shortens its rest."""
     house = await lodging(rooms=9)
     for _ in range(3):
         await left_while_owed(house, 0.9 * OWED_S)
