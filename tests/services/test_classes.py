@@ -1,4 +1,4 @@
-"""Classes of requests in the configuration: what is built in, what is added, what does not fit together."""
+"""Service classes in the configuration: built in, added, and invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configured(folder: Path, classes: str) -> Classes:
 def test_two_classes_are_built_in_and_others_are_added(tmp_path: Path) -> None:
     interactive, batch = Classes()
     assert (interactive.name, batch.name) == ("interactive", "batch")
-    assert (interactive.room, batch.room) == (1.0, 0.75)  # it leaves the first one's share free
+    assert (interactive.room, batch.room) == (1.0, 0.75)  # the first one's share is kept free
     assert batch.preemptible
     added = configured(tmp_path, "{batch: {share: 0.2}, urgent: {priority: -5, patience_s: 0, share: 0.3}}")
     assert [(one.name, one.share, one.room) for one in added] == [

@@ -1,4 +1,4 @@
-"""The book in a file and in Redis: edits are whole, changes are noticed, what is wrong is told."""
+"""The key book in a file and in Redis: atomic edits, changes, and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def places(
 async def test_edits_are_seen_once(places: tuple[Place, Place]) -> None:
     writer, reader = places
     with pytest.raises(BookError):
-        await reader.changed()  # there is none yet
+        await reader.changed()  # it does not exist yet
     await writer.edit(lambda held: held.with_key("a", key(1)))
     await writer.edit(lambda held: held.with_tenant("acme", Tenant(tokens_per_min=5, cache_salt=False)))
     book = await reader.changed()
@@ -77,7 +77,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
     await place.edit(lambda held: held.with_key("a", key(1)))
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o640)
-    link = tmp_path / "link.yaml"  # as a mounted secret has them
+    link = tmp_path / "link.yaml"  # as in a mounted secret
     link.symlink_to(file)
     await FileBook(str(link)).edit(lambda held: held.with_key("b", key(2)))
     assert link.is_symlink()
@@ -145,7 +145,7 @@ async def test_a_redis_without_its_book_is_told_and_no_password(
     ],
 )
 async def test_a_value_that_is_not_what_its_tag_says_is_told(tmp_path: Path, text: str) -> None:
-    """It once ended the task that follows the file, so that revoked keys stayed good."""
+    """Such an error must not end the task that follows the file: revoked keys would stay valid."""
     file = tmp_path / "keys.yaml"
     file.write_text(text)
     with pytest.raises(BookError, match=r"keys\.yaml"):
