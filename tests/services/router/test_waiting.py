@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -54,6 +53,11 @@ class House:
         self.rooms += rooms
         self.waiting.freed()
 
+    async def refill(self, rooms: int = 1) -> None:
+        """Free rooms, and wait until they are taken."""
+        self.leave(rooms)
+        await until(lambda: self.rooms == 0, "the rooms are taken")
+
     def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
         async def place(service: ServiceClass) -> None:
             self.asked += 1
@@ -69,14 +73,6 @@ class House:
 async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
-
-
-def all_wait(house: House, guests: list[asyncio.Task[float]]) -> bool:
-    return len(house.waiting) == sum(not guest.done() for guest in guests)
-
-
-def all_used(house: House) -> bool:
-    return house.rooms == 0
 
 
 async def test_no_request_waits_while_there_is_room() -> None:
@@ -114,17 +110,15 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
     await waiting(house, *flood)
     for number in range(4):
         last = house.guest(f"b{number}", tenant="b")
-        await until(functools.partial(all_wait, house, [*flood, last]), "it waits")
+        everyone = [*flood, last]
+        await until(lambda: len(house.waiting) == sum(not one.done() for one in everyone), "it waits")  # noqa: B023
         while not last.done():
-            house.leave()
-            await until(functools.partial(all_used, house), "the room is taken")
+            await house.refill()
             await asyncio.sleep(0)
     turns = "".join(one[0] for one in house.inside)
     assert turns.count("b") == 4
     assert "bb" not in turns
     assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
-    for guest in flood:
-        guest.cancel()
 
 
 async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
@@ -345,12 +339,11 @@ async def test_those_that_go_first_do_not_stand_behind_others() -> None:
 async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
     house = House(rooms=3)
     house.kept = 1
-    flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
+    for number in range(5):
+        house.guest(f"b{number}", service=BATCH)
     await until(lambda: len(house.waiting) == 3, "two are in")
     await house.guest("a")  # at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
-    for guest in flood:
-        guest.cancel()
 
 
 async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
@@ -361,15 +354,11 @@ async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
     others = [house.guest(f"c{number}") for number in range(30)]
     await waiting(house, *flood, *others)
-    house.leave(20)
-    await until(functools.partial(all_used, house), "the rooms are taken")
+    await house.refill(20)
     assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
     house.waiting.left(BATCH)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "b2"
-    for guest in (*flood, *others):
-        guest.cancel()
 
 
 async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
@@ -379,16 +368,12 @@ async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
     batch = house.guest("b", service=BATCH)
     others = [house.guest(f"c{number}") for number in range(3)]
     await waiting(house, batch, *others)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "c0"
     house.now = BATCH.patience_s
     house.leave()
-    house.leave()
-    await until(functools.partial(all_used, house), "the rooms are taken")
+    await house.refill()
     assert "b" in house.inside
-    for guest in others:
-        guest.cancel()
 
 
 async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
@@ -411,7 +396,6 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
     house.now += OWED_S + 0.1
     house.waiting.freed()
     await other
-    large.cancel()
 
 
 async def lodging(*, rooms: int) -> House:
@@ -437,10 +421,8 @@ async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_agai
     house.now += 3600.0
     batch, other = house.guest("b", service=BATCH), house.guest("c")
     await waiting(house, batch, other)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "b"
-    other.cancel()
 
 
 async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
@@ -450,10 +432,8 @@ async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer
         await left_while_owed(house, 0.9 * OWED_S)
     batch, other = house.guest("b", service=BATCH), house.guest("c")
     await waiting(house, batch, other)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "c"
-    batch.cancel()
 
 
 async def test_a_flood_does_not_take_the_whole_queue() -> None:
@@ -467,5 +447,3 @@ async def test_a_flood_does_not_take_the_whole_queue() -> None:
     with pytest.raises(NotAdmitted, match="4 wait already"):
         await house.guest("a1")
     assert house.registry.get_sample_value("baton_router_class_waiting_requests", {"class": "batch"}) == 3
-    for guest in (*flood, last):
-        guest.cancel()
