@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 MAX_QUEUED = 8_192  # spans; a request has about 20
 EXPORT_TIMEOUT_S = 5.0
 _SCOPE = InstrumentationScope("baton")
-_KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
+_KINDS = {"request": SpanKind.SERVER, "place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
 
 
 class Traces:
@@ -126,8 +126,7 @@ class _Spans:
         self._record = record
         self._router = router
         self.made: list[ReadableSpan] = []
-        self._root()
-        root = self._context(record.trace.span_id)
+        root = self._root()
         self._stages([stage for stage in record.stages if not stage.attempt], root)
         for attempt in record.attempts:
             stages = [stage for stage in record.stages if stage.attempt == attempt.number]
@@ -135,7 +134,6 @@ class _Spans:
                 continue
             outer = [stage for stage in stages if not stage.within]
             failed = [one for one in record.events if one.attempt == attempt.number and one.name == "failed"]
-            message = failed[-1].attributes["message"] if failed else ""
             attributes = {
                 "baton.attempt": attempt.number,
                 "baton.prefill_worker": attempt.prefill_worker,
@@ -147,9 +145,9 @@ class _Spans:
                 max(stage.end for stage in outer),
                 attributes=attributes,
             )
-            self._stages(stages, self._add(whole, root, message))
+            self._stages(stages, self._add(whole, root, failed[-1].attributes["message"] if failed else None))
 
-    def _root(self) -> None:
+    def _root(self) -> SpanContext:
         record, trace = self._record, self._record.trace
         parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
         attributes: dict[str, str | int | float] = {
@@ -170,29 +168,25 @@ class _Spans:
             "gen_ai.usage.output_tokens": record.output_tokens,
             "http.response.status_code": record.status,
         }
-        self.made.append(
-            ReadableSpan(
-                "request",
-                context=self._context(trace.span_id),
-                parent=parent,
-                resource=_resource(self._router),
-                attributes={name: value for name, value in attributes.items() if value != ""},
-                events=[self._event(one) for one in record.events],
-                kind=SpanKind.SERVER,
-                status=Status(StatusCode.ERROR, record.outcome) if record.failed else Status(),
-                start_time=self._ns(record.arrived),
-                end_time=self._ns(record.ended),
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        known = {name: value for name, value in attributes.items() if value != ""}
+        whole = Stage("request", record.arrived, record.ended, attributes=known)
+        error = record.outcome if record.failed else None
+        return self._add(whole, parent, error, trace.span_id, record.events)
 
     def _stages(self, stages: Iterable[Stage], parent: SpanContext) -> None:
         contexts: dict[str, SpanContext] = {}
         for stage in sorted(stages, key=lambda one: (bool(one.within), one.begin)):
             contexts[stage.name] = self._add(stage, contexts.get(stage.within, parent))
 
-    def _add(self, stage: Stage, parent: SpanContext, error: str = "") -> SpanContext:
-        context = self._context(new_span_id())
+    def _add(
+        self,
+        stage: Stage,
+        parent: SpanContext | None,
+        error: str | None = None,
+        span_id: str = "",
+        events: Iterable[Event] = (),
+    ) -> SpanContext:
+        context = self._context(span_id or new_span_id())
         self.made.append(
             ReadableSpan(
                 stage.name,
@@ -200,19 +194,18 @@ class _Spans:
                 parent=parent,
                 resource=_resource(self._router if stage.process == ROUTER else stage.process),
                 attributes=dict(stage.attributes),
+                events=[
+                    SpanEvent(one.name, {"attempt": one.attempt, **one.attributes}, self._ns(one.at))
+                    for one in events
+                ],
                 kind=_KINDS.get(stage.name, SpanKind.INTERNAL),
-                status=Status(StatusCode.ERROR, error) if error else Status(),
+                status=Status() if error is None else Status(StatusCode.ERROR, error),
                 start_time=self._ns(stage.begin),
                 end_time=self._ns(stage.end),
                 instrumentation_scope=_SCOPE,
             )
         )
         return context
-
-    def _event(self, event: Event) -> SpanEvent:
-        return SpanEvent(
-            event.name, {"attempt": event.attempt, **event.attributes}, timestamp=self._ns(event.at)
-        )
 
     def _context(self, span_id: str, *, is_remote: bool = False) -> SpanContext:
         trace = self._record.trace
