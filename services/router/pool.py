@@ -18,6 +18,7 @@ SUSPECT_S = 5.0  # a lost worker is avoided this long; by then the scheduler kno
 # A worker may be cut off from this router alone. The pool tries to reconnect for this long and the worker
 # stays avoided until it succeeds, at no cost to requests.
 PROBED_S = 60.0
+_CLOSED = WorkerUnreachable("the router is shutting down")
 SILENCE_S = 5.0  # default; a stream that is silent for this long is lost
 
 
@@ -48,7 +49,7 @@ class WorkerPool:
         self._silence_s = silence_s
         self._checking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
-        self._opening: dict[str, asyncio.Task[WorkerStream]] = {}
+        self._opening: dict[str, asyncio.Task[WorkerStream | WorkerUnreachable]] = {}
         self._suspects: dict[str, _Suspect] = {}  # keyed by worker id
         self._closed = False
 
@@ -63,10 +64,10 @@ class WorkerPool:
         if stream is not None:
             then(stream)
         elif self._closed:
-            then(WorkerUnreachable("the router is shutting down"))
+            then(_CLOSED)
         else:
             opening = self._connecting(worker)
-            opening.add_done_callback(lambda task: then(_stream_of(task)))
+            opening.add_done_callback(lambda task: then(_CLOSED if task.cancelled() else task.result()))
 
     def opened(self, worker_id: str) -> WorkerStream | None:
         return self._streams.get(worker_id)
@@ -103,21 +104,23 @@ class WorkerPool:
             task.cancel()
         await asyncio.gather(*(stream.close() for stream in list(self._streams.values())))
 
-    def _connecting(self, worker: scheduler_pb2.Worker) -> asyncio.Task[WorkerStream]:
+    def _connecting(self, worker: scheduler_pb2.Worker) -> asyncio.Task[WorkerStream | WorkerUnreachable]:
         task = self._opening.get(worker.worker_id)
         if task is None:
             task = spawn_apart(self._open(worker), f"open {worker.worker_id}")
             self._opening[worker.worker_id] = task
-            task.add_done_callback(lambda task: self._opened(worker.worker_id, task))
+            task.add_done_callback(lambda _: self._opening.pop(worker.worker_id, None))
         return task
 
-    async def _open(self, worker: scheduler_pb2.Worker) -> WorkerStream:
+    async def _open(self, worker: scheduler_pb2.Worker) -> WorkerStream | WorkerUnreachable:
         stream = WorkerStream(worker, self._decode_outputs, self._ended)
         try:
             await stream.open(self._hello)
-        except WorkerUnreachable:
+        except WorkerUnreachable as error:
             self._suspect(worker)
-            raise
+            return error
+        except Exception as error:  # noqa: BLE001 (a bug must not leave requests waiting)
+            return WorkerUnreachable(repr(error))
         self._suspects.pop(worker.worker_id, None)
         self._streams[worker.worker_id] = stream
         self._begin_checks()
@@ -138,11 +141,6 @@ class WorkerPool:
                 if one.until < now + 2 * interval_s and now < one.since + PROBED_S:
                     self._connecting(one.worker)
 
-    def _opened(self, worker_id: str, task: asyncio.Task[WorkerStream]) -> None:
-        self._opening.pop(worker_id, None)
-        if not task.cancelled():
-            task.exception()  # else asyncio warns that it was never retrieved
-
     def _ended(self, stream: WorkerStream, lost: bool) -> None:
         if self._streams.get(stream.worker_id) is stream:
             del self._streams[stream.worker_id]
@@ -155,12 +153,3 @@ class WorkerPool:
         since = known.since if known and now < known.since + PROBED_S else now
         self._suspects[worker.worker_id] = _Suspect(worker, since, now + SUSPECT_S)
         self._begin_checks()
-
-
-def _stream_of(task: asyncio.Task[WorkerStream]) -> WorkerStream | WorkerUnreachable:
-    if task.cancelled():
-        return WorkerUnreachable("the router is shutting down")
-    error = task.exception()
-    if error is None:
-        return task.result()
-    return error if isinstance(error, WorkerUnreachable) else WorkerUnreachable(repr(error))

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from baton.keeping import keep
 from baton.services.tenants.model import Caller, Limits, OverLimit
-from baton.services.tenants.rates import Rates
+from baton.services.tenants.rates import Rate, Rates
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import Slots
+from baton.services.tenants.slots import SlotLimit, Slots
 from baton.tasks import stop
 
 _NOUNS = {
@@ -68,7 +68,7 @@ class Quotas:
     async def enter(self, caller: Caller) -> Visit:
         """Admit one HTTP request. Raises OverLimit."""
         slots: list[tuple[str, Limit]] = [
-            (owner, self._slots.limit(owner, of.concurrency))
+            (owner, SlotLimit(self._slots, owner, of.concurrency))
             for owner, of in _owners(caller)
             if of.concurrency
         ]
@@ -85,7 +85,7 @@ class Quotas:
     def _rates_of(self, caller: Caller, field: str) -> Iterator[tuple[str, Limit]]:
         for owner, of in _owners(caller):
             if most := getattr(of, field):
-                yield owner, self._rates.limit(field, owner, most)
+                yield owner, Rate(self._rates, field, owner, most)
 
     async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
         """Take from all limits, or from none and raise OverLimit."""

@@ -52,9 +52,6 @@ class Rates:
             self.take_shared = RedisLimitAtomicAction(_OurClient(shared.client))
             self.settle_shared = shared.script("settle")
 
-    def limit(self, field: str, owner: str, most: int) -> Rate:
-        return Rate(self, field, owner, most)
-
 
 class Rate:
     """The `Limit` of one owner's rate: `most` in each period of `field`."""

@@ -34,9 +34,6 @@ class Slots:
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
-    def limit(self, owner: str, most: int) -> SlotLimit:
-        return SlotLimit(self, owner, most)
-
     async def renew(self) -> None:
         """Report all counts again, forever; run it as a task if routers share limits."""
         while True:

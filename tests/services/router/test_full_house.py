@@ -91,15 +91,6 @@ async def test_the_client_s_own_deadline_ends_the_wait(cluster: Cluster) -> None
     assert refused(await cluster.ask(PROMPT), "waiting for room") == 504
 
 
-async def test_an_abort_while_it_waits_lets_the_next_one_in(cluster: Cluster) -> None:
-    decode, held = await full_house(cluster)
-    await cluster.send("next", PROMPT)
-    await cluster.client.abort_requests_async([held[-1]])  # it has the turn
-    decode.faults.clear()
-    await cluster.client.abort_requests_async(held[:-1])
-    right(await cluster.answer("next"), PROMPT, 8)
-
-
 async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster: Cluster) -> None:
     _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))

@@ -72,21 +72,6 @@ async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster:
     assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 
 
-async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_there(
-    cluster: Cluster,
-) -> None:
-    """The scheduler booked it elsewhere, and may give this room away."""
-    _, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # recomputed
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # the pair is avoided before any worker is asked
-    failed, again, avoided = decode.seen.starts
-    assert not again.HasField("source")
-    assert not avoided.HasField("source")
-    share = (0, blocks(PROMPT, 8))
-    assert told(failed, again, avoided) == [share] * 3
-
-
 async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
     """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)

@@ -75,12 +75,6 @@ async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
     await until(lambda: len(house.waiting) == count, f"{count} wait")
 
 
-async def test_no_request_waits_while_there_is_room() -> None:
-    house = House(rooms=2)
-    assert await house.guest("a") == await house.guest("b") == 0.0
-    assert len(house.waiting) == 0
-
-
 async def test_clients_take_turns() -> None:
     house = House()
     guests = [house.guest(f"a{number}", "a") for number in range(4)]
@@ -231,12 +225,6 @@ async def test_the_queue_is_bounded() -> None:
     house.leave(2)
     await asyncio.gather(*guests)
     house.waiting.check_room()
-
-
-async def test_with_a_limit_of_zero_no_request_waits() -> None:
-    with pytest.raises(NotAdmitted) as refused:
-        await House(limit=0).guest("a")
-    assert refused.value is FULL
 
 
 async def test_the_wait_is_bounded_and_says_why() -> None:

@@ -14,9 +14,9 @@ from redis.exceptions import NoPermissionError
 from baton.services.tenants import redis_keys, shared, slots
 from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
 from baton.services.tenants.quotas import Quotas, Visit
-from baton.services.tenants.rates import Rates
+from baton.services.tenants.rates import Rate, Rates
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import Slots
+from baton.services.tenants.slots import SlotLimit, Slots
 from harness.scheduling import RedisServer, until
 from harness.support import PATIENCE
 
@@ -49,7 +49,7 @@ async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
     assert [len(await entered(one, who, 10)) for one in both] == [2, 2]
     odd = caller(tenant="odd", concurrency=3)
     assert [len(await entered(one, odd, 10)) for one in both] == [2, 2]  # rounded up
-    pace = both[0]._rates.limit("tokens_per_min", "x", 60)
+    pace = Rate(both[0]._rates, "tokens_per_min", "x", 60)
     assert pace.take_here(60) is None  # a whole burst, so no request is refused forever
     wait_s = pace.take_here(30)
     assert wait_s == pytest.approx(60.0, abs=2.0)  # at half the rate
@@ -215,7 +215,7 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
     """Both in memory and in Redis, where throttled's own number would stay in the past."""
     store = await share(redis_server)
     for rates in (Rates(None), Rates(store)):
-        rate = rates.limit("tokens_per_min", "tenant:full", 600)
+        rate = Rate(rates, "tokens_per_min", "tenant:full", 600)
         assert rate.take_here(500) is None
         assert await rate.take_shared(500) is None
         rate.give_here(500)
@@ -261,7 +261,7 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
 ) -> None:
     store = await share(redis_server)
     mine = Slots(store, "r1")
-    limit = mine.limit("tenant:lossy", 2)
+    limit = SlotLimit(mine, "tenant:lossy", 2)
     assert limit.take_here(1) is None
     assert await limit.take_shared(1) is None
     limit.give_here(1)  # without `give_shared`
@@ -276,7 +276,7 @@ async def test_a_slot_message_that_is_overtaken_changes_nothing(
     """Messages use several connections: an older count must not replace a newer one, not even 0."""
     store = await share(redis_server)
     mine, other = Slots(store, "r1"), Slots(store, "r2")
-    limit = mine.limit("tenant:overtaken", 2)
+    limit = SlotLimit(mine, "tenant:overtaken", 2)
     call, waiting = store.call, asyncio.Event()
 
     async def slow(make: Any) -> Any:
