@@ -88,8 +88,6 @@ class Convicted(RequestFailed):
 
 
 class TimedOut(RequestFailed):
-    """The request's deadline has passed."""
-
     status = HTTPStatus.GATEWAY_TIMEOUT
 
 
@@ -104,8 +102,6 @@ class TooLarge(RequestFailed):
 
 
 class HeadersTooLarge(RequestFailed):
-    """The request's headers are larger than allowed."""
-
     status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
@@ -127,14 +123,10 @@ class UnreadableBody(RequestFailed):
 
 
 class UnknownCoding(RequestFailed):
-    """The request has an unsupported transfer coding."""
-
     status = HTTPStatus.NOT_IMPLEMENTED
 
 
 class Unauthorized(RequestFailed):
-    """The request has no API key, or a wrong one."""
-
     status = HTTPStatus.UNAUTHORIZED
 
 
@@ -160,8 +152,6 @@ class NotAllowed(RequestFailed):
 
 
 class NoSuchModel(RequestFailed):
-    """The request names a model that is not served here."""
-
     status = HTTPStatus.NOT_FOUND
     kind, code, param = "invalid_request_error", "model_not_found", "model"
 

@@ -124,8 +124,11 @@ class Relay:
         state = self.state
         logs.concern(request_id=state.request_id)
         try:
-            async with asyncio.timeout_at(self._loop_deadline()):
-                await self._admit()
+            async with asyncio.timeout(state.deadline - time.monotonic()):
+                state.waited_s = await self.parts.waiting.admit(
+                    state.party, state.deadline, self._place, state.service
+                )
+                self._admitted = True
                 await self._until_over()
         except TimeoutError:
             self._fail(self._timed_out())
@@ -165,16 +168,19 @@ class Relay:
                 return
             generated = len(state.tokens) - before
             if generated >= PROGRESS_TOKENS or not self._retries:
-                state.failures.clear()
-                self._retries = 0
-                self._full.clear()
-                self._give_up = time.monotonic() + self.parts.replace_wait_s
+                self._made_progress()
             if failure.counts:
                 state.failures.add(failure.worker_id)
             state.suspicion.note(failure, alone=alone, generated=generated)
             self._retries += 1
             self._last_failure = failure.message
             await self._recover(failure)
+
+    def _made_progress(self) -> None:
+        self.state.failures.clear()
+        self._retries = 0
+        self._full.clear()
+        self._give_up = time.monotonic() + self.parts.replace_wait_s
 
     # -- placements
 
@@ -184,14 +190,6 @@ class Relay:
         if self._placement is None:
             raise RuntimeError(f"request {self.state.request_id} was not placed")
         return self._placement
-
-    async def _admit(self) -> None:
-        """Get the first placement, possibly after waiting for room. Raises NotAdmitted."""
-        state = self.state
-        state.waited_s = await self.parts.waiting.admit(
-            state.party, state.deadline, self._place, state.service
-        )
-        self._admitted = True
 
     async def _place(self, service: ServiceClass) -> None:
         """Get the next placement in the class `service`. Raises NotAdmitted."""
@@ -316,8 +314,6 @@ class Relay:
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
 
-    # -- phases
-
     async def _attempt_alone(self) -> Failure | None:
         """Try the request alone in an engine, then get a placement to go on as usual.
 
@@ -334,9 +330,7 @@ class Relay:
             return failure
         self.parts.metrics.suspects.labels("passed").inc()
         state.suspicion.passed()
-        state.failures.clear()
-        self._retries = 0
-        self._give_up = time.monotonic() + self.parts.replace_wait_s
+        self._made_progress()
         await self._place_again()
         return None
 
@@ -371,16 +365,10 @@ class Relay:
         allowed_s = self.state.deadline - self.state.arrived
         return TimedOut(f"the request took longer than {allowed_s:.3g} s{because}")
 
-    def _loop_deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self.state.deadline - time.monotonic()
-
-    @property
-    def _prefiller_id(self) -> str:
-        return (self.placement.prefill or self.placement.decode).worker_id
-
     def _first_token(self) -> None:
         self.parts.counts.first_token(self.state)
-        self.parts.metrics.first_token(self.state, self._prefiller_id)
+        prefiller = self.placement.prefill or self.placement.decode
+        self.parts.metrics.first_token(self.state, prefiller.worker_id)
 
     # -- called by the legs
 
