@@ -50,18 +50,18 @@ class ClassSettings(BaseModel):
     priority: Priority
     """Classes with a lower number go first, as in vLLM."""
     ttft_s: Goal | None = None
-    """Goal for the time to first token, seconds. While such requests come, an engine's steps without one take
-    about a fifth of it."""
+    """Goal for the time to first token, seconds. While requests of the class arrive, an engine's steps without
+    them take at most about a fifth of it."""
     itl_s: Goal | None = None
-    """Goal for the mean gap between tokens, seconds. Classes that give way keep an engine's steps that short;
-    without a goal they take part in all steps."""
+    """Goal for the mean gap between tokens, seconds. Lower classes join an engine's steps only as far as it
+    allows; without a goal they join all steps."""
     share: Share = 0.1
-    """Guaranteed share of placements, of an engine's time beside prompts, and of the requests in a decode
-    step. Classes that give way to it also leave this share of the workers' room free."""
+    """Guaranteed share of placements, of an engine's time during prompts, and of the requests in a decode
+    step. Lower classes also leave this share of the workers' room free."""
     preemptible: bool = False
-    """Whether an engine may take slot and KV from it; it goes on later, exactly."""
+    """Whether an engine may preempt its requests. They go on later with the same answer."""
     patience_s: Patience = 30.0
-    """After waiting this many seconds, a request goes before later ones of every class."""
+    """After waiting this many seconds, a request goes before later ones of all classes."""
 
 
 class _Interactive(ClassSettings):
@@ -84,9 +84,9 @@ class ClassesSettings(BaseModel):
     __pydantic_extra__: dict[str, ClassSettings] = Field(init=False)
 
     interactive: _Interactive = Field(
-        default_factory=_Interactive, description="Somebody waits for the answer. The default."
+        default_factory=_Interactive, description="A user waits for the answer. The default."
     )
-    batch: _Batch = Field(default_factory=_Batch, description="Nobody waits: it takes what is left.")
+    batch: _Batch = Field(default_factory=_Batch, description="Work that can wait. It uses spare capacity.")
 
     def named(self) -> dict[str, ClassSettings]:
         """Return the settings of all classes by name, in order of priority."""
@@ -107,14 +107,14 @@ class ClassesSettings(BaseModel):
             raise ValueError(f"{len(named)} classes are too many: {MOST_CLASSES} are allowed")
         if (total := sum(one.share for one in named.values())) > 1:
             shares = ", ".join(f"{name} {one.share:g}" for name, one in named.items())
-            raise ValueError(f"the shares are more than 1 together ({total:g}: {shares})")
+            raise ValueError(f"the shares add up to more than 1 ({total:g}: {shares})")
         ordered = list(named.items())
         for (first, before), (second, after) in pairwise(ordered):
             if before.priority == after.priority:
                 raise ValueError(f"{first} and {second} have the same priority ({after.priority})")
             if before.patience_s > after.patience_s:
                 raise ValueError(
-                    f"{second} goes behind {first} (priority) and has less patience_s "
+                    f"{second} goes after {first} (priority) but has less patience_s "
                     f"({after.patience_s:g}, {before.patience_s:g})"
                 )
         return self

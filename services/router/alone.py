@@ -65,7 +65,7 @@ async def _watch(store: ResponseStore, schedulers: Sequence[SchedulerClient], ro
         other = await _another(schedulers, router_id)
         if other is not None and other != store.elsewhere:
             if other:
-                log.error("%s serves the same model: the store of responses is closed meanwhile", other)
+                log.error("%s serves the same model: the store of responses is closed until it ends", other)
             store.elsewhere = other
 
 

@@ -327,7 +327,7 @@ class PrefillLeg(Leg):
         if self.over.done():
             return
         if saved.problem:
-            self._end(self._failure(Trouble.NOT_KEPT, f"it could not keep the KV cache: {saved.problem}"))
+            self._end(self._failure(Trouble.NOT_KEPT, f"it could not save the KV cache: {saved.problem}"))
             return
         timings = self._state.timings
         timings.save_ms = saved.save_ms
@@ -348,7 +348,7 @@ class PrefillLeg(Leg):
         self._saved_timer = loop.call_later(SAVED_TIMEOUT_S, self._not_saved)
 
     def _not_saved(self) -> None:
-        message = f"it did not say within {SAVED_TIMEOUT_S:.0f} s that it keeps the KV cache"
+        message = f"it did not report within {SAVED_TIMEOUT_S:.0f} s that it saved the KV cache"
         self._end(self._failure(Trouble.NOT_KEPT, message))
 
     def _cut(self) -> bool:

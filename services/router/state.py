@@ -278,7 +278,7 @@ class Journal:
         more = state.journal_bytes - self._entries[state.request_id]
         if self._size + more > GROWTH * self.limit:
             raise Overloaded(
-                f"the router has no memory for {len(state.tokens)} output tokens beside "
+                f"the router has no memory for {len(state.tokens)} output tokens: it has "
                 f"{len(self._entries) - 1} other requests (router.journal_mib)",
                 _RETRY_AFTER_S,
             )

@@ -164,7 +164,7 @@ class WaitingRoom:
         """Check that the queue is not full. Raises NotAdmitted (503)."""
         most = max(1, int(service.room * self.limit)) if self.limit else 0
         if self._waiting and self._waiting >= most:
-            kept = f"; {self.limit - most} places are kept for others than {service.name}"
+            kept = f"; {self.limit - most} places are reserved for classes before {service.name}"
             raise self._refusal(
                 f"{self._waiting} wait already (router.max_waiting){kept if most < self.limit else ''}",
                 self._estimate(Party(), service),
@@ -228,7 +228,7 @@ class WaitingRoom:
         self._resuming[turn] = None
         self._waiting += 1
         self._choose()
-        refusal = NotAdmitted(f"others resume first, and no room came up within {wait_s:.3g} s", Why.FULL)
+        refusal = NotAdmitted(f"no room within {wait_s:.3g} s: others resume first", Why.FULL)
 
         def is_final(no: NotAdmitted) -> bool:
             nonlocal refusal
@@ -361,7 +361,7 @@ class WaitingRoom:
         wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
-                f"{self._waiting} wait already, another would wait about {wait_s:.0f} s and may wait "
+                f"{self._waiting} wait already, this one would wait about {wait_s:.0f} s and may wait "
                 f"{allowed_s:.3g} s (router.max_wait_s, or its own deadline)",
                 wait_s - allowed_s,
             )

@@ -63,7 +63,7 @@ class RedisBook:
                 continue
             except (RedisError, OSError) as error:
                 raise self._away(error) from None
-        raise BookError(f"{self.place}: others changed it {EDIT_TRIES} times meanwhile; try again")
+        raise BookError(f"{self.place}: {EDIT_TRIES} tries collided with other changes; try again")
 
     async def close(self) -> None:
         await redis_link.hang_up(self._client)

@@ -272,7 +272,7 @@ async def test_the_expected_wait_refuses_early() -> None:
         await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
     assert house.waiting.estimate_s == pytest.approx(0.5)  # a new client waits for one turn
     house.now += 3.9
-    with pytest.raises(NotAdmitted, match="160 wait already, another would wait about ") as refused:
+    with pytest.raises(NotAdmitted, match="160 wait already, this one would wait about ") as refused:
         await house.guest("late", "a")
     assert 15 <= refused.value.retry_after_s <= 40
     with pytest.raises(NotAdmitted, match=r"and may wait 0\.2 s"):
@@ -428,7 +428,7 @@ async def test_a_flood_does_not_take_the_whole_queue() -> None:
     house = House(limit=4)
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
     await waiting(house, *flood)
-    with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are kept for others than batch"):
+    with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are reserved for classes before batch"):
         await house.guest("b3", service=BATCH)
     last = house.guest("a")
     await waiting(house, *flood, last)
