@@ -50,8 +50,8 @@ class ClassSettings(BaseModel):
     priority: Priority
     """Classes with a lower number go first, as in vLLM."""
     ttft_s: Goal | None = None
-    """Goal for the time to first token, seconds. While requests of the class arrive, an engine's steps without
-    them take at most about a fifth of it."""
+    """Goal for the time to first token, seconds. While requests of the class arrive, an engine's steps
+    without them take at most about a fifth of it."""
     itl_s: Goal | None = None
     """Goal for the mean gap between tokens, seconds. Lower classes join an engine's steps only as far as it
     allows; without a goal they join all steps."""
