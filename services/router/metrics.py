@@ -47,14 +47,14 @@ class RouterMetrics(Metrics):
     rejections = counter("Requests and retries without a placement, by reason", "code")
     _retries = counter("Failed attempts, by kind", "trouble", "worker")
     suspects = counter("Requests tried alone: passed, convicted, or refused when repeated", "end")
-    recomputed_prompts = counter("Prompts recomputed on the decode worker for want of KV")
+    recomputed_prompts = counter("Prompts recomputed on the decode worker because KV was missing")
     pairs_avoided = counter("Placements changed because the two workers cannot reach each other")
     _requests = counter("Requests completed, by outcome", "outcome")
     _request_attempts = histogram(
         "Placements that a completed request took",
         buckets=(1.0, 2.0, 3.0, 5.0, 10.0),
     )
-    scheduler_up = gauge("1 while a scheduler answers (with several models, one of each)")
+    scheduler_up = gauge("1 while a scheduler answers (for each model, if there are several)")
     scheduler_losses = counter("Times that all schedulers stopped answering")
     _clients_refused = counter(
         "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)",
@@ -71,7 +71,7 @@ class RouterMetrics(Metrics):
     _time_to_first_token_seconds = histogram("From the request's arrival to its first token")
     _ttft_stage_seconds = histogram("Stages that add up to the time to first token", "stage")
     _itl_stage_seconds = histogram(
-        "Parts of a token's way, sampled: engine, wire, router, client",
+        "Sampled gaps between two tokens, by part: engine, wire, router, client",
         "stage",
     )
     _handoff_seconds = histogram(
@@ -87,7 +87,7 @@ class RouterMetrics(Metrics):
         "Bytes handed over while the prompt was still being prefilled", "transport"
     )
     _prefix_pulls = counter(
-        "Beginnings of prompts pulled from another worker: loaded, or why not",
+        "Prefixes of prompts pulled from another worker: loaded, or why not",
         "outcome",
     )
     _prefix_pulled_tokens = counter("Prompt tokens pulled instead of computed")
@@ -201,7 +201,7 @@ class ClassMetrics(Metrics):
     prefix = "baton_router_class_"
 
     _goals = counter(
-        "Requests by goal (ttft, itl), placement and whether it was met; without aborted ones",
+        "Requests by goal (ttft, itl), placement and whether the goal was met; aborted ones do not count",
         *("class", "goal", "kind", "met"),
     )
     _output_tokens = counter("Output tokens of finished requests", "class")
