@@ -124,6 +124,4 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
             f"router.port: cannot listen on {join(host, port)}: {error.strerror or error}; choose another "
             "port or end the process that uses it"
         ) from None
-    for sock in sockets:
-        sock.setblocking(False)  # another process may be quicker to accept
     return sockets

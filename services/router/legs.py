@@ -102,7 +102,7 @@ class Leg(StreamListener):
         self._worker = worker
         self._kv_source = source.worker_id if source is not None else worker.worker_id
         self._pulls = source is not None  # a handoff is under way
-        self._behind: list[Callable[[], None]] | None = None  # calls held back until the prefill succeeds
+        self._deferred: list[Callable[[], None]] | None = None  # calls held back until the prefill succeeds
         self._holds = False  # each output is held back until the next one
         self._stream: WorkerStream | None = None
         self._fresh = True  # no output has come yet
@@ -148,8 +148,8 @@ class Leg(StreamListener):
     def close(self) -> None:
         """Ignore all further messages. Idempotent."""
         self.over.cancel()
-        if self._behind:
-            self._behind.clear()
+        if self._deferred:
+            self._deferred.clear()
         if self._stream is not None:
             self._stream.forget(self)
 
@@ -167,7 +167,7 @@ class Leg(StreamListener):
             self._end(Failure(Trouble.UNREACHABLE, self._worker.worker_id, str(stream)))
             return
         self._stream = stream
-        if self._behind is None:
+        if self._deferred is None:
             self._take_part()
         if not stream.begin(self, start):
             self._end(self._failure(Trouble.FULL, "its queue is full"))
@@ -178,8 +178,8 @@ class Leg(StreamListener):
         """Deliver one step's tokens, unless they must be held back."""
         if self.over.done():
             return
-        if self._behind is not None:
-            self._behind.append(partial(self.on_output, output, clock_offset_s))
+        if self._deferred is not None:
+            self._deferred.append(partial(self.on_output, output, clock_offset_s))
             return
         state = self._state
         if self._fresh:
@@ -207,7 +207,7 @@ class Leg(StreamListener):
             self._sink.deliver(output)
 
     def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        if self._behind is None:
+        if self._deferred is None:
             self._parts.metrics.gap("engine", engine_s)
             self._parts.metrics.gap("wire", wire_s)
             self._sink.watch(received)  # measures the front end's part
@@ -243,7 +243,7 @@ class Leg(StreamListener):
             timings.decode_began, timings.resumed = began, time.monotonic()
         elif self._stream is not None:
             timings.queued, timings.prefill_began = queued, began
-            timings.prefill_ended = self._stream.put_out_at
+            timings.prefill_ended = self._stream.emitted_at
 
     def _first_token(self, now: float) -> None:
         self._state.timings.first_token = now
@@ -400,32 +400,32 @@ class DecodeLeg(Leg):
             blocks=0 if self._alone else placement.blocks,
         )
         if source is not None:
-            self._prefills, self._behind = False, []
+            self._prefills, self._deferred = False, []
 
     @property
     def begun(self) -> bool:
         """Whether its worker has received the prompt's KV: its messages wait here."""
-        return bool(self._behind)
+        return bool(self._deferred)
 
     def go_on(self) -> None:
         """Pass on the waiting messages, now that the prompt is prefilled, and later ones directly."""
-        waited, self._behind = self._behind or [], None
+        waited, self._deferred = self._deferred or [], None
         self._take_part()
         for take in waited:
             take()
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
         self._pulls = False
-        self._later_or_now(partial(self._admitted, admitted, time.monotonic()))
+        self._defer(partial(self._admitted, admitted, time.monotonic()))
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        self._later_or_now(partial(self._parts.placements.shared, self._attempt, shared.blocks))
+        self._defer(partial(self._parts.placements.shared, self._attempt, shared.blocks))
 
-    def _later_or_now(self, take: Callable[[], None]) -> None:
-        if self._behind is None:
+    def _defer(self, take: Callable[[], None]) -> None:
+        if self._deferred is None:
             take()
         elif not self.over.done():
-            self._behind.append(take)
+            self._deferred.append(take)
 
     def _admitted(self, admitted: worker_pb2.Admitted, now: float) -> None:
         timings = self._state.timings

@@ -129,7 +129,7 @@ class WorkerStream:
         self._idle_timer: asyncio.TimerHandle | None = None
         # From the worker's clock to ours, by the quickest message; includes that message's travel time.
         self.clock_offset_s = math.inf
-        self.put_out_at = 0.0  # when the engine emitted the last outputs, on our clock
+        self.emitted_at = 0.0  # when the engine emitted the last outputs, on our clock
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
         self._heard = True  # a message came since the last check
@@ -280,7 +280,7 @@ class WorkerStream:
             now = time.monotonic()
             self._note_lag(outputs.timestamp, now - outputs.timestamp)
             offset_s = self.clock_offset_s
-            self.put_out_at = outputs.timestamp + offset_s
+            self.emitted_at = outputs.timestamp + offset_s
             if now >= self._gap.due:
                 self._sample_gap(outputs, now)
             for output in outputs.outputs:

@@ -68,7 +68,7 @@ class Stage(NamedTuple):
         return self.end - self.begin
 
 
-class _Way:
+class _Chain:
     """Consecutive stages: each begins at the previous one's end."""
 
     def __init__(self, begin: float) -> None:
@@ -101,21 +101,21 @@ def to_first_token(state: RequestState) -> list[Stage]:
     In a stream the last one is `deliver`, once the first byte is in the client's socket.
     """
     http = state.http
-    way = _Way(http.arrived)
-    way.to("admit", http.admitted)
-    way.to("receive", http.received)
-    way.to("render", state.taken)
-    way.to("admit", state.charged)
+    chain = _Chain(http.arrived)
+    chain.to("admit", http.admitted)
+    chain.to("receive", http.received)
+    chain.to("render", state.taken)
+    chain.to("admit", state.charged)
     for attempt in state.attempts_kept:
-        if _attempt_to_token(way, attempt):
+        if _attempt_to_token(chain, attempt):
             if attempt.held:
-                way.to("hold", state.first_token)
+                chain.to("hold", state.first_token)
             if http.streams and state.first_token:
-                way.to("deliver", http.first_byte)
-            return way.stages
+                chain.to("deliver", http.first_byte)
+            return chain.stages
     if state.ended:
-        way.to("other" if state.attempts else "wait", state.ended)
-    return way.stages
+        chain.to("other" if state.attempts else "wait", state.ended)
+    return chain.stages
 
 
 def other_stages(state: RequestState) -> list[Stage]:
@@ -124,9 +124,9 @@ def other_stages(state: RequestState) -> list[Stage]:
     attempts = state.attempts_kept
     for index, attempt in enumerate(attempts):
         if index and any(one.first_token for one in attempts[:index]):
-            way = _Way(attempts[index - 1].ended or attempt.asked)
-            _attempt_to_token(way, attempt)
-            stages += way.stages
+            chain = _Chain(attempts[index - 1].ended or attempt.asked)
+            _attempt_to_token(chain, attempt)
+            stages += chain.stages
         following = attempts[index + 1].tokens_before if index + 1 < len(attempts) else len(state.tokens)
         stages += _within_place(attempt)
         stages += _within_queue(attempt)
@@ -146,24 +146,24 @@ def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
     return found
 
 
-def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
+def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     """Add an attempt's stages up to its first token. Return whether it had one."""
     number = attempt.number
-    way.to("wait", attempt.asked, attempt=number)
-    way.to("place", attempt.placed, attempt=number)
+    chain.to("wait", attempt.asked, attempt=number)
+    chain.to("place", attempt.placed, attempt=number)
     if not attempt.first_token:
         if attempt.ended:
-            way.to("lost", attempt.ended, attempt.prefiller, number)
+            chain.to("lost", attempt.ended, attempt.prefiller, number)
         return False
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
-        way.to("lost", attempt.recomputed, attempt=number)
+        chain.to("lost", attempt.recomputed, attempt=number)
     if attempt.prefix_asked:
-        way.to("fetch", _fetched(attempt), attempt=number)
-    way.to("send", attempt.queued, attempt=number)
-    way.to("queue", attempt.prefill_began, attempt.prefiller, number)
+        chain.to("fetch", _fetched(attempt), attempt=number)
+    chain.to("send", attempt.queued, attempt=number)
+    chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
-    way.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
-    way.to("reply", attempt.first_token, attempt=number)
+    chain.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
+    chain.to("reply", attempt.first_token, attempt=number)
     return True
 
 

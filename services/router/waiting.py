@@ -49,7 +49,7 @@ class _Tenant:
 
     def __init__(self) -> None:
         self.weight = 1
-        self.way = 0.0
+        self.position = 0.0
         self.waiting = 0
         self.clients: OrderedDict[str, OrderedDict[Turn, None]] = OrderedDict()
 
@@ -66,8 +66,8 @@ class _Tenant:
 class ClassQueue:
     """The waiting requests of one class: round-robin over tenants, and over each tenant's clients.
 
-    Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the tenant with the lowest pass
-    value is next, and each turn adds 1/weight to it. A tenant that was not waiting joins at the current one.
+    Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the tenant with the lowest position
+    is next, and a turn advances it by 1/weight. A tenant that was not waiting joins at the current position.
     """
 
     def __init__(self, service: ServiceClass) -> None:
@@ -78,16 +78,16 @@ class ClassQueue:
         self.owed_until = 0.0  # until then it goes before other classes
         self.rests_until = 0.0  # until then it may not do so again
         self._tenants: dict[str, _Tenant] = {}
-        self._way = 0.0  # pass value of the tenant that had the last turn
+        self._position = 0.0  # of the tenant that had the last turn
 
     @property
     def first(self) -> Turn:
-        return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.way).first
+        return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.position).first
 
     def join(self, party: Party, turn: Turn) -> None:
         tenant = self._tenants.setdefault(party.tenant, _Tenant())
         if not tenant.waiting:  # turns are not saved up
-            tenant.way = max(tenant.way, self._way)
+            tenant.position = max(tenant.position, self._position)
         tenant.weight = party.weight
         tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
         self.waiting += 1
@@ -103,8 +103,8 @@ class ClassQueue:
         if turn.is_set():  # it has had its turn
             if turns:
                 tenant.clients.move_to_end(party.client)
-            self._way = tenant.way
-            tenant.way += 1 / tenant.weight
+            self._position = tenant.position
+            tenant.position += 1 / tenant.weight
         self.waiting -= 1
         tenant.waiting -= 1
 
