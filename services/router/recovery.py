@@ -105,68 +105,6 @@ class Toll:
         self._failures.clear()
 
 
-# Workers that a request may lose in a row, without progress, before it is tried alone.
-LOSSES_BESIDE = 2
-# Tokens that a suspect generates alone, past the point where the engine failed, before it is batched with
-# other requests again: enough for a prefill step and at least one decode step with drafts. Each further
-# failure in a batch makes the next trial LONGER times as long.
-TRIAL_TOKENS, LONGER = 4, 4
-# After this many tokens in a batch, a failure that the engine survived is forgotten.
-FORGET_TOKENS = 32
-
-
-@dataclass(slots=True)
-class Suspicion:
-    """The failures held against a request.
-
-    A suspect is tried alone. If the engine reports a failure then, the request is convicted. Two requests
-    that fail an engine only together both pass their trials, so each further failure in a batch makes the
-    next trial longer, and a request under which two engines died runs alone to its end. A failure that the
-    engine survived is forgotten with progress: otherwise one client's failing requests would make all others
-    run alone.
-
-    Losing a worker silently is weak evidence. Two in a row make a suspect, which protects the requests in the
-    same batch, but they never convict.
-    """
-
-    suspect: bool = False
-    ends: int = 0  # in a batch: engines that died, or pairs of lost workers
-    failures: int = 0  # in a batch: engines that failed and went on, since the last progress
-    losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
-    convicted: bool = False
-
-    @property
-    def to_its_end(self) -> bool:
-        """Whether it must run alone from now on."""
-        return self.ends > 1
-
-    def trial_tokens(self, left: int) -> int:
-        """Return how many of the `left` tokens to generate alone."""
-        failures = self.ends + self.failures
-        return left if self.to_its_end else min(left, TRIAL_TOKENS * LONGER ** max(0, failures - 1))
-
-    def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
-        """Record a failed attempt after `generated` tokens. alone: no other request was in the engine."""
-        if generated >= PROGRESS_TOKENS:
-            self.losses.clear()
-        if generated >= FORGET_TOKENS and not alone:
-            self.failures = 0
-        if failure.trouble is Trouble.ENGINE:
-            self.convicted = alone
-            self.suspect = True
-            self.failures += not alone and failure.engine_goes_on
-            self.ends += not alone and not failure.engine_goes_on
-        elif failure.trouble is Trouble.LOST and not alone:
-            self.losses.add(failure.worker_id)
-            if len(self.losses) >= LOSSES_BESIDE:
-                self.suspect = True
-                self.ends += 1
-
-    def passed(self) -> None:
-        self.suspect = self.to_its_end
-        self.losses.clear()
-
-
 # When a decode worker cannot get the KV, the prefill worker may have died. Its stream then ends within this
 # time, seconds, and counts as the cause.
 SOURCE_ENDS_S = 0.25

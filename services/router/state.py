@@ -19,7 +19,8 @@ from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.errors import NotAdmitted, Overloaded, Why
-from baton.services.router.recovery import Failure, Suspicion, Toll
+from baton.services.router.recovery import Failure, Toll
+from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
@@ -29,7 +30,7 @@ REQUEST_BYTES = 4096  # a request's objects without its message and tokens
 KEY_BYTES = 40  # the key of a block of the prompt
 LOGPROB_BYTES = 400  # a log-probability in vLLM's front end
 ROOM_TOKENS = 256  # a request's reservation grows by this many tokens
-JOURNAL_BYTES = 256 << 20
+JOURNAL_BYTES = 256 << 20  # the journal's limit by default
 GROWTH = 2  # running requests may grow to this many times the limit
 _RETRY_AFTER_S = 1.0
 KEPT = 16  # attempts and events that are kept; the number of attempts is not bounded

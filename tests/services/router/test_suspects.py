@@ -15,8 +15,8 @@ from baton.services.engine import wire
 from baton.services.router import errors, pool, stream
 from baton.services.router import suspects as module
 from baton.services.router.http.admission import error_response
-from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
-from baton.services.router.suspects import Convicts, Quarantine
+from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.suspects import TRIAL_TOKENS, Convicts, Quarantine, Suspicion
 from baton.services.router.vllm import prints
 from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Answer, Cluster, engine_request
