@@ -134,8 +134,8 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:
     """Decide on the next step.
 
-    failures_left: of the budget, this failure included
-    tokens_to_prefill: for a worker without the request's KV
+    failures_left: how many further failures the budget allows
+    tokens_to_prefill: the request's length for a worker without its KV
     """
     if failure.trouble is Trouble.INVALID:
         return RecoveryStep.GIVE_UP

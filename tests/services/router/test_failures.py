@@ -180,14 +180,18 @@ async def test_no_other_worker_can_decode(
     assert re.search("worker [pd]0", str(got.error))
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 40], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("prompt", "crosses"),
+    [(PROMPT, False), (LONG, False), (PROMPT, True)],
+    ids=["recomputed", "prefilled elsewhere", "with a token in flight"],
+)
 async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
-    cluster: Cluster, prompt: list[int]
+    cluster: Cluster, prompt: list[int], crosses: bool
 ) -> None:
-    """The pull's own deadline is much later."""
+    """The pull's own deadline is much later. A token that is in flight is not the next attempt's."""
     cluster.remake(silence_s=0.5)
     *prefills, decode = await cluster.pair(prefill=2)
-    decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for the KV
+    decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=crosses))  # it waits for the KV
     asking = asyncio.create_task(cluster.ask(prompt, 20))
     await until(lambda: "q0" in cluster.got and cluster.got["q0"].tokens, "the pull has begun")
     [source] = [one for one in prefills if one.seen.starts]
@@ -196,18 +200,6 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
     assert decode.seen.aborts == [decode.seen.starts[0].request_id]
     assert [start.epoch for start in decode.seen.starts] == [1, 2]
     assert cluster.count("retries_total", trouble="handoff", worker=source.worker_id) == 1
-
-
-async def test_a_token_of_an_attempt_that_was_given_up_is_not_the_next_one_s(cluster: Cluster) -> None:
-    """The token is in flight when the next attempt starts on the same worker."""
-    cluster.remake(silence_s=0.5)
-    prefill, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=True))
-    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
-    await until(lambda: "q0" in cluster.got and cluster.got["q0"].tokens, "the pull has begun")
-    prefill.hangs = True
-    right(await asking, PROMPT, 20)
-    assert [start.epoch for start in decode.seen.starts] == [1, 2]
 
 
 async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Cluster) -> None:

@@ -44,13 +44,12 @@ def convicted(got: Answer) -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
-@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 1)])
 async def test_the_innocent_go_on_after_a_trial(
     cluster: Cluster, goes_on: bool, phase: int, after: int
 ) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    share(workers, Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on))
+    share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
     assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
