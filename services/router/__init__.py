@@ -13,7 +13,7 @@
 
 The relay runs one placement after another; a placement's two legs run at the same time. Tokens go from the
 stream to the leg and on to the front end, without the relay.
-`app.py` runs the process; `serving.py` assembles the parts; `cluster.py` watches the workers for /health and
-the model's limits; `vllm/block_hashes.py` names a prompt's KV blocks for the scheduler; `prefix.py` has the
-first blocks of a prompt pulled from another worker.
+`app.py` opens the sockets, `serving.py` serves, `served.py` assembles the parts of each model; `cluster.py`
+watches the workers for /health and the model's limits; `vllm/block_hashes.py` names a prompt's KV blocks for
+the scheduler; `prefix.py` has the first blocks of a prompt pulled from another worker.
 """

@@ -22,14 +22,12 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.imports import collect_seldom, import_all
 from baton.services.leave import leave_on_signals
 from baton.services.models import Model, models_of
-from baton.services.router.group import Group, Seat
+from baton.services.router.group import BACKLOG, Group, Seat
 from baton.services.router.ops.page import PageDoor, open_door
 from baton.services.router.vllm import HEAVY_IMPORTS
 from baton.services.router.vllm.frontend_args import check_names
 
 log = logging.getLogger(__name__)
-
-BACKLOG = 2048
 
 
 def preload() -> None:
@@ -107,7 +105,12 @@ def serve(settings: Settings, models: Sequence[Model], router: Opened, number: i
     from baton.services.router.serving import run
 
     collect_seldom()
-    uvloop.run(run(settings, models, router, Seat(router.group, number)))
+    seat = Seat(router.group, number)
+    page = None if number else router.page
+    password = router.store_password
+    uvloop.run(
+        run(settings, models, router.adapters, seat, keys=router.keys, store_password=password, page=page)
+    )
 
 
 def _listen(settings: Settings, processes: int) -> list[socket.socket]:

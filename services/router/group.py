@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
+BACKLOG = 2048  # connections that may wait at each socket
 _ENDING = 0  # index of the flag; the following words are each process's metrics port
 _WORD = 8  # bytes; reads and writes of a word are atomic
 

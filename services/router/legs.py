@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.services.router.errors import WorkerUnreachable
+from baton.services.router.parts import Owner
 from baton.services.router.prefix import KEY_BYTES, prefix_of
 from baton.services.router.recovery import (
     SOURCE_ENDS_S,
@@ -32,9 +33,6 @@ from baton.services.router.recovery import (
 from baton.services.router.stream import StreamListener, WorkerStream
 from baton.tasks import LOOKS
 
-if TYPE_CHECKING:
-    from baton.services.router.relay import Relay
-
 # Limit from the first token to the report that the KV is saved. Both come from one step.
 SAVED_TIMEOUT_S = 10.0
 _ENGINE_ENDED_IT = ("abort", "error")
@@ -42,7 +40,7 @@ _ENGINE_ENDED_IT = ("abort", "error")
 _NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
 
 
-async def run_placement(relay: Relay) -> Failure | None:
+async def run_placement(relay: Owner) -> Failure | None:
     """Run the relay's placement. Return the failure, or None if the request is over or has all its tokens."""
     state = relay.state
     if relay.placement.prefill is None:
@@ -92,7 +90,7 @@ class Leg(StreamListener):
     _SOURCE_LOST: ClassVar[Trouble]
 
     def __init__(
-        self, relay: Relay, worker: scheduler_pb2.Worker, source: worker_pb2.Source | None, **more: Any
+        self, relay: Owner, worker: scheduler_pb2.Worker, source: worker_pb2.Source | None, **more: Any
     ) -> None:
         """source: the worker whose KV it loads; more: further fields of its Start, which is built now."""
         state = self._state = relay.state
@@ -294,7 +292,7 @@ class PrefillLeg(Leg):
     _PHASE = worker_pb2.PHASE_PREFILL
     _SOURCE_LOST = Trouble.PREFIX
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Owner) -> None:
         state, placement, key = relay.state, relay.placement, secrets.token_bytes(KEY_BYTES)
         worker = placement.prefill or placement.decode
         self.source = worker_pb2.Source(  # for the decode worker
@@ -379,7 +377,7 @@ class DecodeLeg(Leg):
 
     def __init__(
         self,
-        relay: Relay,
+        relay: Owner,
         source: worker_pb2.Source | None = None,
         *,
         alone_tokens: int = 0,

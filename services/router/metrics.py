@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sized
+from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
@@ -22,9 +22,6 @@ from baton.services.router.errors import NotAdmitted, RequestFailed
 from baton.services.router.state import RequestState
 from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_first_token
 
-if TYPE_CHECKING:
-    from baton.services.router.waiting import WaitingRoom
-
 GONE_S = 300.0  # long enough to scrape the last counts a few times
 MAX_TENANTS = 1_000  # with series of their own, some ten each
 OTHERS = "(others)"  # the label of all further tenants; no tenant's name has such characters
@@ -34,6 +31,14 @@ _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", 
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 _PLACED = ("pair", "alone")
 _MET = ("yes", "no")
+
+
+class Waiting(Sized, Protocol):
+    """The queue of waiting requests; its length is their number."""
+
+    @property
+    def estimate_s(self) -> float:
+        """The expected wait of a new request, seconds."""
 
 
 class RouterMetrics(Metrics):
@@ -101,7 +106,7 @@ class RouterMetrics(Metrics):
         self.tenants = TenantMetrics(registry, clock)
         self.classes = ClassMetrics(registry)
         ProcessFigures(registry)
-        self._queues: list[WaitingRoom] = []
+        self._queues: list[Waiting] = []
         self._ttft = {stage: self._ttft_stage_seconds.labels(stage) for stage in TO_FIRST_TOKEN}
         self._gap = {stage: self._itl_stage_seconds.labels(stage) for stage in _GAP_PARTS}
         # Create them at 0: Prometheus sees no increase when a series begins at 1.
@@ -120,7 +125,7 @@ class RouterMetrics(Metrics):
         """Set the function that returns the known workers' ids; it may be called from any thread."""
         self._workers.watch(known)
 
-    def watch_waiting(self, waiting: WaitingRoom) -> None:
+    def watch_waiting(self, waiting: Waiting) -> None:
         """Show this queue's length and estimate: over several queues, the sum and the maximum."""
         self._queues.append(waiting)
         self._waiting_requests.set_function(lambda: sum(len(one) for one in self._queues))

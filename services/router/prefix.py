@@ -10,18 +10,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
+from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
 from baton.services.router.stream import StreamListener, WorkerStream
-
-if TYPE_CHECKING:
-    from baton.services.router.relay import RelayParts
 
 KEY_BYTES = 16
 

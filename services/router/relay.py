@@ -10,12 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
-from baton.services.router.chronicle import Chronicle
 from baton.services.router.errors import (
     AttemptsExhausted,
     Convicted,
@@ -28,12 +27,8 @@ from baton.services.router.errors import (
     Why,
 )
 from baton.services.router.legs import DecodeLeg, run_placement
-from baton.services.router.load import RouterCounts
-from baton.services.router.metrics import RouterMetrics
-from baton.services.router.placement import Placements
-from baton.services.router.pool import WorkerPool
+from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import (
-    MAX_ATTEMPTS,
     PROGRESS_TOKENS,
     Failure,
     RecoveryStep,
@@ -42,31 +37,12 @@ from baton.services.router.recovery import (
     next_step,
 )
 from baton.services.router.sink import FrontEnd, OutputSink
-from baton.services.router.state import Journal, RequestState
-from baton.services.router.suspects import Convicts, Quarantine
-from baton.services.router.waiting import WaitingRoom
+from baton.services.router.state import RequestState
 
 # For this long, seconds, a request that resumes looks for room on workers that have not failed it.
 EXCLUDED_S = 3.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RelayParts:
-    """The objects that all relays of a model share."""
-
-    placements: Placements
-    pool: WorkerPool
-    metrics: RouterMetrics
-    waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # limit from a failure until another placement makes progress
-    journal: Journal = field(default_factory=Journal)
-    counts: RouterCounts = field(default_factory=RouterCounts)
-    chronicle: Chronicle = field(default_factory=Chronicle)
-    max_attempts: int = MAX_ATTEMPTS
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    convicts: Convicts = field(default_factory=Convicts)
 
 
 class Relay:
@@ -228,7 +204,7 @@ class Relay:
             raise error
         if state.suspicion.suspect:
             self._abort_workers()
-            self.parts.quarantine.note(failure, self.placement, state)
+            self.parts.quarantine.note(failure, self.placement, state.excluded)
             return
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
@@ -301,7 +277,7 @@ class Relay:
     async def _place_trial(self) -> None:
         """Make `self._placement` one on a single worker, to try this request there alone."""
         state = self.state
-        worker = self.parts.quarantine.worker_for(self.placement, state)
+        worker = self.parts.quarantine.worker_for(self.placement, state.excluded, state.adapter)
         if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:
             state.epoch += 1  # workers refuse an epoch that they have seen; the bookings stay
             await asyncio.sleep(backoff_s(self._retries))
@@ -373,7 +349,6 @@ class Relay:
     # -- called by the legs
 
     def grow(self) -> bool:
-        """Reserve memory for more output. Return False if there is none: the request ends."""
         try:
             self.parts.journal.grow(self.state)
         except Overloaded as error:
@@ -383,7 +358,6 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
-        """Release the request's resources: it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Assemble a router's parts and serve: HTTP, and for each model a cluster view, streams and a front end."""
+"""Run a router in its process, until a signal: assemble its parts, and serve HTTP and metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import logging
 import math
 import os
 import uuid
-from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import uvicorn
@@ -21,25 +18,18 @@ from starlette.routing import Route
 
 from baton import rpc
 from baton.addresses import from_here, join, split
-from baton.keeping import keep
-from baton.levels import set_level
 from baton.metrics import MetricsServer, dialled
-from baton.protos import scheduler_pb2, worker_pb2
+from baton.protos import scheduler_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.members import Member
-from baton.scheduler.need import Adapter
 from baton.services.classes import Classes
 from baton.services.config import RouterSettings, Settings
-from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
-from baton.services.engine.args import VLLM_VERSION
-from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.alone import kept_alone
-from baton.services.router.app import BACKLOG, Opened
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
-from baton.services.router.group import Seat
+from baton.services.router.group import BACKLOG, Seat
 from baton.services.router.http.authentication import FixedKeys, KeyMiddleware
 from baton.services.router.http.connections import connections
 from baton.services.router.http.descriptors import affordable_connections
@@ -47,20 +37,14 @@ from baton.services.router.http.federation import Beside, Federation, route
 from baton.services.router.http.objections import HttpLimits
 from baton.services.router.http.server import Server
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.ops.page import Shown, live_page
-from baton.services.router.placement import Placements
-from baton.services.router.pool import WorkerPool
-from baton.services.router.relay import RelayParts
+from baton.services.router.ops.page import PageDoor, Shown, live_page
+from baton.services.router.served import Shared, served
 from baton.services.router.state import Journal
-from baton.services.router.suspects import Convicts
 from baton.services.router.tenancy import open_tenancy
-from baton.services.router.vllm import frontend, prints
-from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm import frontend
 from baton.services.router.vllm.frontend_args import comment_s
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.router.vllm.response_store import ResponseStore
-from baton.services.router.waiting import WaitingRoom
-from baton.tasks import stop
 
 log = logging.getLogger(__name__)
 
@@ -68,108 +52,24 @@ SLOW_CLIENT_S = 30.0  # limit for a request to arrive, and for its client to rea
 LAST_WORDS_S = 2.0  # time to send the last errors to clients after router.drain_timeout_s
 
 
-@dataclass(frozen=True)
-class Shared:
-    """The parts of a router that its models share."""
-
-    router_id: str
-    metrics: RouterMetrics
-    engine_metrics: EngineMetrics
-    journal: Journal
-    chronicle: Chronicle
-    classes: Classes
-
-
-@dataclass(frozen=True)
-class Served:
-    """The parts of a router for one model."""
-
-    model: Model
-    scheduler: SchedulerClient
-    cluster: ClusterView
-    parts: RelayParts
-    client: RelayClient
-    llm: frontend.RelayLLM
-    args: Namespace  # vLLM's app's
-
-    async def app(self) -> frontend.ModelApp:
-        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
-
-
-@contextlib.asynccontextmanager
-async def served(
-    model: Model, adapters: Sequence[AdapterFiles], shared: Shared, *, first: bool
-) -> AsyncIterator[Served]:
-    """Serve a model inside the block. Raises ConfigError and StartError.
-
-    The `first` model's scheduler sets this process's log level.
-    """
-    own, router, metrics = model.settings.scheduler, model.settings.router, shared.metrics
-    scheduler = SchedulerClient(own.address, router_id=shared.router_id, policy=own.policy)
-    hello = worker_pb2.HelloRequest(
-        router_id=shared.router_id, vllm_version=VLLM_VERSION, model=model.name, protocol=wire.PROTOCOL
-    )
-    pool = WorkerPool(hello, wire.decode_outputs, own.worker_lease_s)
-    cluster = ClusterView(
-        scheduler,
-        own.worker_lease_s,
-        pool.reached,
-        metrics.scheduler_losses.inc,
-        set_level if first else lambda _: None,
-    )
-    metrics.ready_workers.labels(model.name).set_function(cluster.ready)
-    try:
-        config = frontend.build_config(model.settings)
-        args = frontend.build_arguments(model.settings, config)
-        waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, shared.classes)
-        scheduler.reporter.on_released = waiting.freed
-        parts = RelayParts(
-            Placements(scheduler, metrics, model.name if model.entry is not None else "", cluster.chosen),
-            pool,
-            metrics,
-            waiting,
-            router.replace_wait_s,
-            shared.journal,
-            chronicle=shared.chronicle,
-            convicts=Convicts(prints.digest, prints.shape),
-        )
-        cluster.tell(lambda: parts.counts.message(waiting))
-        limits = RelayLimits(
-            request_timeout_s=router.request_timeout_s,
-            max_model_len=config.model_config.max_model_len,
-            steps=StepLimits(config.model_config.get_vocab_size()),
-            model=model.name,
-            adapters={one.name: Adapter(one.name, one.fingerprint) for one in adapters},
-            flush_s=router.flush_ms / 1e3,
-        )
-        client = RelayClient(parts, limits)
-        llm = frontend.RelayLLM(config, client, cluster, model.settings.engine, shared.engine_metrics)
-        watching = keep(cluster.watch, f"snapshots of {model.name}'s cluster")
-        learning = keep(partial(_learn, llm, cluster), f"learn the limits of {model.name}")
-        try:
-            yield Served(model, scheduler, cluster, parts, client, llm, args)
-        finally:
-            learning.cancel()
-            await stop(watching)
-            llm.shutdown()
-    finally:
-        await pool.close()
-        await scheduler.close()
-
-
-async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:
-    """Take the model's limits from the first ready worker. Until then those of the configuration apply."""
-    llm.learn(await cluster.first_capacity())
-
-
-async def run(settings: Settings, models: Sequence[Model], router: Opened, seat: Seat) -> None:
+async def run(
+    settings: Settings,
+    models: Sequence[Model],
+    adapters: Sequence[Sequence[AdapterFiles]],
+    seat: Seat,
+    *,
+    keys: list[str],
+    store_password: str,
+    page: PageDoor | None,
+) -> None:
+    """Serve `models`, with these adapters for each, until a signal."""
     async with contextlib.AsyncExitStack() as stack:
         shared = _shared(settings, f"router-{uuid.uuid4().hex[:12]}")
         stack.push_async_callback(asyncio.to_thread, shared.chronicle.close)
         stack.enter_context(shared.engine_metrics)
         serving = [
-            await stack.enter_async_context(served(model, adapters, shared, first=model is models[0]))
-            for model, adapters in zip(models, router.adapters, strict=True)
+            await stack.enter_async_context(served(model, files, shared, first=model is models[0]))
+            for model, files in zip(models, adapters, strict=True)
         ]
         schedulers = [one.scheduler for one in serving]
         metrics = shared.metrics
@@ -179,10 +79,10 @@ async def run(settings: Settings, models: Sequence[Model], router: Opened, seat:
         )
         views = [one.cluster for one in serving]
         figures = stack.enter_context(_exposed(settings.router, shared.router_id, schedulers, views, seat))
-        async with open_tenancy(settings, shared.router_id, metrics, router.store_password) as tenancy:
+        async with open_tenancy(settings, shared.router_id, metrics, store_password) as tenancy:
             door = Middleware(
                 KeyMiddleware,
-                keys=tenancy.keyring or FixedKeys(router.keys),
+                keys=tenancy.keyring or FixedKeys(keys),
                 refused=metrics.refused,
             )
             store = ResponseStore()
@@ -191,7 +91,7 @@ async def run(settings: Settings, models: Sequence[Model], router: Opened, seat:
                 tenancy,
                 shared.chronicle,
                 classes=shared.classes,
-                door=door if router.keys or tenancy.keyring else None,
+                door=door if keys or tenancy.keyring else None,
                 comment_s=comment_s(settings.router),
                 store=store,
             )
@@ -203,7 +103,7 @@ async def run(settings: Settings, models: Sequence[Model], router: Opened, seat:
                     one.client.end_all()
 
             shown = Shown(seat.named(shared.router_id), serving, shared.chronicle)
-            async with live_page(None if seat.number else router.page, settings, shown):
+            async with live_page(page, settings, shown):
                 await _serve_http(app, seat, settings, metrics.refused, end_all)
 
 

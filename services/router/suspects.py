@@ -21,17 +21,14 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from baton.protos import scheduler_pb2
 from baton.scheduler.client import Placement
+from baton.scheduler.need import Adapter
 from baton.services.router.errors import Convicted
 from baton.services.router.recovery import PROGRESS_TOKENS, Failure, Toll, Trouble
-
-if TYPE_CHECKING:
-    from baton.services.router.state import RequestState
 
 log = logging.getLogger(__name__)
 
@@ -122,24 +119,26 @@ class Quarantine:
     def more(self) -> bool:
         return bool(self._waiting)
 
-    def worker_for(self, placement: Placement, state: RequestState) -> scheduler_pb2.Worker | None:
+    def worker_for(
+        self, placement: Placement, excluded: Collection[str], adapter: Adapter | None
+    ) -> scheduler_pb2.Worker | None:
         """Return the worker on which suspects are tried, if it can take this one.
 
         It must have the request's weights, and no adapter unless the request is placed there. A worker that
         just failed this request is not used.
         """
         worker = self._worker
-        if worker is None or time.monotonic() > self._until or worker.worker_id in state.excluded:
+        if worker is None or time.monotonic() > self._until or worker.worker_id in excluded:
             return None
         if any(one is not None and one.worker_id == worker.worker_id for one in _workers(placement)):
             return worker
         alike = worker.model_fingerprint == placement.decode.model_fingerprint
-        return worker if alike and state.adapter is None else None
+        return worker if alike and adapter is None else None
 
     def use(self, worker: scheduler_pb2.Worker) -> None:
         self._worker, self._until = worker, time.monotonic() + KEPT_S
 
-    def note(self, failure: Failure, placement: Placement, state: RequestState) -> None:
+    def note(self, failure: Failure, placement: Placement, excluded: set[str]) -> None:
         """Choose the worker for a suspect's trial, given the failure of its last attempt."""
         if failure.engine_goes_on:
             for worker in _workers(placement):
@@ -149,7 +148,7 @@ class Quarantine:
         if self._worker is not None and self._worker.worker_id == failure.worker_id:
             self._worker = None
         if failure.trouble not in (Trouble.REFUSED, Trouble.FULL, Trouble.STALE):
-            state.excluded.add(failure.worker_id)
+            excluded.add(failure.worker_id)
 
     @contextlib.asynccontextmanager
     async def turn(self, computes: int, generates: int) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ from baton.services.router.load import summed
 
 if TYPE_CHECKING:
     from baton.services.router.chronicle import Chronicle
-    from baton.services.router.serving import Served
+    from baton.services.router.served import Served
 
 _NO_OPERATOR = (
     "With security.tls a router's certificate does not let it drain workers or change their roles: use "

@@ -28,7 +28,8 @@ from baton.services.engine import step_checks, wire
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
-from baton.services.router.relay import Relay, RelayParts
+from baton.services.router.parts import RelayParts
+from baton.services.router.relay import Relay
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import logprobs, outputs
 from baton.services.router.vllm.block_hashes import PromptHasher

@@ -159,9 +159,9 @@ async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_anot
     await cluster.send("q", PROMPT, TOKENS)
     suspects, state = Quarantine(), cluster.client._relays["q"].state
     suspects.use(placed.decode)
-    assert suspects.worker_for(placed, state) == placed.decode
+    assert suspects.worker_for(placed, state.excluded, state.adapter) == placed.decode
     state.excluded.add(placed.decode.worker_id)
-    assert suspects.worker_for(placed, state) is None
+    assert suspects.worker_for(placed, state.excluded, state.adapter) is None
     right(await cluster.answer("q"), PROMPT)
     del workers
 
