@@ -48,6 +48,7 @@ async def run_placement(relay: Owner) -> Failure | None:
     prefill = PrefillLeg(relay)
     if state.tokens_to_generate <= 1:  # the prefill worker generates it
         failure = await prefill.run()
+        prefill.settle_prefix()
         return None if state.over else failure
     decode = DecodeLeg(relay, prefill.source)
     try:
@@ -56,6 +57,7 @@ async def run_placement(relay: Owner) -> Failure | None:
         failure = await _prefilled(prefill, decode)
         if state.over:  # the first token ended the request; a failure of the decode leg is moot
             failure = None
+        prefill.settle_prefix()
         if failure is not None or state.over or state.complete:
             prefill.stop()
             decode.stop()
@@ -363,10 +365,10 @@ class PrefillLeg(Leg):
             return Failure(Trouble.PREFIX, failure.worker_id, failure.message)
         return failure
 
-    def _end(self, failure: Failure | None) -> None:
-        if self._prefix is not None and not self.over.done():
-            self._prefix.over(failure)
-        super()._end(failure)
+    def settle_prefix(self) -> None:
+        """Note how the pull of the prefix ended. Not in `_end`: the load may be in the same reply, after it."""
+        if self._prefix is not None and self.over.done():
+            self._prefix.over(self.failure)
 
 
 class DecodeLeg(Leg):

@@ -155,6 +155,7 @@ async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster: Cluste
         (1, True),
         (2, False),
     ]
+    assert [start.prompt_tokens for start in decode.seen.starts] == [0, 0]  # it was booked elsewhere
     assert len(prefill.seen.starts) == 1
     assert prefill.running == []
     assert cluster.count("retries_total", trouble="source", worker="p0") == 1

@@ -52,10 +52,9 @@ async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(clust
         right(await cluster.ask(prompt), prompt, 8)
     assert len(prefill.seen.starts) == 1
     assert cluster.count("retries_total", trouble="source", worker=prefill.worker_id) == 1
-    # No Start counts the prompt: the scheduler booked it elsewhere, and may give this room away.
-    assert [start.prompt_tokens for start in decode.seen.starts] == [0] * 4
-    assert all(start.blocks for start in decode.seen.starts)
     assert [start.HasField("source") for start in decode.seen.starts] == [True, False, False, False]
+    # Its prompt was booked elsewhere, so it does not count here: the scheduler may give this room away.
+    assert decode.seen.starts[2].prompt_tokens == 0
 
 
 async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster: Cluster) -> None:

@@ -108,7 +108,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
 async def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: bytes, said: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_bytes(text)
-    with pytest.raises(BookError, match=said) as error:
+    with pytest.raises(BookError, match=said or "keys.yaml") as error:
         await FileBook(str(file)).changed()
     assert str(file) in str(error.value)
     assert "c4nary" not in str(error.value)
