@@ -366,7 +366,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Note how the pull of the prefix ended. Not in `_end`: the load may be in the same reply, after it."""
+        """Note how the prefix ended. Not done in `_end`: the load may follow in the same reply."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 
