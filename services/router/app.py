@@ -37,7 +37,7 @@ def preload() -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a router has before its slow imports: keys, listening sockets, and the adapters' files."""
+    """The router before its slow imports: keys, listening sockets, and the adapters' files."""
 
     keys: list[str]
     store_password: str

@@ -1,4 +1,4 @@
-"""What the relay of a request shares: with all others of its model, and with its own legs."""
+"""Objects that a relay shares with the others of its model, and its interface for its own legs."""
 
 from __future__ import annotations
 

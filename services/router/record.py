@@ -1,4 +1,4 @@
-"""What a finished request was and cost: a record for the log, traces and the live page, and its usage."""
+"""Record a finished request for the log, traces and the live page, and compute its usage."""
 
 from __future__ import annotations
 

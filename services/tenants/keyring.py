@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where the book is stored."""
+    """The storage of the book."""
 
     async def changed(self) -> Book | None:
         """Return the book if it changed since the last call. Raises BookError."""
