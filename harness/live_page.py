@@ -13,13 +13,13 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import PolicySettings
+from baton.services.router.chronicle import Recent
 from baton.services.router.load import RouterCounts
 from baton.services.router.ops import server
 from baton.services.router.ops.actions import Actions
 from baton.services.router.ops.door import Door
 from baton.services.router.ops.feed import Feed, Sources
 from baton.services.router.ops.series import Series
-from baton.services.router.recent import Recent
 from harness.scheduling import Options, identity
 
 REFRESH_S = 0.2

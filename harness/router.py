@@ -23,14 +23,13 @@ from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
-from baton.services.router.convicts import Convicts
-from baton.services.router.journal import DEFAULT_BYTES, Journal
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.pairs import Pairs
 from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.state import JOURNAL_BYTES, Journal
 from baton.services.router.stream import WorkerStream
+from baton.services.router.suspects import Convicts
 from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
@@ -106,6 +105,7 @@ class Cluster:
         self._stack = contextlib.AsyncExitStack()
         self.got: dict[str, Answer] = {}
         self._taking: asyncio.Task[None] | None = None
+        self._has_scheduler = True
 
     async def __aenter__(self) -> Cluster:
         self.server = await self._stack.enter_async_context(SchedulerServer(self._settings))
@@ -129,7 +129,7 @@ class Cluster:
         max_attempts: int = 4,
         silence_s: float = 5.0,
         replace_wait_s: float = 60.0,
-        journal: int = DEFAULT_BYTES,
+        journal: int = JOURNAL_BYTES,
         max_waiting: int = 100,
         max_wait_s: float = 15.0,
         pairs_clock: Callable[[], float] = time.monotonic,
@@ -144,7 +144,7 @@ class Cluster:
         self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)
         self.journal = Journal(journal)
         self.view = ClusterView(self.scheduler, self._settings.worker_lease_s, self.pool.reached)
-        placements = Placements(self.scheduler, metrics, chosen=self.view.chosen)
+        placements = Placements(self.scheduler, metrics, chosen=self.view.chosen, pairs_clock=pairs_clock)
         self.waiting = WaitingRoom(max_waiting, max_wait_s, metrics)
         self.scheduler.reporter.on_released = self.waiting.freed
         self.chronicle = Chronicle(metrics)
@@ -156,7 +156,6 @@ class Cluster:
             replace_wait_s,
             self.journal,
             max_attempts=max_attempts,
-            pairs=Pairs(pairs_clock),
             chronicle=self.chronicle,
             convicts=Convicts(prints.digest, prints.shape),
         )
@@ -202,10 +201,17 @@ class Cluster:
         await self.send(request_id, prompt, max_tokens, **params)
         return await self.answer(request_id)
 
+    async def lose_scheduler(self) -> None:
+        """Stop the scheduler."""
+        self._has_scheduler = False
+        await self.server.__aexit__(None, None, None)
+
     async def settled(self) -> None:
         """Wait until no request is live, here and in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
         assert (len(self.journal), self.journal.size) == (0, 0)
+        if not self._has_scheduler:
+            return
         for _ in range(200):
             description = await self.scheduler.describe()
             if not description.attempts and not any(one.reserved_requests for one in description.workers):

@@ -1,8 +1,8 @@
-"""Define service classes: who goes first, who gives way, and what each can count on (docs/classes.md).
+"""Define service classes: their order, and the share that each is guaranteed (docs/classes.md).
 
-A class with a lower `priority` goes before others, as in vLLM. Others give way to it in the router's queue,
-at the workers' last places, in the engines' queues and within a step. None of them starves: each has a
-`share`, and `patience_s` bounds how long it stands behind later arrivals.
+A class with a lower `priority` goes first, as in vLLM: in the router's queue, for a worker's last slots, in
+the engine's queue and within a step. No class starves: each has a `share`, and after `patience_s` its
+requests are no longer overtaken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class ServiceClass:
-    """A class as requests carry it. Its own `share` is kept free of classes that give way to it."""
+    """A class as requests carry it. Classes after it leave its `share` free."""
 
     name: str = "interactive"
     priority: int = 0  # lower goes first
@@ -34,7 +34,7 @@ class ServiceClass:
     share: float = 0.25
     preemptible: bool = False
     patience_s: float = 0.0
-    room: float = 1.0  # the part of each bound that it may fill; the rest is kept for classes ahead of it
+    room: float = 1.0  # fraction of each limit that it may fill; the rest is kept for classes ahead of it
 
 
 STANDARD = ServiceClass()
@@ -50,18 +50,18 @@ class ClassSettings(BaseModel):
     priority: Priority
     """Classes with a lower number go first, as in vLLM."""
     ttft_s: Goal | None = None
-    """Goal for the time to first token, seconds. While such requests come, an engine's steps without one take
-    about a fifth of it."""
+    """Goal for the time to first token, seconds. While requests of the class arrive, an engine's steps
+    without them take at most about a fifth of it."""
     itl_s: Goal | None = None
-    """Goal for the mean gap between tokens, seconds. Classes that give way keep an engine's steps that short;
-    without a goal they take part in all steps."""
+    """Goal for the mean gap between tokens, seconds. Lower classes join an engine's steps only as far as it
+    allows; without a goal they join all steps."""
     share: Share = 0.1
-    """Guaranteed share of placements, of an engine's time beside prompts, and of the requests in a decode
-    step. Classes that give way to it also leave this share of the workers' room free."""
+    """Guaranteed share of placements, of an engine's time during prompts, and of the requests in a decode
+    step. Lower classes also leave this share of the workers' room free."""
     preemptible: bool = False
-    """Whether an engine may take slot and KV from it; it goes on later, exactly."""
+    """Whether an engine may preempt its requests. They go on later with the same answer."""
     patience_s: Patience = 30.0
-    """After waiting this many seconds, a request goes before later ones of every class."""
+    """After waiting this many seconds, a request goes before later ones of all classes."""
 
 
 class _Interactive(ClassSettings):
@@ -84,9 +84,9 @@ class ClassesSettings(BaseModel):
     __pydantic_extra__: dict[str, ClassSettings] = Field(init=False)
 
     interactive: _Interactive = Field(
-        default_factory=_Interactive, description="Somebody waits for the answer. The default."
+        default_factory=_Interactive, description="A user waits for the answer. The default."
     )
-    batch: _Batch = Field(default_factory=_Batch, description="Nobody waits: it takes what is left.")
+    batch: _Batch = Field(default_factory=_Batch, description="Work that can wait. It uses spare capacity.")
 
     def named(self) -> dict[str, ClassSettings]:
         """Return the settings of all classes by name, in order of priority."""
@@ -107,14 +107,14 @@ class ClassesSettings(BaseModel):
             raise ValueError(f"{len(named)} classes are too many: {MOST_CLASSES} are allowed")
         if (total := sum(one.share for one in named.values())) > 1:
             shares = ", ".join(f"{name} {one.share:g}" for name, one in named.items())
-            raise ValueError(f"the shares are more than 1 together ({total:g}: {shares})")
+            raise ValueError(f"the shares add up to more than 1 ({total:g}: {shares})")
         ordered = list(named.items())
         for (first, before), (second, after) in pairwise(ordered):
             if before.priority == after.priority:
                 raise ValueError(f"{first} and {second} have the same priority ({after.priority})")
             if before.patience_s > after.patience_s:
                 raise ValueError(
-                    f"{second} goes behind {first} (priority) and has less patience_s "
+                    f"{second} goes after {first} (priority) but has less patience_s "
                     f"({after.patience_s:g}, {before.patience_s:g})"
                 )
         return self
@@ -131,7 +131,6 @@ class Classes:
             room -= one.share
 
     def __iter__(self) -> Iterator[ServiceClass]:
-        """Iterate over the classes in order of priority."""
         return iter(self._by_name.values())
 
     def get(self, name: str) -> ServiceClass | None:

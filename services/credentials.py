@@ -13,8 +13,8 @@ from baton.home import expanded
 from baton.security.exposure import only_from_here
 from baton.services.config import OpsSettings, RouterSettings, SchedulerSettings, SecuritySettings, Settings
 from baton.services.errors import ConfigError
-from baton.services.tenants.errors import BookError
 from baton.services.tenants.file_book import FileBook
+from baton.services.tenants.model import BookError
 
 ENV_VLLM_KEY = "VLLM_API_KEY"  # guards Baton as it guards vLLM: a replacement must not be open by surprise
 

@@ -5,15 +5,15 @@
                                                 vllm/engine_client.py, outputs.py
                                                           ▼         ▲
      waiting.py, placement.py ──── relay.py: one request's life     │
-     (the scheduler)               state, journal, recovery         │
+     (the scheduler)               state, recovery, suspects        │
                                                           ▼         │
-         legs.py: a placement ──── leg.py: one phase of it ───▶ sink.py
+                            legs.py: the phases of a placement ──▶ sink.py
                                                           │ ▲
                                    pool.py, stream.py: a gRPC stream to each worker
 
-A request passes its relay once per placement; its tokens go from the stream to the leg and on to the front
-end. The two legs of a placement run at the same time.
-`app.py` assembles the parts and serves; `cluster.py` watches the workers for /health and the model's limits;
-`metrics.py` counts; `vllm/block_hashes.py` names a prompt's KV blocks for the scheduler; `prefix.py` has a
-prompt's beginning pulled from another worker.
+The relay runs one placement after another; a placement's two legs run at the same time. Tokens go from the
+stream to the leg and on to the front end, without the relay.
+`app.py` opens the sockets, `serving.py` serves, `served.py` assembles the parts of each model; `cluster.py`
+watches the workers for /health and the model's limits; `vllm/block_hashes.py` names a prompt's KV blocks for
+the scheduler; `prefix.py` has the first blocks of a prompt pulled from another worker.
 """

@@ -1,7 +1,7 @@
-"""Make sure that a router which stores Responses in its memory is the only router of its models.
+"""Ensure that a router that stores Responses in its memory is the only router of its models.
 
-A second router does not start while the first one is there. If both start at once, or while no scheduler
-answers, each closes its store as soon as it hears of the other.
+A second router refuses to start while the first one runs. If both start at once, or while no scheduler
+answers, each closes its store when the scheduler reports the other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from baton.keeping import keep
 from baton.scheduler.client import SchedulerClient
@@ -20,6 +20,9 @@ from baton.services.engine.isolation import RESPONSES_STORE
 from baton.services.errors import StartError
 from baton.tasks import stop
 
+if TYPE_CHECKING:
+    from baton.services.router.vllm.response_store import ResponseStore
+
 log = logging.getLogger(__name__)
 
 ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
@@ -27,20 +30,13 @@ START_S = 6.0  # time for a predecessor to end
 LOOK_S = 2.0
 
 
-class Store(Protocol):
-    """The part of the store that is needed here."""
-
-    on: bool
-    elsewhere: str
-
-
 @contextlib.asynccontextmanager
 async def kept_alone(
-    store: Store, schedulers: Sequence[SchedulerClient], router_id: str
+    store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str
 ) -> AsyncIterator[None]:
-    """Keep the store closed during the block while another router is there.
+    """Inside the block, keep the store closed while another router of these models runs.
 
-    Raises StartError if one is there now.
+    Raises StartError if one runs now.
     """
     if not store.on:
         yield
@@ -63,13 +59,13 @@ async def kept_alone(
         await stop(watching)
 
 
-async def _watch(store: Store, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
+async def _watch(store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         other = await _another(schedulers, router_id)
         if other is not None and other != store.elsewhere:
             if other:
-                log.error("%s serves the same model: the store of responses is closed meanwhile", other)
+                log.error("%s serves the same model: the store of responses is closed until it ends", other)
             store.elsewhere = other
 
 

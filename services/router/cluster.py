@@ -15,24 +15,24 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.scheduler.members import Member, members
 
-FRESH_S = 0.5  # a snapshot is good for this long: health checks must not load the scheduler
-POLL_S = 1.0  # s between snapshots
-POLL_AWAY_S = 0.25  # while no scheduler answers, so that a returning one is noticed soon
-HURRY_S, HURRY_POLL_S = 1.0, 0.1  # used when a scheduler chose a worker that no snapshot has
+FRESH_S = 0.5  # /health reuses a snapshot for this long, to spare the scheduler
+POLL_S = 1.0  # between two snapshots
+POLL_AWAY_S = 0.25  # the same while no scheduler answers, to notice soon when one is back
+HURRY_S, HURRY_POLL_S = 1.0, 0.1  # after a placement on a worker that no snapshot has: how long, how often
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Health:
-    """Whether a request could be placed now; if not, the reason in one line."""
+    """Whether a request could be placed now, and if not, why not."""
 
     ok: bool
     reason: str = ""
 
 
 class ClusterView:
-    """Keep the client's snapshot of the cluster fresh, and answer from it."""
+    """Refreshes the scheduler client's snapshot of the cluster, and answers from it."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class ClusterView:
     ) -> None:
         """Watch the cluster through `client`; `lost` is called when the last scheduler stops answering.
 
-        Workers whose ids `reached` returns stay in view if the scheduler has lost them. `level` is called
-        with the log level that the scheduler names for this process.
+        Workers that `reached` returns stay in the snapshot even if the scheduler has lost them. `level` is
+        called with the log level that the scheduler sets for this process.
         """
         self._level = level
         self._client = client
         self._reached = reached
         self._lost = lost
-        # A worker's lease, and as much again for a scheduler that is away for a moment.
+        # Twice the lease, to bridge a short outage of the scheduler.
         self._heard_s = 2 * worker_lease_s
         self._problem = "no call to the scheduler was made yet"  # empty: the last call was answered
         self._answered = False  # a scheduler answered, and has not been lost since
@@ -65,17 +65,17 @@ class ClusterView:
 
     @property
     def problem(self) -> str:
-        """Why no scheduler answers; empty while one does."""
+        """The error of the last call to a scheduler; empty if it was answered."""
         return self._problem
 
     def tell(self, load: Callable[[], pb.RouterLoad]) -> None:
-        """Send the scheduler the result of `load` with each request for a snapshot."""
+        """Report the result of `load` to the scheduler with each request for a snapshot."""
         self._load = load
 
     def chosen(self, worker_id: str) -> None:
-        """Note that a scheduler chose a worker. If no snapshot has it as ready, take another one soon.
+        """Note that a scheduler chose a worker. If the snapshot lacks it, refresh soon.
 
-        The scheduler may die before the next one is due: then only a snapshot tells where to go.
+        If the scheduler dies, the router places from its snapshot alone.
         """
         if worker_id not in self._known and worker_id not in self._missing:
             self._missing.add(worker_id)
@@ -83,7 +83,7 @@ class ClusterView:
             self._news.set()
 
     async def watch(self) -> None:
-        """Take snapshots forever. Run it as its own task."""
+        """Refresh the snapshot forever. Run it as a task."""
         while True:
             await self._refresh(oldest=time.monotonic())
             await asyncio.sleep(HURRY_POLL_S)
@@ -98,10 +98,9 @@ class ClusterView:
                     await self._news.wait()
 
     async def health(self) -> Health:
-        """Tell whether a worker is ready: either role can serve if the other one is lost.
+        """Return whether a worker is ready. One of either role suffices: it can serve alone.
 
-        While no scheduler answers the last snapshot counts, as for placements. Returns within one call's
-        deadline.
+        While no scheduler answers, the last snapshot counts, as for placements.
         """
         if self._client.answering:
             await self._refresh(oldest=time.monotonic() - FRESH_S)
@@ -114,7 +113,6 @@ class ClusterView:
         return len(_ready(self._client.standby.workers))
 
     def capacity(self) -> pb.Capacity | None:
-        """Return the capacity of a ready worker, or None."""
         ready = _ready(self._client.standby.workers)
         return ready[0].identity.capacity if ready else None
 
@@ -123,19 +121,18 @@ class ClusterView:
         return self._client.standby.heard(self._heard_s)
 
     def members(self) -> list[Member]:
-        """Return the processes that serve metrics, as of the last snapshot. Thread-safe."""
+        """Return the processes in the last snapshot that serve metrics. Thread-safe."""
         known = self._client.standby
         return members((one.identity for one in known.workers), known.processes)
 
     async def first_capacity(self) -> pb.Capacity:
-        """Wait for a ready worker, however long it takes, and return its capacity."""
         while True:
             if capacity := self.capacity():
                 return capacity
             await asyncio.sleep(FRESH_S)
 
     async def _refresh(self, *, oldest: float) -> None:
-        """Take a snapshot, unless there is one since `oldest` (time.monotonic)."""
+        """Refresh the snapshot unless it was taken after `oldest` (time.monotonic)."""
         async with self._refreshing:
             if self._refreshed_at >= oldest:
                 return

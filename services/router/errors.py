@@ -1,27 +1,4 @@
-"""The errors that end a request early.
-
-ServiceError
-├── RequestFailed         has an HTTP status and a Retry-After
-│   ├── NotAdmitted       no placement: no room in time, no workers, no scheduler, or too large for all
-│   ├── AttemptsExhausted every allowed attempt failed
-│   ├── EngineBroken      an engine failed while it ran this request alone
-│   ├── Convicted         the same request broke an engine a short while ago
-│   ├── TimedOut          longer than router.request_timeout_s, or than its client allowed
-│   ├── Overloaded        too many connections, or bytes of requests, at once
-│   ├── TooLarge          a body above the limit
-│   ├── HeadersTooLarge   headers above the limit
-│   ├── TooSlow           not sent in time
-│   ├── UnreadableBody    a body that is compressed, or not JSON
-│   ├── UnknownCoding     an unsupported transfer coding
-│   ├── Unauthorized      no API key, or a wrong one
-│   ├── KeysUnknown       the router could not read the API keys yet
-│   ├── RateLimited       beyond a limit of its key or tenant
-│   ├── NotAllowed        of a class that its key may not use
-│   ├── NoSuchModel       of a model that is not served here
-│   ├── NoSuchResponse    of a stored response that its tenant does not have
-│   └── Unsupported       a feature that the router does not offer, or the engines refuse
-└── WorkerUnreachable     a worker does not answer (the request is resumed elsewhere)
-"""
+"""The errors that end a request early, with their HTTP status."""
 
 from __future__ import annotations
 
@@ -34,19 +11,18 @@ MAX_TEXT = 4_000  # characters of an error, which may quote the request
 
 
 def shortened(text: str) -> str:
-    """Return an error's text, cut if it is too long."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 
 class RequestFailed(ServiceError):
-    """The base of errors that end one request. `retry_after_s` is 0 if a retry would not help."""
+    """The base of errors that end a request. `retry_after_s` is 0 if a retry would not help."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
-    # The kind and code in OpenAI's error object; if empty, those of the status.
+    # `type` and `code` of OpenAI's error object; if empty, they follow from the status.
     kind = ""
     code = ""
     param: str | None = None
-    final = False  # tell OpenAI's and Anthropic's clients not to retry by themselves
+    final = False  # tells OpenAI's and Anthropic's client libraries not to retry
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         message = shortened(message)
@@ -56,20 +32,20 @@ class RequestFailed(ServiceError):
 
 
 class Why(StrEnum):
-    """Why a request is not placed; the `code` of the router's metric."""
+    """The reason why a request is not placed; label `code` of the rejections metric."""
 
     FULL = "FULL"  # all workers are busy
     NO_WORKERS = "NO_WORKERS"
     TOO_LARGE = "TOO_LARGE"  # exceeds every worker, or the journal
     STALE_EPOCH = "STALE_EPOCH"
-    REFUSED = "REFUSED"  # malformed, says the scheduler
+    REFUSED = "REFUSED"  # the scheduler finds it malformed
     UNAVAILABLE = "UNAVAILABLE"  # no scheduler answers
     JOURNAL = "JOURNAL"  # the journal is full
     QUEUE = "QUEUE"  # the queue is full, or too slow
 
 
 class NotAdmitted(RequestFailed):
-    """The request has no placement: 503, or 400 if no worker could ever take it (`never`)."""
+    """The request was not placed: 503, or 400 if no worker could ever take it (`never`)."""
 
     def __init__(self, message: str, why: Why, retry_after_s: float = 0.0) -> None:
         super().__init__(message, retry_after_s)
@@ -79,17 +55,17 @@ class NotAdmitted(RequestFailed):
 
     @property
     def never(self) -> bool:
-        """Whether the request would be refused at any other time too."""
+        """Whether the request would always be refused."""
         return self.why in (Why.TOO_LARGE, Why.REFUSED)
 
     @property
     def waiting_helps(self) -> bool:
-        """Whether a retry may soon succeed: no worker is missing, only room or the scheduler."""
+        """Whether a retry may soon succeed: only room or the scheduler is missing, not a worker."""
         return self.why in (Why.FULL, Why.UNAVAILABLE)
 
 
 class AttemptsExhausted(RequestFailed):
-    """Workers failed under the request, and no further attempt is possible."""
+    """Workers failed during the request, and no further attempt is possible."""
 
 
 class EngineBroken(RequestFailed):
@@ -103,7 +79,7 @@ class EngineBroken(RequestFailed):
 class Convicted(RequestFailed):
     """The same request was answered with EngineBroken a short while ago.
 
-    The status is not a 5xx, because this is meant for loops that retry after a 5xx.
+    The status is not a 5xx because many clients retry after a 5xx.
     """
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -112,8 +88,6 @@ class Convicted(RequestFailed):
 
 
 class TimedOut(RequestFailed):
-    """The request took longer than it may."""
-
     status = HTTPStatus.GATEWAY_TIMEOUT
 
 
@@ -128,8 +102,6 @@ class TooLarge(RequestFailed):
 
 
 class HeadersTooLarge(RequestFailed):
-    """The request's headers are larger than allowed."""
-
     status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
@@ -145,32 +117,28 @@ class UnreadableBody(RequestFailed):
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
     def __init__(self, message: str, accepted: bytes) -> None:
-        """Refuse with `message`; `accepted` is the response header that says what is accepted."""
+        """Refuse; `accepted` names the response header that lists what is accepted."""
         super().__init__(message)
         self.accepted = accepted
 
 
 class UnknownCoding(RequestFailed):
-    """The request has an unsupported transfer coding."""
-
     status = HTTPStatus.NOT_IMPLEMENTED
 
 
 class Unauthorized(RequestFailed):
-    """The request has no API key, or a wrong one."""
-
     status = HTTPStatus.UNAUTHORIZED
 
 
 class KeysUnknown(RequestFailed):
-    """The router could not read the API keys yet: it cannot tell a right one from a wrong one."""
+    """The router has not read the API keys yet, so it cannot check one."""
 
 
 class RateLimited(RequestFailed):
-    """The request is beyond a limit of its key or tenant. `limit` is its name in the book of keys."""
+    """The request is over a limit of its key or tenant. `limit` is the limit's name in the key book."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
-    kind, code = "rate_limit_error", "rate_limit_exceeded"  # OpenAI's clients go by these words
+    kind, code = "rate_limit_error", "rate_limit_exceeded"  # OpenAI's clients test for these
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
@@ -184,8 +152,6 @@ class NotAllowed(RequestFailed):
 
 
 class NoSuchModel(RequestFailed):
-    """The request names a model that is not served here."""
-
     status = HTTPStatus.NOT_FOUND
     kind, code, param = "invalid_request_error", "model_not_found", "model"
 
@@ -198,7 +164,7 @@ class NoSuchResponse(RequestFailed):
 
 
 class Unsupported(RequestFailed):
-    """The request asks for a feature that the router does not offer, or that no engine accepts."""
+    """The request asks for a feature that the router or the engines do not support."""
 
     status = HTTPStatus.BAD_REQUEST
 

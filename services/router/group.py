@@ -1,8 +1,8 @@
-"""Let the processes of one router (router.processes) know each other.
+"""Share sockets and a little memory between the processes of one router (router.processes).
 
-They are forked from one that listens for all: each has its own socket on the common port, so that the kernel
-spreads connections over them, and also holds the others' sockets. So a connection outlives the process at
-whose socket it waits: another one accepts it (http/server.py).
+Their parent opens one socket per process on the common port, and the kernel spreads connections over these.
+Each process inherits all of them: a connection that waits at the socket of a process that ends is accepted by
+another one (http/server.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,18 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
-_ENDING = 0  # index of the first word; the next ones are the metrics port of each process
-_WORD = 8  # bytes: written and read as a whole
+BACKLOG = 2048  # connections that may wait at each socket
+_ENDING = 0  # index of the flag; the following words are each process's metrics port
+_WORD = 8  # bytes; reads and writes of a word are atomic
 
 
 class Group:
-    """The sockets and the memory that the processes share. Make it before they are started."""
+    """The shared sockets and memory. Create it before the processes start."""
 
     def __init__(self, sockets: Sequence[socket.socket], memory: int | None = None) -> None:
-        """Share these sockets, one per process, all on one port.
-
-        memory: a descriptor of the memory that the other processes already share.
-        """
+        """sockets: one per process, on the same port; memory: a descriptor of existing shared memory."""
         self.sockets = tuple(sockets)
-        for sock in sockets:  # if two processes look at one, the second must not wait for a connection
+        for sock in sockets:  # two processes may race to accept; the slower one must not block
             sock.setblocking(False)
         size = _WORD * (1 + len(self.sockets))
         if memory is None:
@@ -38,7 +36,7 @@ class Group:
         self._words = memoryview(mmap.mmap(memory, size)).cast("Q")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give a process that is a new program copies of the descriptors."""
+        """Pass the descriptors to a spawned process."""
         return _received, (self.sockets, reduction.DupFd(self._memory))
 
     def __len__(self) -> int:
@@ -46,18 +44,18 @@ class Group:
 
     @property
     def ending(self) -> bool:
-        """Whether all processes are ending, not just one of them."""
+        """Whether all processes are ending, not only this one."""
         return bool(self._words[_ENDING])
 
     def end(self) -> None:
         self._words[_ENDING] = 1
 
     def tell_metrics_port(self, number: int, port: int) -> None:
-        """Tell the others where process `number` serves its own metrics."""
+        """Publish the port at which process `number` serves its own metrics."""
         self._words[1 + number] = port
 
     def metrics_ports(self) -> dict[int, int]:
-        """Return the metrics port of each process by number, including those that have ended."""
+        """Return each process's metrics port by its number, including processes that have ended."""
         return {number: port for number, port in enumerate(self._words[1:]) if port}
 
 
@@ -67,7 +65,7 @@ def _received(sockets: Sequence[socket.socket], memory: Any) -> Group:
 
 @dataclass(frozen=True)
 class Seat:
-    """One process's place in its group. It keeps it across restarts."""
+    """One process's place in its group. A restarted process takes the same one."""
 
     group: Group
     number: int
@@ -81,10 +79,9 @@ class Seat:
         return [sock for sock in self.group.sockets if sock is not self.sock]
 
     def named(self, router_id: str) -> str:
-        """Return a router's display name."""
         return router_id if self.alone else f"{router_id}, {self.number + 1} of {len(self.group)} processes"
 
     @property
     def alone(self) -> bool:
-        """Whether the router is this process."""
+        """Whether the router has only this process."""
         return len(self.group) == 1

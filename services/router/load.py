@@ -1,7 +1,4 @@
-"""Count a router's load for the autoscaler; sent with each request for a snapshot, once a second.
-
-Each request costs three additions, at its arrival, first token and end; a report copies some 130 numbers.
-"""
+"""Count a router's load for the autoscaler. Reported with each request for a snapshot, once a second."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from baton.services.router.state import RequestState
 
 
 def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
-    """Return the sum of several models' counts; there is at least one model."""
     if len(loads) == 1:
         return loads[0]
     whole = pb.RouterLoad()
@@ -37,7 +33,7 @@ class RouterCounts:
         self._output_tokens = 0
 
     def arrived(self, state: RequestState) -> None:
-        """Count a request, whether it is placed at once or waits."""
+        """Count a request on its arrival, before it is placed."""
         self._prompts.add(state.prompt_tokens)
         self._prompt_tokens += state.prompt_tokens
 
@@ -46,15 +42,13 @@ class RouterCounts:
         self._first_token.add(state.first_token - state.arrived)
 
     def over(self, state: RequestState) -> None:
-        """Count a finished request, with what its client got."""
         self._over += 1
         self._output_tokens += len(state.tokens)
-        gaps = len(state.tokens) - 1
-        if state.first_token and gaps > 0:
-            self._gap.add(max(0.0, state.timings.last_token - state.first_token) / gaps)
+        if state.mean_gap_s is not None:
+            self._gap.add(state.mean_gap_s)
 
     def message(self, waiting: Sized) -> pb.RouterLoad:
-        """Return the message for a scheduler; `waiting` holds the requests that wait for room."""
+        """Return the message for a scheduler; `waiting` holds the queued requests."""
         return pb.RouterLoad(
             prompts=self._prompts.counts,
             prompt_tokens=self._prompt_tokens,

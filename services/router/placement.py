@@ -1,10 +1,12 @@
-"""Get placements, from the scheduler or without one, and report how they ended."""
+"""Get placements from a scheduler, or from the last snapshot while none answers, and report their ends."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -15,11 +17,48 @@ from baton.services.classes import STANDARD, ServiceClass
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.state import RequestState
+
+CUT_S = 5.0  # time between two tries of a pair of workers that could not reach each other
+MOST_PAIRS = 1024  # beyond it the oldest is forgotten
+
+Pair = tuple[str, str]  # ids of the worker that saves KV and of the worker that pulls it
+
+
+class Pairs:
+    """The pairs of workers whose last handoff failed, though this router reaches both. Not thread-safe.
+
+    Requests avoid such a pair: they would be prefilled for nothing. One request per `CUT_S` tries it again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cut: OrderedDict[Pair, float] = OrderedDict()  # the time until which it is avoided
+
+    def failed(self, pair: Pair) -> None:
+        """Record that the second worker could not pull KV from the first."""
+        self._cut[pair] = self._clock() + CUT_S
+        self._cut.move_to_end(pair)
+        if len(self._cut) > MOST_PAIRS:
+            self._cut.popitem(last=False)
+
+    def passed(self, pair: Pair) -> None:
+        self._cut.pop(pair, None)
+
+    def avoid(self, pair: Pair) -> bool:
+        """Return whether to avoid a handoff between the two. After `CUT_S`, one caller may try."""
+        until = self._cut.get(pair)
+        if until is None:
+            return False
+        if self._clock() < until:
+            return True
+        self._cut[pair] = self._clock() + CUT_S  # other requests avoid it until the outcome is known
+        return False
 
 
 class Placements:
-    """Place requests, and report the end of every used epoch to the scheduler."""
+    """Places requests, and reports the end of each epoch to the scheduler."""
 
     def __init__(
         self,
@@ -27,11 +66,10 @@ class Placements:
         metrics: RouterMetrics,
         model: str = "",
         chosen: Callable[[str], None] = lambda _: None,
+        pairs_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`model` is named in refusals, if the router serves several.
-
-        chosen: called with the id of each worker of a placement
-        """
+        """model: named in refusals; chosen: called with the id of each worker of a placement."""
+        self.pairs = Pairs(pairs_clock)
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
@@ -40,11 +78,38 @@ class Placements:
     async def place(
         self, state: RequestState, suspects: set[str], service: ServiceClass = STANDARD
     ) -> Placement:
-        """Get the next epoch's placement, as a request of class `service`.
+        """Get a placement for the request's next epoch, in the class `service`.
 
-        `suspects` are avoided as long as there are others: a stream may break while its worker is well.
-        Raises NotAdmitted; then, and when cancelled, nothing is reserved.
+        Avoids `suspects` if it can (a stream may break while its worker is well), and pairs of workers that
+        recently could not reach each other. Raises NotAdmitted; then, and when cancelled, nothing stays
+        booked.
         """
+        placement = await self._place(state, suspects, service)
+        if placement.prefill is None or not self._apart(placement):
+            return placement
+        self._metrics.pairs_avoided.inc()
+        if state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
+            try:
+                others = suspects | {placement.prefill.worker_id}
+                another = await self._place(state, others, service)
+            except NotAdmitted:
+                placement = self.hold_on(state, placement)
+            except asyncio.CancelledError:
+                self._client.reporter.finished(placement.attempt, "abort")
+                raise
+            else:
+                self._client.reporter.finished(placement.attempt, "retried")
+                placement = another
+                if not self._apart(placement):
+                    return placement
+        return self.without_prefill(placement)
+
+    def _apart(self, placement: Placement) -> bool:
+        """Return whether the placement's two workers recently could not reach each other."""
+        prefill, decode = placement.prefill, placement.decode
+        return prefill is not None and self.pairs.avoid((prefill.worker_id, decode.worker_id))
+
+    async def _place(self, state: RequestState, suspects: set[str], service: ServiceClass) -> Placement:
         began = time.monotonic()
         try:
             placement = await self._placement(state, state.excluded | suspects, service)
@@ -63,10 +128,10 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return the `full` workers that another of their role, or a mixed one, can stand in for.
+        """Return those of the `full` workers that can be replaced: by another of their role, or a mixed one.
 
-        Workers among `others` cannot stand in. The rest are asked again: without them the other side would do
-        their work (policy/choose.py).
+        Workers in `others` cannot replace them. A worker without a replacement is asked again: if it were
+        excluded, the policy would give its work to workers of the other role (policy/choose.py).
         """
         if not full:
             return set()
@@ -76,13 +141,18 @@ class Placements:
         others_can = {worker for worker in full if roles.get(worker) in left or worker not in roles}
         return set(full) if pb.ROLE_MIXED in left else others_can
 
-    def hold_on(self, state: RequestState, attempt: Attempt) -> Attempt:
-        """Hold an attempt's bookings under a new epoch: another placement was refused. Return its attempt."""
+    def hold_on(self, state: RequestState, placement: Placement) -> Placement:
+        """Keep a placement after a refused request for another one, which may have ended its booking."""
         state.epoch += 1
-        return self._client.reporter.hold_on(attempt, state.epoch)
+        return replace(placement, attempt=self._client.reporter.hold_on(placement.attempt, state.epoch))
+
+    def without_prefill(self, placement: Placement) -> Placement:
+        """Free the prefill worker's booking: the decode worker prefills the prompt too."""
+        self.prefilled(placement.attempt)
+        return replace(placement, prefill=None, prompt_tokens=0)
 
     def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt was prefilled: the prefill worker's reservation ends."""
+        """Report that the prompt was prefilled: the prefill worker's booking ends."""
         self._client.reporter.prefilled(attempt)
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
@@ -90,14 +160,14 @@ class Placements:
         self._client.reporter.shared(attempt, blocks)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
-        """Report that the attempt is over, and its cost: both reservations end."""
+        """Report the attempt's end and its cost: its bookings end."""
         self._client.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
-        """Get the scheduler's placement or, while none answers, one from the last snapshot.
+        """Get a placement from a scheduler, or from the last snapshot.
 
-        A snapshot also serves if a scheduler knows no worker, while this router reaches some. Raises
-        NoCapacity and NotAdmitted.
+        The snapshot is used while no scheduler answers, and also if the scheduler has just started or lost
+        workers that this router still reaches. Raises NoCapacity and NotAdmitted.
         """
         try:
             return await self._place_by_scheduler(state, exclude, service)
@@ -128,8 +198,8 @@ class Placements:
         client = self._client
         for others in reversed(range(client.schedulers)):
             if not client.answering and client.standby.workers:
-                raise SchedulerUnavailable("no scheduler answers")  # its return is not waited for here
-            state.epoch += 1  # each epoch is used once, even without a reply: it may have been booked
+                raise SchedulerUnavailable("no scheduler answers")  # place from the snapshot without a wait
+            state.epoch += 1  # each epoch is used once: it may be booked even if no reply came
             try:
                 return await client.place(need_of(state, client.router_id, exclude, service))
             except SchedulerUnavailable:
@@ -147,7 +217,7 @@ class Placements:
         return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
 
     def _unknown(self, state: RequestState) -> None:
-        """Release the epoch in case the scheduler booked it, though its reply never came."""
+        """Release the epoch: the scheduler may have booked it, though no reply came."""
         self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:
@@ -158,7 +228,7 @@ class Placements:
 def need_of(
     state: RequestState, router_id: str, exclude: Iterable[str] = (), service: ServiceClass = STANDARD
 ) -> Need:
-    """Return the needs of the request's current epoch, as a request of class `service`."""
+    """Return the needs of the request's current epoch in the class `service`."""
     return Need(
         attempt=Attempt(state.request_id, state.epoch),
         router_id=router_id,
@@ -176,7 +246,6 @@ def need_of(
 
 
 def cost_of(state: RequestState) -> pb.Cost:
-    """Return the cost of the current attempt so far."""
     handoff, spent = state.timings.handoff, state.timings.spent()
     return pb.Cost(
         queue_ms=spent.queue_ms,

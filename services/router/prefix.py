@@ -1,9 +1,8 @@
-"""Bring the KV of a prompt's beginning from a worker that holds it to the one that prefills the rest.
+"""Have the prefill worker pull the KV of a prompt's first blocks from a worker that has them cached.
 
-The scheduler names such a worker as a placement's source, usually the one that decoded the chat's last turn.
-A SAVE asks it to hand over what it holds, and at the same time the prefill worker is told to get it there,
-and waits for a while. It is an extra: any failure is counted, and the prefill worker computes the whole
-prompt.
+The scheduler names that worker as the placement's source; it is usually the one that decoded the chat's last
+turn. It gets a SAVE at the same time as the prefill worker gets its Start with the source, and the prefill
+worker waits for up to a second. On any failure the prefill worker computes the whole prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
 
 from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
@@ -20,26 +18,29 @@ from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.state import RequestState
-from baton.services.router.stream import WorkerStream
+from baton.services.router.stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
 
 
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:
-    """Return what the placement's source holds, or None if nothing is to be brought from there."""
+    """Return the prefix to pull from the placement's source, or None."""
     source, prefill = placement.source, placement.prefill
-    # One token more than is held, as the source computes one like for any request; but never all.
+    # One token more than is cached, because an engine computes at least one per request; but never all.
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
     if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
-        return None  # from here on a prompt is computed whatever is cached
-    if parts.pairs.avoid((source.worker_id, prefill.worker_id)):
+        return None  # prompt log-probabilities need the whole prompt computed
+    if parts.placements.pairs.avoid((source.worker_id, prefill.worker_id)):
         parts.metrics.prefix_pull("avoided")
         return None
     return Prefix(state, source, prefill.worker_id, tokens, parts)
 
 
-class Prefix:
-    """The beginning of one attempt's prompt, at its source. A StreamListener until the prefill has ended."""
+class Prefix(StreamListener):
+    """The first blocks of one attempt's prompt at their source.
+
+    Its single output is dropped: the token is not part of the answer.
+    """
 
     def __init__(
         self,
@@ -57,16 +58,15 @@ class Prefix:
         self._tokens = tokens
         self._key = secrets.token_bytes(KEY_BYTES)
         self._pool = parts.pool
-        self._pairs = parts.pairs
+        self._pairs = parts.placements.pairs
         self._metrics = parts.metrics
         self._stream: WorkerStream | None = None
-        self._on_lost: Callable[[str], None] | None = None  # set while the prefill may wait or pull
+        self._on_lost: Callable[[str], None] | None = None  # set while the prefill worker may wait or pull
         self._saved = False
         self._outcome = ""  # as counted
 
     @property
     def source(self) -> worker_pb2.Source:
-        """The source that the prefill worker is given."""
         return worker_pb2.Source(
             worker_id=self._worker.worker_id,
             address=self._worker.address,
@@ -76,32 +76,32 @@ class Prefix:
         )
 
     def start(self, on_lost: Callable[[str], None]) -> None:
-        """Ask the source to save it. `on_lost` is called if the source is lost while it is pulled."""
+        """Ask the source to save it. `on_lost` is called if the source is lost during the pull."""
         self._on_lost = on_lost
         self._state.timings.prefix_asked = time.monotonic()
         self._pool.reach(self._worker, self._reached)
 
     def loaded(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the prefill worker has it: nothing is left at the source."""
+        """Record that the prefill worker has loaded it, which also released it at the source."""
         self._state.timings.prefix_loaded = time.monotonic()
         self._state.timings.prefix = admitted
         self._count("loaded", admitted.tokens)
         self._pairs.passed(self._pair)
 
     def over(self, failure: Failure | None) -> None:
-        """Note the end of the prefill. If it could not get the KV, avoid this pair of workers for a while."""
+        """Record the end of the prefill. If the pull failed, avoid this pair of workers for a while."""
         if failure is None:
             self._count("late")
         elif failure.trouble is Trouble.PREFIX and self._count("failed"):
             self._pairs.failed(self._pair)
 
     def drop(self) -> None:
-        """Release what was saved, or will be, and was not loaded."""
+        """Release it at the source unless it was loaded."""
         self._on_lost = None
         if self._stream is None:
             return
         self._stream.forget(self)
-        if self._outcome in ("", "late", "failed"):  # else the source holds nothing of it
+        if self._outcome in ("", "late", "failed"):  # otherwise the source keeps nothing
             self._stream.abort(self.request_id)
 
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:
@@ -136,33 +136,20 @@ class Prefix:
         self._metrics.prefix_pull(outcome, tokens)
         return True
 
-    # -- the stream's calls
-
-    def on_output(self, output: Any, clock_offset_s: float) -> None:
-        """Drop the token: it is not the request's."""
-
-    def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Drop a sample: nobody waits for a second token."""
+    # -- StreamListener
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Note that the source keeps it, or could not."""
         self._saved = not saved.problem
         if time.monotonic() > self._state.timings.prefix_asked + BEGINNING_S:
-            self._on_lost = None  # the prefill worker has begun without it
+            self._on_lost = None  # the prefill worker has stopped waiting for it
         self._answered("not_kept" if saved.problem else "")
 
-    def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Do nothing: a SAVE loads nothing."""
-
-    def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Do nothing: nothing is booked for it."""
-
     def on_failed(self, failed: worker_pb2.Failed) -> None:
-        """Note that the source holds less than the scheduler knew, or takes nothing now."""
+        """Handle a refusal: the source has fewer blocks than the scheduler assumed, or no room."""
         self._answered("not_cached" if failed.code == worker_pb2.Failed.CODE_HANDOFF else "refused")
 
     def on_lost(self, message: str) -> None:
-        """Note that the source is gone; if it had not saved, the prefill worker hears of that itself."""
+        """Handle the loss of the source. Before the save, the prefill worker notices by itself."""
         if self._saved and self._on_lost is not None:
             self._on_lost(message)
         elif not self._saved:

@@ -1,15 +1,15 @@
-"""A finished request as one immutable record, for the log, traces and the live page."""
+"""Record a finished request for the log, traces and the live page, and compute its usage."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.services.router.state import RequestState
 from baton.services.router.timeline import Stage, other_stages, seconds_by_stage, to_first_token
-from baton.services.router.timings import Event
+from baton.services.router.timings import Event, Spent
 from baton.services.trace_context import TraceContext
 
 _FAILED = ("error", "refused")
@@ -21,21 +21,19 @@ _AS_IT_IS = (
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One placement of a request."""
-
     number: int
     prefill_worker: str
     decode_worker: str  # the same one if it did both
-    epoch_s: float  # placed, seconds since 1970
-    trouble: str  # the cause of its failure; "": it did not fail
+    placed_at: float  # seconds since 1970
+    trouble: str  # why it failed; "" if it did not
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished request. Moments of stages and events are time.monotonic; see `at_s`."""
+    """A finished request. Times of stages and events are time.monotonic; `at_s` converts them."""
 
     request_id: str  # used in logs, by workers and by the scheduler
-    response_id: str  # the `id` in the response, which its client knows
+    response_id: str  # the `id` in the response
     trace: TraceContext
     tenant: str
     service: str  # the class of the request
@@ -47,8 +45,8 @@ class Record:
     output_tokens: int
     arrived: float
     ended: float
-    first_token_s: float  # time to the first token, in a stream to its first byte; 0: no token
-    client_s: float  # time for which writing waited for the client to read
+    first_token_s: float  # time to first token; in a stream, to the first byte; 0: no token
+    client_s: float  # time spent waiting for the client to read
     clock_s: float  # seconds since 1970 at time.monotonic() == 0
     method: str  # the speculative method
     draft_steps: int
@@ -56,8 +54,8 @@ class Record:
     accepted_tokens: int
     retried: bool
     attempts: tuple[AttemptRecord, ...]  # the last ones
-    to_first_token: tuple[Stage, ...]  # consecutive
-    later: tuple[Stage, ...]  # later stages, and parts of stages
+    to_first_token: tuple[Stage, ...]  # in sequence, without gaps
+    later: tuple[Stage, ...]  # later stages, and stages within others
     events: tuple[Event, ...]
 
     @property
@@ -66,7 +64,7 @@ class Record:
 
     @property
     def slowness_s(self) -> float:
-        """The time to first token, or all the request's time if it had none."""
+        """The time to first token, or the whole duration if there was none."""
         return self.first_token_s or self.ended - self.arrived
 
     @property
@@ -79,11 +77,10 @@ class Record:
         return seconds_by_stage(self.to_first_token)
 
     def at_s(self, moment: float) -> float:
-        """Return a moment as seconds since 1970."""
         return moment + self.clock_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as plain values. Offsets are milliseconds since the request's arrival."""
+        """Return the record as JSON values; offsets are milliseconds since the request's arrival."""
         return {
             **{name: getattr(self, name) for name in _AS_IT_IS},
             "trace_id": self.trace.trace_id,
@@ -98,16 +95,7 @@ class Record:
                 "drafted_tokens": self.drafted_tokens,
                 "accepted_tokens": self.accepted_tokens,
             },
-            "attempts": [
-                {
-                    "number": one.number,
-                    "prefill_worker": one.prefill_worker,
-                    "decode_worker": one.decode_worker,
-                    "placed_at": round(one.epoch_s, 3),
-                    "trouble": one.trouble,
-                }
-                for one in self.attempts
-            ],
+            "attempts": [asdict(one) for one in self.attempts],
             "stages": [
                 {
                     "name": one.name,
@@ -134,7 +122,7 @@ class Record:
 
 
 def record_of(state: RequestState) -> Record:
-    """Return the record of a request that is over and whose response is sent."""
+    """Return the record of a request whose response is sent."""
     http, spent = state.http, state.spent
     troubles = {one.attempt: one.attributes["trouble"] for one in state.events if one.name == "failed"}
     clock_s = time.time() - time.monotonic()
@@ -168,7 +156,7 @@ def record_of(state: RequestState) -> Record:
                 one.number,
                 one.prefiller.instance,
                 one.decoder.instance,
-                one.placed + clock_s,
+                round(one.placed + clock_s, 3),
                 troubles.get(one.number, ""),
             )
             for one in state.attempts_kept
@@ -177,6 +165,37 @@ def record_of(state: RequestState) -> Record:
         later=tuple(other_stages(state)),
         events=tuple(state.events),
     )
+
+
+def usage_of(states: Iterable[RequestState]) -> dict[str, Any]:
+    """Return the cost of one response for `usage.baton` and the log (docs/observability.md).
+
+    Counts are summed over its sequences; durations are the longest ones. Both include failed attempts, as far
+    as their workers reported them.
+    """
+    states = list(states)
+    each = [state.spent for state in states]
+    drafts = sum(each, Spent())
+    steps, at_position = drafts.draft_steps, drafts.accepted_by_position
+    accepted = sum(at_position)
+    longest = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms")
+    return {
+        "method": _names(state.method for state in states),
+        "draft_steps": steps,
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": accepted,
+        "mean_accepted_length": round(1 + accepted / steps, 4) if steps else None,
+        "acceptance_by_position": [round(count / steps, 4) for count in at_position] if steps else [],
+        "prefill_worker": _names(worker for state in states for worker in state.prefill_workers),
+        "decode_worker": _names(worker for state in states for worker in state.decode_workers),
+        "attempts": max(state.attempts for state in states),
+        "waiting_ms": max(round(1e3 * state.waited_s, 3) for state in states),
+        **{name: max(round(getattr(spent, name), 3) for spent in each) for name in longest},
+    }
+
+
+def _names(values: Iterable[str]) -> str | None:
+    return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 
 def _ms(seconds: float) -> float:

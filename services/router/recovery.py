@@ -1,8 +1,7 @@
-"""Decide what happens when a part of a request fails: one table, one rule, one back-off.
+"""Decide what follows when an attempt fails: `next_step` and its back-off.
 
-A request runs on one placement at a time: nothing is hedged, as a second copy of a request would take room
-from another client's first one. Three things end the retries: the request's deadline, its budget of failures,
-and an error that no other worker could mend.
+Requests are not hedged: a second copy would take another client's slot. Retries end with the request's
+deadline, with its budget of failures, or at an error that every worker would return.
 """
 
 from __future__ import annotations
@@ -13,39 +12,48 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import uniform
 
+from baton.protos import worker_pb2
+
 # Up to this length, recomputing the prompt on the decode worker is cheaper than another placement, prefill
-# and handoff: it is about one step of an engine's usual token budget, so its running requests wait for one
-# step.
+# and handoff: it takes about one step of the usual token budget, which delays the worker's other requests.
 SHORT_PROMPT_TOKENS = 512
 MAX_ATTEMPTS = 4  # give up after this many workers in a row fail a request without progress
-# An attempt that generated so many tokens made progress, and the failures before it are forgotten: one token
-# may be the prefill's, two are of a worker that decoded. A request that kills its workers does so at the same
-# token again, and one that waits for others may well outlive more workers than the budget has.
+# An attempt that generated this many tokens made progress, and earlier failures are forgotten. One token may
+# come from the prefill, two only from a worker that decodes. A request that kills its workers does so at the
+# same token each time, so it makes no progress.
 PROGRESS_TOKENS = 2
-# Seconds between two placements of one request; the first retry does not wait, as another worker may be free.
+# Seconds between two placements of one request; the first retry does not wait.
 BACKOFF_S = 0.05
 MOST_BACKOFF_S = 1.0
 
 
 class Trouble(Enum):
-    """The kind of an attempt's failure."""
-
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
     REFUSED = "refused"  # the worker drains, or its staging stays full
-    FULL = "full"  # the worker has no room now, despite the booking
-    LOST = "lost"  # the worker's stream ended, or fell silent
+    FULL = "full"  # the worker has no room, despite the booking
+    LOST = "lost"  # the worker's stream ended or fell silent
     ENGINE = "engine"  # the engine failed, or ended the request by itself
     STALE = "stale"  # the worker has seen a later epoch
-    NOT_KEPT = "not kept"  # the prompt was prefilled, but its KV cache could not be saved
-    HANDOFF = "handoff"  # the KV cache could not be loaded
-    SOURCE = "source"  # as HANDOFF, because the decode worker does not reach the prefill worker
-    PREFIX = "prefix"  # the beginning of the prompt could not be loaded from the worker that holds it
-    INVALID = "invalid"  # the worker cannot decode the request's message; no other can
+    NOT_KEPT = "not kept"  # the prompt was prefilled, but its KV could not be saved
+    HANDOFF = "handoff"  # the KV could not be loaded
+    SOURCE = "source"  # as HANDOFF, because the decode worker cannot reach the prefill worker
+    PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
+    INVALID = "invalid"  # the worker cannot parse the Start; no other could
+
+
+TROUBLES = {  # by the code of a worker's message
+    worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
+    worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
+    worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_FULL: Trouble.FULL,
+    worker_pb2.Failed.CODE_STAGING: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_INVALID: Trouble.INVALID,
+    worker_pb2.Failed.CODE_STALE: Trouble.STALE,
+    worker_pb2.Failed.CODE_ENGINE: Trouble.ENGINE,
+}
 
 
 class RecoveryStep(Enum):
-    """The next step after a failure."""
-
     PLACE_AGAIN = "place again"
     WITHOUT_PREFIX = "without prefix"  # the prefill worker of this placement computes the whole prompt
     COMPUTE_HERE = "compute here"  # the decode worker of this placement prefills the prompt itself
@@ -59,20 +67,19 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
-    engine_goes_on: bool = False  # with ENGINE: it goes on without the failed step's requests
+    engine_goes_on: bool = False  # with ENGINE: only the failed step's requests ended
 
     @property
     def decode_side_is_fine(self) -> bool:
-        """Whether the placement's decode worker is well and holds nothing of this request."""
+        """Whether the decode worker is well and has no KV of this request."""
         return self.trouble in (Trouble.NOT_KEPT, Trouble.HANDOFF, Trouble.SOURCE)
 
     @property
     def counts(self) -> bool:
-        """Whether the failure counts against the budget: the worker had begun.
+        """Whether the failure counts against the budget: the request may have caused it.
 
-        A request that kills its workers must not meet all of them. One that was only turned away does no
-        harm, and is retried until its deadline; the same goes for a prefix that did not come. An engine that
-        reports a failure makes the request a suspect, which has its own limits.
+        A request that was turned away, or whose prefix did not come, does no harm and is retried until its
+        deadline. An engine that reports a failure makes the request a suspect, which has its own limits.
         """
         free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL, Trouble.PREFIX, Trouble.ENGINE)
         return self.trouble not in free
@@ -80,11 +87,10 @@ class Failure:
 
 @dataclass(slots=True)
 class Toll:
-    """The workers that failed a request in a row; its length is their number.
+    """The workers that failed a request in a row; `len()` counts them.
 
-    It counts workers, not attempts: one that hangs, comes back and then ends is one lost worker. But from the
-    third failure of the same worker on, each counts. A request may break a worker's stream whenever it gets
-    there, and this must end too: it takes at most twice as many attempts as workers.
+    It counts workers, not attempts: a worker that hangs, comes back and then dies is one lost worker. From
+    the third failure of the same worker on, each counts: a request may break its stream each time.
     """
 
     _failures: Counter[str] = field(default_factory=Counter)  # keyed by worker id
@@ -96,104 +102,40 @@ class Toll:
         self._failures[worker_id] += 1
 
     def clear(self) -> None:
-        """Forget all failures: the request made progress."""
         self._failures.clear()
 
 
-# Workers that a request may lose in a row, without progress, before it is tried alone.
-LOSSES_BESIDE = 2
-# Tokens that a suspect generates alone, beyond the point where the engine failed, before it goes on beside
-# others: a step that computes the prompt, and one or more that decode, with drafts. Each further failure
-# beside others multiplies the next trial's length by LONGER.
-TRIAL_TOKENS, LONGER = 4, 4
-# Tokens to generate beside other requests until a failure that the engine survived is forgotten.
-FORGET_TOKENS = 32
-
-
-@dataclass(slots=True)
-class Suspicion:
-    """The case against a request: engines failed under it, or workers were lost.
-
-    A suspect is tried alone. If an engine reports a failure then, the request is convicted. Two requests that
-    are poison only together both pass, so each further failure beside others makes the next trial longer, and
-    a request under which two engines ended runs alone to its end. A failure that the engine survived is
-    forgotten with progress: it cost little, and a client with many different requests that break steps must
-    not make all others run alone.
-
-    A worker that is lost silently says little about a request. Two in a row make it a suspect, so that, if it
-    does kill workers, it stops costing its neighbours theirs. No number of them convicts it.
-    """
-
-    suspect: bool = False
-    ends: int = 0  # engines that ended under it, or pairs of workers that were lost, beside others
-    failures: int = 0  # engines that failed and went on, beside others, since the last progress
-    losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
-    convicted: bool = False
-
-    @property
-    def to_its_end(self) -> bool:
-        """Return whether it must now run alone."""
-        return self.ends > 1
-
-    def trial_tokens(self, left: int) -> int:
-        """Return how many of the `left` tokens it has to generate alone."""
-        failures = self.ends + self.failures
-        return left if self.to_its_end else min(left, TRIAL_TOKENS * LONGER ** max(0, failures - 1))
-
-    def note(self, failure: Failure, *, alone: bool, generated: int) -> None:
-        """Record a failed attempt after `generated` tokens. alone: no other request was in the engine."""
-        if generated >= PROGRESS_TOKENS:
-            self.losses.clear()
-        if generated >= FORGET_TOKENS and not alone:
-            self.failures = 0
-        if failure.trouble is Trouble.ENGINE:
-            self.convicted = alone
-            self.suspect = True
-            self.failures += not alone and failure.engine_goes_on
-            self.ends += not alone and not failure.engine_goes_on
-        elif failure.trouble is Trouble.LOST and not alone:
-            self.losses.add(failure.worker_id)
-            if len(self.losses) >= LOSSES_BESIDE:
-                self.suspect = True
-                self.ends += 1
-
-    def passed(self) -> None:
-        self.suspect = self.to_its_end
-        self.losses.clear()
-
-
-# Seconds after a decode worker reports that the prefill worker's KV does not come before that counts as the
-# cause: the prefill worker may have died, and its own stream says so a moment later.
+# When a decode worker cannot get the KV, the prefill worker may have died. Its stream then ends within this
+# time, seconds, and counts as the cause.
 SOURCE_ENDS_S = 0.25
 
 
 def may_be_the_source(decode: Failure | None) -> bool:
-    """Return whether a decode leg's failure may come from the end of the prefill leg."""
+    """Return whether the prefill worker may have caused a decode leg's failure."""
     return decode is not None and decode.trouble in (Trouble.HANDOFF, Trouble.SOURCE)
 
 
 def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: bool) -> Failure | None:
-    """Return the one failure of two legs that run at the same time. Each worker's end counts once.
+    """Return an attempt's failure from those of its two legs so far.
 
-    prefill, decode: the legs' failures so far
-    begun: the decode worker has decoded, or could: the prompt is prefilled
+    begun: the prompt is prefilled, so the decode worker could decode
     """
-    # Without its prefill a decode worker can only wait, or fail for lack of a source. A missing prefix is
-    # different: the same two workers would go on without it, if both are well.
+    # A failed prefill explains any failure of the decode leg. A missing prefix does not: the same two workers
+    # go on without it, if both are well.
     mends = prefill is not None and prefill.trouble is Trouble.PREFIX
     if decode is None or (prefill is not None and (not mends or may_be_the_source(decode))):
         return prefill
     if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
         return decode
-    # Its worker ended while the request waited there for its prompt, so the request did not cause it.
+    # The worker died while the request only waited there: the request did not cause it.
     return replace(decode, trouble=Trouble.UNREACHABLE)
 
 
 def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -> RecoveryStep:
-    """Decide on the next step. COMPUTE_HERE cannot fail for a handoff, as it needs none.
+    """Decide on the next step.
 
-    failures_left: of the budget, this failure included
-    tokens_to_prefill: for a worker that has none of the request's KV
+    failures_left: how many further failures the budget allows
+    tokens_to_prefill: the request's length for a worker without its KV
     """
     if failure.trouble is Trouble.INVALID:
         return RecoveryStep.GIVE_UP
@@ -205,10 +147,9 @@ def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -
 
 
 def backoff_s(retries: int, draw: Callable[[float, float], float] = uniform) -> float:
-    """Return how many seconds to wait before the next placement, after `retries` without progress.
+    """Return the seconds to wait before the next placement, after `retries` without progress.
 
-    The wait doubles, with a jitter of a quarter, so that the requests of a lost worker do not return in step.
-    `draw` returns a random number between two.
+    The wait doubles, with 25 % jitter to spread the requests of a lost worker. `draw` is random.uniform.
     """
     if retries <= 1:
         return 0.0

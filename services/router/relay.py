@@ -1,4 +1,4 @@
-"""Carry a request through its life: placed, prefilled, decoded, resumed if a worker fails.
+"""Run a request: wait for room, place it, run its legs, and resume it elsewhere if a worker fails.
 
 One asyncio task per request goes from placement to placement. Tokens do not wake it: the worker's stream
 calls the leg, and the leg calls the front end.
@@ -26,11 +26,10 @@ from baton.services.router.errors import (
     Unsupported,
     Why,
 )
-from baton.services.router.legs import Legs
+from baton.services.router.legs import DecodeLeg, run_placement
 from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
-    SHORT_PROMPT_TOKENS,
     Failure,
     RecoveryStep,
     Trouble,
@@ -40,71 +39,60 @@ from baton.services.router.recovery import (
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
 
-# Seconds for which a resuming request looks for room without the workers that failed it.
+# For this long, seconds, a request that resumes looks for room on workers that have not failed it.
 EXCLUDED_S = 3.0
 
 log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Carry one request from its first placement to its last token.
+    """Run one request from `start()` until it has its outcome, then call `on_over` once.
 
-    `start()` begins; it ends by itself, or by `abort()` or `end()`. Then `on_over` is called once.
+    `abort()` and `end()` end it early.
     """
 
     def __init__(
         self, state: RequestState, parts: RelayParts, front_end: FrontEnd, on_over: Callable[[Relay], None]
     ) -> None:
         self.state = state
-        self._parts = parts
-        self._sink = OutputSink(state, front_end, self._first_token)
-        self._placements = parts.placements
-        self._pool = parts.pool
-        self._metrics = parts.metrics
-        self._counts = parts.counts
-        self._journal = parts.journal
-        self._waiting = parts.waiting
-        self._pairs = parts.pairs
-        self._quarantine = parts.quarantine
-        self._convicts = parts.convicts
-        self._max_attempts = parts.max_attempts
-        self._replace_wait_s = parts.replace_wait_s
+        self.parts = parts
+        self.sink = OutputSink(state, front_end, self._first_token)
         self._on_over = on_over
         self._placement: Placement | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_failure = ""
         self._retries = 0  # placements in a row without progress
-        self._give_up = 0.0  # time.monotonic: when to give up on these
-        self._full: set[str] = set()  # workers without room for it, in these placements
+        self._give_up = 0.0  # time.monotonic: when to stop retrying
+        self._full: set[str] = set()  # workers that refused it as full in these placements
         self._closed = False
         self._admitted = False
 
     def start(self) -> None:
-        """Enter the journal, and go on in a task. Raises NotAdmitted if there is no room, or Convicted."""
+        """Enter the journal, and start the task. Raises NotAdmitted or Convicted."""
         try:
-            self._convicts.check(self.state.engine_request)
+            self.parts.convicts.check(self.state.engine_request)
         except Convicted:
-            self._metrics.suspects.labels("refused").inc()
+            self.parts.metrics.suspects.labels("refused").inc()
             raise
-        self._journal.enter(self.state)
-        self._counts.arrived(self.state)
+        self.parts.journal.enter(self.state)
+        self.parts.counts.arrived(self.state)
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
-        """Drop the request on both workers now: the client is gone, or needs no further token."""
+        """Abort the request at its workers: the client is gone or needs no more tokens."""
         if self.state.over:
             return
         self.state.outcome = "abort"
         self._abort_workers()
-        # Needed here too: a task that is cancelled before its first step runs no `finally`.
+        # Not left to the task: if it is cancelled before its first step, its `finally` does not run.
         self.close()
-        self._sink.close()
-        task, self._task = self._task, None  # its exception's frames hold the relay
+        self.sink.close()
+        task, self._task = self._task, None  # the frames of its exception refer to the relay
         if task is not None:
             task.cancel()
 
     def end(self) -> None:
-        """End the request with an error for its client: the router ends before the request does."""
+        """End the request with an error because the router is shutting down."""
         if not self.state.over and self._task is not None:
             self._task.cancel()
 
@@ -112,31 +100,34 @@ class Relay:
         state = self.state
         logs.concern(request_id=state.request_id)
         try:
-            async with asyncio.timeout_at(self._loop_deadline()):
-                await self._admit()
+            async with asyncio.timeout(state.deadline - time.monotonic()):
+                state.waited_s = await self.parts.waiting.admit(
+                    state.party, state.deadline, self._place, state.service
+                )
+                self._admitted = True
                 await self._until_over()
         except TimeoutError:
             self._fail(self._timed_out())
         except NotAdmitted as error:
-            self._metrics.rejections.labels(error.why).inc()
+            self.parts.metrics.rejections.labels(error.why).inc()
             self._fail(error, "refused")
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
-            if not state.over:  # not by abort()
+            if not state.over:  # by end(), not by abort()
                 self._fail(AttemptsExhausted("the router is shutting down"))
             raise
         finally:
             if not state.over:
                 self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
             self.close()
-            self._sink.close()
+            self.sink.close()
 
     async def _until_over(self) -> None:
         state = self.state
         while True:
             before, alone = len(state.tokens), state.suspicion.suspect
-            failure = await (self._attempt_alone() if alone else self._legs().run())
+            failure = await (self._attempt_alone() if alone else run_placement(self))
             if state.over:
                 return
             if failure is None:
@@ -144,19 +135,16 @@ class Relay:
                     return
                 continue
             state.failed(failure)
-            self._metrics.retried(failure.trouble.value, failure.worker_id)
+            self.parts.metrics.retried(failure.trouble.value, failure.worker_id)
             if failure.trouble is Trouble.SOURCE:
-                self._pairs.failed((failure.worker_id, self.placement.decode.worker_id))
+                self.parts.placements.pairs.failed((failure.worker_id, self.placement.decode.worker_id))
             names = {"request_id": state.request_id, "trace_id": state.trace.trace_id}
             log.info("request %s, epoch %d: %s", state.request_id, state.epoch, failure.message, extra=names)
             if self._finish_if_complete():
                 return
             generated = len(state.tokens) - before
             if generated >= PROGRESS_TOKENS or not self._retries:
-                state.failures.clear()
-                self._retries = 0
-                self._full.clear()
-                self._give_up = time.monotonic() + self._replace_wait_s
+                self._made_progress()
             if failure.counts:
                 state.failures.add(failure.worker_id)
             state.suspicion.note(failure, alone=alone, generated=generated)
@@ -164,90 +152,59 @@ class Relay:
             self._last_failure = failure.message
             await self._recover(failure)
 
+    def _made_progress(self) -> None:
+        self.state.failures.clear()
+        self._retries = 0
+        self._full.clear()
+        self._give_up = time.monotonic() + self.parts.replace_wait_s
+
     # -- placements
 
     @property
     def placement(self) -> Placement:
-        """The current placement. Raises RuntimeError before the first."""
+        """The current placement. Raises RuntimeError before the first one."""
         if self._placement is None:
             raise RuntimeError(f"request {self.state.request_id} was not placed")
         return self._placement
 
-    async def _admit(self) -> None:
-        """Get the first placement, at once or when there is room. Raises NotAdmitted."""
-        state = self.state
-        state.waited_s = await self._waiting.admit(state.party, state.deadline, self._place, state.service)
-        self._admitted = True
-
     async def _place(self, service: ServiceClass) -> None:
-        """Get the next placement, as a request of class `service`. Raises NotAdmitted.
-
-        Its workers reach each other as far as is known.
-        """
-        suspects, asked = self._pool.suspects(), time.monotonic()
-        suspects |= self._placements.avoidable(self._full, self.state.excluded | suspects)
-        placement = await self._placements.place(self.state, suspects, service)
+        """Get the next placement in the class `service`. Raises NotAdmitted."""
+        state, placements = self.state, self.parts.placements
+        suspects, asked = self.parts.pool.suspects(), time.monotonic()
+        suspects |= placements.avoidable(self._full, state.excluded | suspects)
+        placement = await placements.place(state, suspects, service)
         if self._placement is None:
-            self._metrics.live_requests.inc()
+            self.parts.metrics.live_requests.inc()
         else:
             self._report("retried")
         self._placement = placement
-        self.state.placed(placement, asked)
-        if self._apart():
-            self._metrics.pairs_avoided.inc()
-            await self._avoid_pair(suspects, service)
-
-    def _apart(self) -> bool:
-        """Return whether the placement's two workers are known not to reach each other."""
-        prefill, decode = self.placement.prefill, self.placement.decode
-        return prefill is not None and self._pairs.avoid((prefill.worker_id, decode.worker_id))
-
-    async def _avoid_pair(self, suspects: set[str], service: ServiceClass) -> None:
-        """Replace a placement that no worker knows yet: by another pair, or else its decode worker alone."""
-        prefill = self.placement.prefill
-        if prefill is not None and self.state.tokens_to_prefill > SHORT_PROMPT_TOKENS:
-            try:
-                others = suspects | {prefill.worker_id}
-                another = await self._placements.place(self.state, others, service)
-            except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now, but the decode worker can
-            else:
-                self._report("retried")
-                self._placement = another
-                self.state.placed_instead(another)
-                if not self._apart():
-                    return
-        self._placements.prefilled(
-            self.placement.attempt
-        )  # nothing is prefilled there: another request may have the room
-        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
-        self.state.placed_instead(self.placement)
+        state.placed(placement, asked)
 
     async def _recover(self, failure: Failure) -> None:
-        """Leave `self._placement` as one that can be tried. Raises RequestFailed if there is none."""
+        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
         if state.suspicion.convicted:
-            self._metrics.suspects.labels("convicted").inc()
-            self._convicts.add(state.request_id, state.engine_request, failure.message)
+            self.parts.metrics.suspects.labels("convicted").inc()
+            self.parts.convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
         step = next_step(
             failure,
-            failures_left=self._max_attempts - len(state.failures),
+            failures_left=self.parts.max_attempts - len(state.failures),
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
             error = AttemptsExhausted(
-                f"{len(state.failures)} workers of at most {self._max_attempts} failed under the request: "
-                f"{failure.message}",
+                f"{len(state.failures)} workers of at most {self.parts.max_attempts} failed under the "
+                f"request: {failure.message}",
                 retry_after_s=1.0,
             )
-            error.final = state.suspicion.suspect  # the same request may well kill the next workers
+            error.final = state.suspicion.suspect  # a retry may kill more workers
             raise error
         if state.suspicion.suspect:
             self._abort_workers()
-            self._quarantine.note(failure, self.placement, state)
+            self.parts.quarantine.note(failure, self.placement, state.excluded)
             return
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
@@ -261,123 +218,106 @@ class Relay:
             try:
                 await self._place(state.service)
             except NotAdmitted:
-                self._hold_on()  # no other worker can prefill it now, but the decode worker can
+                # No other prefill worker has room: the decode worker prefills.
+                self._placement = self.parts.placements.hold_on(state, self.placement)
             else:
                 return
         self._compute_here()
 
-    def _hold_on(self) -> None:
-        """Keep the placement: another one was asked for and refused, which may have ended its booking."""
-        attempt = self._placements.hold_on(self.state, self.placement.attempt)
-        self._placement = replace(self.placement, attempt=attempt)
-
     def _without_prefix(self) -> None:
-        """Keep the placement, but have its prefill worker compute the prompt from its beginning."""
+        """Keep the placement, but have the prefill worker compute the whole prompt."""
         self.state.without_prefix()
-        self.state.epoch += 1  # a worker does not take the same epoch twice
+        self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Keep the placement, but have its decode worker prefill too.
-
-        A worker does not take the same epoch twice, so the attempt goes on under the next one.
-        """
-        self._metrics.recomputed_prompts.inc()
+        """Keep the placement, but have the decode worker prefill too."""
+        self.parts.metrics.recomputed_prompts.inc()
         self.state.recomputes()
-        self.state.epoch += 1
+        self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._stop_prefill()
-        self._placements.prefilled(self.placement.attempt)  # the prefill worker prefills nothing now
-        self._placement = replace(self.placement, prefill=None, prompt_tokens=0)
+        self._placement = self.parts.placements.without_prefill(self.placement)
 
     def _stop_prefill(self) -> None:
-        """Drop the request on the prefill worker, with the KV that it saved or still computes."""
+        """Abort the request at the prefill worker, which releases its KV."""
         if self.placement.prefill is not None:
-            self._pool.abort(self.placement.prefill.worker_id, self.state.request_id)
+            self.parts.pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
     async def _place_again(self) -> None:
-        """Get the next epoch's placement. Wait for room, and for workers that come back.
+        """Get the next placement, waiting for room and for workers that come back.
 
-        Raises AttemptsExhausted if that takes too long, or if no live worker could ever take it.
+        Raises AttemptsExhausted if that takes too long, or if no worker could ever take the request.
         """
         state = self.state
         self._abort_workers()
-        self._report(
-            "retried"
-        )  # its worker may be well: its booking must not keep the request from going back
+        self._report("retried")  # frees the booking first: the best placement may be on the same workers
         because = self._last_failure
-        within = f" within {self._replace_wait_s:g} s (router.replace_wait_s)"
+        within = f" within {self.parts.replace_wait_s:g} s (router.replace_wait_s)"
         while time.monotonic() <= self._give_up:
             await asyncio.sleep(backoff_s(self._retries))
             try:
                 wait_s = min(EXCLUDED_S, self._give_up - time.monotonic())
-                return await self._waiting.resume(wait_s, self._place)
+                return await self.parts.waiting.resume(wait_s, self._place)
             except NotAdmitted as error:
-                self._metrics.rejections.labels(error.why).inc()
+                self.parts.metrics.rejections.labels(error.why).inc()
                 self._retries = max(self._retries, 1) + 1
                 self._last_failure = f"{because}; and {error.message}"
                 if error.never:
                     within = ""
                     break
                 if not error.waiting_helps or error.why is Why.FULL:
-                    # No other worker is alive or has had room for long. A worker that failed it may work
-                    # again, as a connection can break alone. And later requests queue behind one that
-                    # resumes.
+                    # No other worker is alive or has room, and later requests wait for this one. Try the
+                    # workers that failed it again: perhaps only a connection broke.
                     state.excluded.clear()
         raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
-        self._placements.finished(self.state, self.placement.attempt, outcome)
+        self.parts.placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
         """Make `self._placement` one on a single worker, to try this request there alone."""
         state = self.state
-        worker = self._quarantine.worker_for(self.placement, state)
-        if worker is not None and self._pool.opened(worker.worker_id) is not None:
-            state.epoch += 1  # a worker does not take the same epoch twice; bookings stay
+        worker = self.parts.quarantine.worker_for(self.placement, state.excluded, state.adapter)
+        if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:
+            state.epoch += 1  # workers refuse an epoch that they have seen; the bookings stay
             await asyncio.sleep(backoff_s(self._retries))
         else:
             await self._place_again()
             worker = self.placement.decode
             if self.placement.prefill is not None:
-                self._placements.prefilled(self.placement.attempt)  # nothing to prefill: free the room
-        self._quarantine.use(worker)
+                self.parts.placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
+        self.parts.quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
         state.goes_alone(worker)
 
-    # -- phases
-
     async def _attempt_alone(self) -> Failure | None:
-        """Run the request with no other beside it, until it has passed its trial.
+        """Try the request alone in an engine, then get a placement to go on as usual.
 
-        Return None once it has passed and has a new placement, or when the request is over.
+        Return the trial's failure. None: it passed and is placed again, or it is over.
         """
         state = self.state
         tokens = state.suspicion.trial_tokens(state.tokens_to_generate)
-        async with self._quarantine.turn(state.tokens_to_prefill, tokens):
-            self._give_up = time.monotonic() + self._replace_wait_s  # its turn may have taken long
+        async with self.parts.quarantine.turn(state.tokens_to_prefill, tokens):
+            self._give_up = time.monotonic() + self.parts.replace_wait_s  # the wait for a turn does not count
             await self._place_trial()
-            failure = await self._legs().run_alone(tokens, more=self._quarantine.more)
+            leg = DecodeLeg(self, alone_tokens=tokens, more_alone=self.parts.quarantine.more)
+            failure = await leg.run()
         if failure is not None or state.over or state.complete:
             return failure
-        self._metrics.suspects.labels("passed").inc()
+        self.parts.metrics.suspects.labels("passed").inc()
         state.suspicion.passed()
-        state.failures.clear()
-        self._retries = 0
-        self._give_up = time.monotonic() + self._replace_wait_s
+        self._made_progress()
         await self._place_again()
         return None
 
-    def _legs(self) -> Legs:
-        return Legs(self, self._sink, self.placement, self._parts)
-
     def _finish_if_complete(self) -> bool:
-        """End a request that has all its tokens. An engine must not be asked for more."""
+        """End the request if it has all its tokens: an engine must not be asked for more."""
         if not self.state.complete:
             return False
         self.state.outcome = "length"
         self._abort_workers()
         self.close()
-        self._sink.finish("length")
+        self.sink.finish("length")
         return True
 
     def _fail(self, error: RequestFailed, outcome: str = "error") -> None:
@@ -385,14 +325,14 @@ class Relay:
             return
         self.state.outcome = outcome
         self._abort_workers()
-        self._sink.fail(error)
+        self.sink.fail(error)
 
     def _abort_workers(self) -> None:
         if self._placement is None:
             return
         for worker in (self._placement.prefill, self._placement.decode):
             if worker is not None:
-                self._pool.abort(worker.worker_id, self.state.request_id)
+                self.parts.pool.abort(worker.worker_id, self.state.request_id)
 
     def _timed_out(self) -> TimedOut:
         because = f"; {self._last_failure}" if self._last_failure else ""
@@ -401,22 +341,16 @@ class Relay:
         allowed_s = self.state.deadline - self.state.arrived
         return TimedOut(f"the request took longer than {allowed_s:.3g} s{because}")
 
-    def _loop_deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self.state.deadline - time.monotonic()
-
-    @property
-    def _prefiller_id(self) -> str:
-        return (self.placement.prefill or self.placement.decode).worker_id
-
     def _first_token(self) -> None:
-        self._counts.first_token(self.state)
-        self._metrics.first_token(self.state, self._prefiller_id)
+        self.parts.counts.first_token(self.state)
+        prefiller = self.placement.prefill or self.placement.decode
+        self.parts.metrics.first_token(self.state, prefiller.worker_id)
 
-    # -- for the legs (Owner)
+    # -- called by the legs
 
     def grow(self) -> bool:
         try:
-            self._journal.grow(self.state)
+            self.parts.journal.grow(self.state)
         except Overloaded as error:
             self._fail(error)
             if self._task is not None:
@@ -424,16 +358,15 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
-        """Release what the request holds: it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self.state.ended = time.monotonic()
-        self._journal.leave(self.state)
+        self.parts.journal.leave(self.state)
         if self._placement is not None:
             self._report(self.state.outcome)
         if self._admitted:
-            self._waiting.left(self.state.service)
-        self._metrics.over(self.state)
-        self._counts.over(self.state)
+            self.parts.waiting.left(self.state.service)
+        self.parts.metrics.over(self.state)
+        self.parts.counts.over(self.state)
         self._on_over(self)

@@ -1,7 +1,4 @@
-"""Serve one model in a router: a view of its cluster, streams to its workers, a front end.
-
-A router has one of these for each model. `Shared` holds what it has only once.
-"""
+"""Assemble what a router has per model: a view of the cluster, streams to workers, a front end."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
-from baton.services.router.convicts import Convicts
-from baton.services.router.journal import Journal
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.state import Journal
+from baton.services.router.suspects import Convicts
 from baton.services.router.vllm import frontend, prints
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
 from baton.services.router.vllm.metrics import EngineMetrics
@@ -39,7 +36,7 @@ from baton.tasks import stop
 
 @dataclass(frozen=True)
 class Shared:
-    """The parts of a router that all of its models share."""
+    """The parts of a router that its models share."""
 
     router_id: str
     metrics: RouterMetrics
@@ -51,7 +48,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Served:
-    """One model's parts of a router."""
+    """The parts of a router for one model."""
 
     model: Model
     scheduler: SchedulerClient
@@ -62,7 +59,6 @@ class Served:
     args: Namespace  # vLLM's app's
 
     async def app(self) -> frontend.ModelApp:
-        """Build vLLM's app."""
         return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
 
 
@@ -70,9 +66,9 @@ class Served:
 async def served(
     model: Model, adapters: Sequence[AdapterFiles], shared: Shared, *, first: bool
 ) -> AsyncIterator[Served]:
-    """Follow a model's cluster inside the block, and take requests to it.
+    """Serve a model inside the block. Raises ConfigError and StartError.
 
-    The `first` model's scheduler sets this process's log level. Raises ConfigError and StartError, one line.
+    The `first` model's scheduler sets this process's log level.
     """
     own, router, metrics = model.settings.scheduler, model.settings.router, shared.metrics
     scheduler = SchedulerClient(own.address, router_id=shared.router_id, policy=own.policy)
@@ -128,5 +124,5 @@ async def served(
 
 
 async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:
-    """Take the model's limits from the first ready worker; until then the configuration's apply."""
+    """Take the model's limits from the first ready worker. Until then those of the configuration apply."""
     llm.learn(await cluster.first_capacity())

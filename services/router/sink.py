@@ -1,4 +1,4 @@
-"""Deliver one request's outputs to the front end: in order, and on the front end's clock."""
+"""Deliver one request's outputs to the front end, in order and on the router's clock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from baton.services.router.state import RequestState
 
 
 class FrontEnd(Protocol):
-    """The destination of tokens and errors. Called from the event loop; no call may block."""
+    """The receiver of tokens and errors. No call may block."""
 
     def deliver(self, output: Any) -> None:
         """Take an output under the front end's own request id."""
 
     def deliver_first(self, output: Any) -> None:
-        """Take an output that the client must get at once: its first, or the first after a pause."""
+        """Take an output that must not wait to be merged: the first one, or the first after a pause."""
 
     def finish(self, request_id: str, reason: str) -> None:
-        """End a request without another token."""
+        """End a request without a further token."""
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
         """End a request with an error."""
@@ -27,14 +27,14 @@ class FrontEnd(Protocol):
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         """Convert a first output's times to our clock.
 
-        Return when its engine queued and first scheduled the request, seconds; 0 if unknown.
+        Return when the engine queued and first scheduled the request, seconds; 0 if unknown.
         """
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for another engine's output, and remove what the front end already knows."""
+        """Do the same for an output of a later engine, and remove events that the front end has had."""
 
     def watch(self, request_id: str, received: float) -> None:
-        """Time the next piece of a streamed response, from an output that arrived here at `received`."""
+        """Measure the time until the next piece of the response is sent; its output arrived at `received`."""
 
 
 def _nothing() -> None:
@@ -42,9 +42,9 @@ def _nothing() -> None:
 
 
 class OutputSink:
-    """One request's outputs on their way to the front end. Its legs set the front end's id in each.
+    """Passes one request's outputs to the front end. The legs set the front end's request id in each.
 
-    After the first token `deliver` is the front end's own method: a token costs no call here.
+    After the first token `deliver` is the front end's own method, to save a call per token.
     """
 
     deliver: Callable[[Any], None]
@@ -53,25 +53,24 @@ class OutputSink:
         self._state = state
         self._front_end = front_end
         self._on_first_token = on_first_token
-        self._has_token = False  # whether the front end has one
-        self._held: Any = None  # an output that is delivered before the next one
+        self._has_token = False  # the front end has a token
+        self._held: Any = None  # an output to deliver before the next one
         self.deliver = self._deliver_first
 
     def adapt(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Prepare a leg's first output, and any with events, for the front end.
+        """Convert the times in a leg's first output, or in one with events, to our clock.
 
-        Return when its engine queued and first scheduled the request, on our clock; 0 if unknown.
+        Return when the engine queued and first scheduled the request; 0 if unknown.
         """
         if self._state.tokens:
             return self._front_end.later_output(output, clock_offset_s)
         return self._front_end.first_output(output, clock_offset_s)
 
     def watch(self, received: float) -> None:
-        """Measure the front end's part of an output that arrived here at `received`."""
         self._front_end.watch(self._state.frontend_id, received)
 
     def hold(self, output: Any) -> None:
-        """Hold an output back until the next one is delivered, or the request ends well."""
+        """Hold an output back until the next one is delivered or the request finishes."""
         self._release()
         self._held = output
         self.deliver = self._deliver_first
@@ -81,15 +80,11 @@ class OutputSink:
         self._front_end.finish(self._state.frontend_id, reason)
 
     def fail(self, error: RequestFailed) -> None:
-        """End the request with an error; an output that is held back is lost."""
+        """End the request with an error, and drop an output that is held back."""
         self._front_end.fail(self._state.frontend_id, error)
 
     def close(self) -> None:
-        """Let go of the relay, which holds this sink, and of any held output; no more will come.
-
-        Otherwise each request would leave a cycle of references, and its prompt and tokens would stay in
-        memory until the garbage collector runs.
-        """
+        """Break the reference cycle with the relay, so that a finished request is freed without the GC."""
         self._held = None
         self._on_first_token = _nothing
         self.deliver = self._front_end.deliver
@@ -100,7 +95,7 @@ class OutputSink:
             self._deliver_first(output)
 
     def _deliver_first(self, output: Any) -> None:
-        """Deliver an output until the first token is out and nothing is held back."""
+        """Deliver an output as long as no token was delivered, or one is held back."""
         self._release()
         if output.new_token_ids:
             if not self._has_token:

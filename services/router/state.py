@@ -1,4 +1,8 @@
-"""Hold a router's state of one request."""
+"""Hold the router's state of its requests, and bound the memory that they take (`Journal`).
+
+A RequestState has what another worker needs to resume a request: prompt, sampling parameters, output tokens
+and epoch. It is kept only in this process: when a router dies, its clients lose their connections anyway.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +14,38 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.prefix_keys import NO_KEYS, PromptKeys
-from baton.protos import scheduler_pb2
+from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
-from baton.services.router.recovery import Failure, Suspicion, Toll
+from baton.services.router.errors import NotAdmitted, Overloaded, Why
+from baton.services.router.recovery import Failure, Toll
+from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
 
-TOKEN_BYTES = 5  # journal size; array("I") has 4 a token, and grows by an eighth at a time
-REQUEST_BYTES = 4096  # journal size of the objects around a request's bytes and tokens
-KEY_BYTES = 40  # journal size of the name of a block of the prompt
-LOGPROB_BYTES = 400  # journal size of a log-probability in vLLM's front end
-ROOM_TOKENS = 256  # step in which a request's room in the journal grows
-# Attempts, and events, whose moments are kept: a request that loses its worker again and again, with progress
-# in between, has no bound of its own.
-KEPT = 16
+# Sizes in the journal, bytes.
+TOKEN_BYTES = 5  # array("I") takes 4 per token, and over-allocates by an eighth
+REQUEST_BYTES = 4096  # a request's objects without its message and tokens
+KEY_BYTES = 40  # the key of a block of the prompt
+LOGPROB_BYTES = 400  # a log-probability in vLLM's front end
+ROOM_TOKENS = 256  # a request's reservation grows by this many tokens
+JOURNAL_BYTES = 256 << 20  # the journal's limit by default
+GROWTH = 2  # running requests may grow to this many times the limit
+_RETRY_AFTER_S = 1.0
+KEPT = 16  # attempts and events that are kept; the number of attempts is not bounded
 
 
 class Party(NamedTuple):
-    """The sender of a request, for taking turns when requests wait."""
+    """The sender of a request, for fair queueing."""
 
     tenant: str = ""
-    client: str = ""  # the tenant's client
-    weight: int = 1  # turns of the tenant for each turn of one with weight 1
+    client: str = ""  # one of the tenant's clients
+    weight: int = 1  # the tenant's turns per turn of a tenant with weight 1
 
     @property
     def number(self) -> int:
-        """Return a number that identifies the sender to workers, and reveals nothing else."""
+        """A hash that identifies the sender to workers without naming it."""
         named = f"{self.tenant}\0{self.client}".encode(errors="surrogatepass")
         return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
 
@@ -47,24 +55,23 @@ NOBODY = Party()
 
 @dataclass(slots=True)
 class RequestState:
-    """One request, over all of its attempts, with everything that any worker needs to resume it.
+    """One request over all of its attempts, with everything that a worker needs to resume it.
 
-    Invariants: `tokens` only grows, and every token in it was handed to the front end exactly once. `epoch`
-    only grows, and no two Starts of one phase carry the same one. `len(tokens) <= budget`. Its memory stays
-    below `journal_bytes` as long as its tokens are at most `room_tokens`. Nothing changes once `outcome` is
-    set.
+    Invariants: `tokens` only grows, up to `budget`, and each token was handed to the front end exactly once.
+    `epoch` only grows, and no two Starts of one phase have the same one. With up to `room_tokens` tokens its
+    memory stays below `journal_bytes`. Nothing changes once `outcome` is set.
     """
 
-    request_id: str  # its id on the wire, for workers and scheduler
-    frontend_id: str  # its id at the front end
-    engine_request: bytes  # the original prompt and sampling parameters, the same in every attempt
+    request_id: str  # for workers and scheduler
+    frontend_id: str  # vLLM's
+    engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
     max_tokens: int  # output tokens asked for
     max_model_len: int
     deadline: float  # time.monotonic, seconds
-    logprobs: int = 0  # number kept with each output token
-    prompt_logprobs: int = 0  # number kept for the whole prompt
-    room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has room
+    logprobs: int = 0  # number per output token
+    prompt_logprobs: int = 0  # number for the whole prompt
+    room_tokens: int = ROOM_TOKENS  # output tokens for which the journal has memory reserved
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
@@ -72,42 +79,41 @@ class RequestState:
     adapter: Adapter | None = None  # LoRA's
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
-    attempts: int = 0  # placements tried
-    failures: Toll = field(default_factory=Toll)  # workers that failed it without much progress
+    attempts: int = 0  # placements so far
+    failures: Toll = field(default_factory=Toll)  # workers that failed it since its last progress
     suspicion: Suspicion = field(default_factory=Suspicion)
-    excluded: set[str] = field(default_factory=set)  # workers that failed it
-    prefill_workers: list[str] = field(default_factory=list)  # workers that were given the prompt, each once
-    decode_workers: list[str] = field(default_factory=list)  # workers that were given the decode, each once
-    model_fingerprint: str = ""  # weights of the last of these
-    method: str = ""  # speculation on the last of these
-    outcome: str = ""  # stop, length, repetition, abort, error or refused once it is over
-    waited_s: float = 0.0  # time waiting for room before the first placement
-    response_id: str = ""  # its id for the client
+    excluded: set[str] = field(default_factory=set)  # workers that failed it, to be avoided
+    prefill_workers: list[str] = field(default_factory=list)  # each worker that prefilled it, once
+    decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
+    model_fingerprint: str = ""  # of the weights on the last decode worker
+    method: str = ""  # the last decode worker's speculative method
+    outcome: str = ""  # at the end: stop, length, repetition, abort, error or refused
+    waited_s: float = 0.0  # in the waiting room, before the first placement
+    response_id: str = ""  # the client's
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
     taken: float = 0.0  # time.monotonic: when it came from the front end
-    charged: float = 0.0  # time.monotonic: charged to its tenant; from then on it is in the waiting room
+    charged: float = 0.0  # time.monotonic: charged to its tenant; the wait for room begins
     timings: Timings = field(default_factory=Timings)  # the current attempt's
     before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
-    spent_before: Spent = field(default_factory=Spent)  # cost of the attempts before it
-    arrived: float = field(default_factory=time.monotonic)  # when its whole body had arrived
+    spent_before: Spent = field(default_factory=Spent)  # cost of the earlier attempts
+    arrived: float = field(default_factory=time.monotonic)  # its body was complete
     first_token: float = 0.0  # time.monotonic: the first token went to the front end
     ended: float = 0.0  # time.monotonic: it has its outcome
 
     @property
     def budget(self) -> int:
-        """The greatest possible number of output tokens."""
+        """The maximum number of output tokens."""
         return min(self.max_tokens, self.max_model_len - self.prompt_tokens)
 
     @property
     def complete(self) -> bool:
-        """Whether the budget is used up: an engine must not be asked for another token."""
         return len(self.tokens) >= self.budget
 
     @property
     def began_with(self) -> str:
-        """The fingerprint of the weights that must resume the request; empty before its first token."""
+        """The fingerprint of the weights that must be used to resume it; empty before the first token."""
         return self.model_fingerprint if self.tokens else ""
 
     @property
@@ -116,7 +122,7 @@ class RequestState:
 
     @property
     def tokens_to_prefill(self) -> int:
-        """The tokens to prefill for an engine that has none of the request's KV."""
+        """The number of tokens to prefill for an engine without the request's KV."""
         return self.prompt_tokens + len(self.tokens)
 
     @property
@@ -125,7 +131,7 @@ class RequestState:
 
     @property
     def journal_bytes(self) -> int:
-        """The most memory that the request takes with `room_tokens` output tokens, bytes."""
+        """The memory of the request with `room_tokens` output tokens, at most, bytes."""
         known = len(self.engine_request) + KEY_BYTES * len(self.prefix.keys)
         asked = LOGPROB_BYTES * self.prompt_logprobs
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
@@ -133,32 +139,44 @@ class RequestState:
 
     @property
     def outgrown(self) -> bool:
-        """Whether the request has more output tokens than the journal has room for."""
+        """Whether it has more output tokens than `room_tokens`."""
         return len(self.tokens) > self.room_tokens
 
     @property
+    def mean_gap_s(self) -> float | None:
+        """The mean time between the tokens of the answer; None with fewer than two."""
+        gaps = len(self.tokens) - 1
+        if not self.first_token or gaps < 1:
+            return None
+        return max(0.0, self.timings.last_token - self.first_token) / gaps
+
+    @property
+    def service_message(self) -> worker_pb2.ServiceClass:
+        service = self.service
+        return worker_pb2.ServiceClass(
+            priority=service.priority,
+            patience_ms=round(1e3 * service.patience_s),
+            share=service.share,
+            itl_s=service.itl_s or 0.0,
+            preemptible=service.preemptible,
+            ttft_s=service.ttft_s or 0.0,
+        )
+
+    @property
     def attempts_kept(self) -> tuple[Timings, ...]:
-        """The last attempts in order, as far as their moments are kept; none before the first placement."""
+        """The last attempts in order, up to `KEPT` and the current one."""
         return (*self.before, self.timings) if self.attempts else ()
 
     @property
     def spent(self) -> Spent:
-        """The cost of all attempts so far."""
         return self.spent_before + self.timings.spent()
 
     def placed(self, placement: Placement, asked: float) -> None:
-        """Begin another attempt, whose placement was requested at `asked`."""
+        """Begin another attempt; its placement was requested at `asked`."""
         if self.attempts:
             self.before.append(self.timings)
         self.attempts += 1
         self.spent_before = self.spent
-        self._begin(placement, asked)
-
-    def placed_instead(self, placement: Placement) -> None:
-        """Change the attempt's placement, before any worker was told of it."""
-        self._begin(placement, self.timings.asked)
-
-    def _begin(self, placement: Placement, asked: float) -> None:
         self.timings = Timings(
             number=self.attempts,
             tokens_before=len(self.tokens),
@@ -176,12 +194,12 @@ class RequestState:
         self.events.append(Event("failed", now, self.attempts, cause))
 
     def without_prefix(self) -> None:
-        """Note that the attempt goes on: its prefill worker computes the prompt from its beginning."""
+        """Go on with the attempt: the prefill worker computes the whole prompt."""
         self.timings.ended = 0.0
         self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self) -> None:
-        """Note that the attempt goes on: its decode worker prefills too."""
+        """Go on with the attempt: the decode worker prefills too."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0
@@ -203,7 +221,70 @@ class RequestState:
         self.events.append(Event(how, at, self.attempts, cause))
 
     def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
-        """Note a worker that was given a part of the request."""
+        """Record a worker that runs a part of the request."""
         for workers, takes_part in ((self.prefill_workers, prefills), (self.decode_workers, decodes)):
             if takes_part and worker_id not in workers:
                 workers.append(worker_id)
+
+
+class Journal:
+    """The bytes reserved for waiting and running requests; a reservation grows with its request's output.
+
+    New requests are admitted up to the limit. Running ones may grow to `GROWTH` times the limit; a request
+    that would exceed that is ended with an error. Not thread-safe.
+    """
+
+    def __init__(self, limit: int = JOURNAL_BYTES) -> None:
+        """limit: bytes."""
+        self.limit = limit
+        self._entries: dict[str, int] = {}  # request id -> bytes
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def enter(self, state: RequestState) -> None:
+        """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if it exceeds the whole limit."""
+        wanted = state.journal_bytes
+        if wanted > self.limit:
+            raise NotAdmitted(
+                f"the request takes {wanted} bytes, more than the router's journal has for all requests "
+                f"({self.limit}): shorten the prompt",
+                Why.TOO_LARGE,
+            )
+        self.check_room(wanted)
+        self.leave(state)
+        self._entries[state.request_id] = wanted
+        self._size += wanted
+
+    def check_room(self, wanted: int = REQUEST_BYTES) -> None:
+        """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
+        if self._size + wanted > self.limit:
+            raise NotAdmitted(
+                f"the router's journal is full, with {len(self._entries)} requests",
+                Why.JOURNAL,
+                _RETRY_AFTER_S,
+            )
+
+    def grow(self, state: RequestState) -> None:
+        """Reserve memory for a request's next output tokens. Raises Overloaded if there is none."""
+        if state.request_id not in self._entries:
+            return  # the request has ended
+        state.room_tokens = len(state.tokens) + ROOM_TOKENS
+        more = state.journal_bytes - self._entries[state.request_id]
+        if self._size + more > GROWTH * self.limit:
+            raise Overloaded(
+                f"the router's journal has no room for {len(state.tokens)} output tokens besides "
+                f"{len(self._entries) - 1} other requests",
+                _RETRY_AFTER_S,
+            )
+        self._entries[state.request_id] += more
+        self._size += more
+
+    def leave(self, state: RequestState) -> None:
+        """Release a request's memory. Idempotent."""
+        self._size -= self._entries.pop(state.request_id, 0)

@@ -1,10 +1,10 @@
-"""Manage the stream to one worker, which is closed when idle or lost.
+"""Manage the gRPC stream to one worker; it carries all requests of this router there.
 
-A stream is lost if it breaks, or if no message arrives for too long: workers send empty messages while they
-have no outputs, so a worker that hangs, or a network that drops packets, is noticed like a crash.
+The stream is lost if it breaks, or if it is silent for too long: idle workers send empty messages, so a hung
+worker or a network that drops packets is noticed like a crash.
 
-Nothing here awaits per token, and the only task woken is the stream's one reader: it hands each output to the
-request's listener by a direct call. One writer task per stream, as concurrent writes end a grpc.aio stream.
+One reader task hands each output to its request's listener by a direct call: no task is woken per token. One
+writer task sends, because concurrent writes end a grpc.aio stream.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -26,24 +26,25 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.gaps import GapSampler
 from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_STARTS = 1024  # per worker; above it the worker counts as full
-CLOCK_DRIFT = 1e-4  # seconds per second: more than two hosts' clocks differ by
+MAX_UNSENT_STARTS = 1024  # per worker; beyond it the worker counts as full
+CLOCK_DRIFT = 1e-4  # seconds per second; an upper bound for two hosts' clocks
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
-CHECKS = 5  # per stream, within the silence that makes it lost
-LAG_COUNTS_S = 0.25  # how long a lag counts: a stream that is behind has its next message sooner
+CHECKS = 5  # checks per stream within the time of silence that makes it lost
+GAP_EVERY_S = 0.25  # between two samples of the time between two tokens, per stream
+GAP_WAIT_S = 5.0  # wait for a sampled request's next output: it may have ended or been preempted
+LAG_COUNTS_S = 0.25  # a measured lag is valid this long; a stream that is behind has a message sooner
 
 
-_NOTES = ("saved", "admitted", "shared", "failed")  # parts of a reply; each goes to its listener's on_...
+_NOTES = ("saved", "admitted", "shared", "failed")  # fields of RunReply, for the listener's on_saved etc.
 
 
-class StreamListener(Protocol):
-    """One request's part on one worker, as seen by its stream. The calls must not block."""
+class StreamListener:
+    """The receiver of one request's messages from one worker. The calls must not block."""
 
     request_id: str
     epoch: int
@@ -52,29 +53,60 @@ class StreamListener(Protocol):
         """Take one engine step's output. The offset converts the worker's monotonic clock to ours."""
 
     def on_gap(self, engine_s: float, wire_s: float, received: float) -> None:
-        """Take a sample of the time between two tokens, before the output that ends it, `received` here then.
+        """Take a sample of the time between two tokens; the output of the second one follows.
 
-        engine_s: in the engine, since the previous output; wire_s: on the way, beyond the quickest message's
+        engine_s: between the two in the engine; wire_s: the second one's delay on the wire, compared with the
+        quickest message; received: when it arrived here
         """
 
     def on_saved(self, saved: worker_pb2.Saved) -> None:
-        """Note that the prompt's KV cache is kept for another worker, or could not be."""
+        """Handle the report that the prompt's KV is saved for another worker, or could not be."""
 
     def on_admitted(self, admitted: worker_pb2.Admitted) -> None:
-        """Note that the KV cache was loaded; the request may still wait for a slot."""
+        """Handle the report that the KV was loaded; the request may still wait for a slot."""
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        """Note that decoding has begun, with some KV blocks shared with other requests."""
+        """Handle the number of KV blocks shared with other requests, sent when decoding begins."""
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
-        """Note that the worker ended the request without completing it."""
+        """Handle the worker's failure to complete the request."""
 
     def on_lost(self, message: str) -> None:
-        """Note that the stream has ended."""
+        """Handle the end of the stream."""
+
+
+class GapSampler:
+    """Samples the time between two tokens: when `due`, watches one request until its next output."""
+
+    def __init__(self) -> None:
+        self.due = 0.0  # time.monotonic; outputs before it need not be shown
+        self.engine_s = 0.0  # the last sample
+        self._watched = ""  # an attempt_id
+        self._since = 0.0  # when its last output came, on the worker's clock
+        self._until = 0.0
+
+    def look(self, outputs: Any, now: float) -> str:
+        """Look at one engine step's outputs. Return the attempt id of a completed sample, or ""."""
+        if not self._watched:
+            first = outputs.outputs[0] if outputs.outputs else None
+            if first is not None and first.finish_reason is None:
+                self._watched = first.request_id
+                self._since = outputs.timestamp
+                self._until = now + GAP_WAIT_S
+            return ""
+        found = next((one for one in outputs.outputs if one.request_id == self._watched), None)
+        if found is None and now < self._until:
+            return ""
+        watched, self._watched = self._watched, ""
+        self.due = now + GAP_EVERY_S
+        if found is None or not found.new_token_ids:
+            return ""
+        self.engine_s = outputs.timestamp - self._since
+        return watched
 
 
 class WorkerStream:
-    """One worker's Run stream. A listener not removed before the stream's end gets one `on_lost`."""
+    """One worker's Run stream. At its end each remaining listener gets one `on_lost`."""
 
     def __init__(
         self,
@@ -87,31 +119,28 @@ class WorkerStream:
         self.address = worker.address
         self._decode_outputs = decode_outputs
         self._on_end = on_end
-        self._listeners: dict[str, StreamListener] = {}  # keyed by attempt_id, so that no other attempt hears
-        self._pulls: dict[str, Callable[[str], None]] = {}  # keyed by request id: called if saved KV is lost
+        self._listeners: dict[str, StreamListener] = {}  # by attempt id
+        self._pulls: dict[str, Callable[[str], None]] = {}  # by request id; called if its saved KV is lost
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        # Offset from the worker's clock to ours by the quickest message, including its travel time.
+        # From the worker's clock to ours, by the quickest message; includes that message's travel time.
         self.clock_offset_s = math.inf
-        self.put_out_at = 0.0  # when the worker's engine put the last outputs out, on our clock
+        self.emitted_at = 0.0  # when the engine emitted the last outputs, on our clock
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
         self._heard = True  # a message came since the last check
         self._silent_checks = 0
         self.ended = False
-        self.speculative_method = ""  # the worker's drafter; empty without speculation
-        self._lag_s = 0.0  # how much later than the quickest one the last message was read
+        self.speculative_method = ""  # empty without speculation
+        self._lag_s = 0.0  # delay of the last message, compared with the quickest one
         self._read_at = 0.0  # our clock
 
     async def open(self, hello: worker_pb2.HelloRequest) -> None:
-        """Connect, and compare versions and models.
-
-        Raises WorkerUnreachable with one line that names both.
-        """
+        """Connect, and compare versions and models. Raises WorkerUnreachable."""
         channel = aio_channel(self.address, Role.WORKER)
         try:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -150,7 +179,7 @@ class WorkerStream:
         return ""
 
     def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
-        """Send `start`; outputs go to `listener`. Return False if the stream has ended or is clogged."""
+        """Send `start`; messages go to `listener`. Return False if the stream has ended or is congested."""
         if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
             return False
         if self._idle_timer is not None:
@@ -162,7 +191,7 @@ class WorkerStream:
         return True
 
     def forget(self, listener: StreamListener) -> None:
-        """Drop all later messages for this listener. Idempotent."""
+        """Ignore all later messages for this listener. Idempotent."""
         key = attempt_id(listener.request_id, listener.epoch)
         if self._listeners.get(key) is listener:
             del self._listeners[key]
@@ -170,7 +199,7 @@ class WorkerStream:
 
     @contextlib.contextmanager
     def watch_pull(self, request_id: str, on_lost: Callable[[str], None]) -> Iterator[None]:
-        """Call `on_lost` if this worker is lost inside the block, while its saved KV is pulled."""
+        """Call `on_lost` if this worker is lost inside the block, while its KV is pulled."""
         if self.ended:
             on_lost("its stream has ended")
         self._pulls[request_id] = on_lost
@@ -181,19 +210,18 @@ class WorkerStream:
             self._close_when_idle()
 
     def abort(self, request_id: str) -> None:
-        """Have the worker drop the request and its saved KV. Sent after the request's Start."""
         if not self.ended:
             self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
 
     def lag_s(self, now: float) -> float:
-        """Return how late this stream is read, in seconds; 0 if its last message is too old to tell."""
+        """Return how far behind this stream is read, seconds; 0 if its last message is too old."""
         return self._lag_s if now < self._read_at + LAG_COUNTS_S else 0.0
 
     def check_silence(self, silence_s: float) -> None:
-        """Give the stream up if it was silent for `silence_s`. Call it CHECKS times within that time.
+        """End the stream if it was silent for `silence_s`; called CHECKS times within that time.
 
-        Checks are counted, not seconds: while this process itself is suspended, messages stay unread through
-        no fault of the worker's.
+        It counts checks, not seconds: if this process was suspended, unread messages are not the worker's
+        fault.
         """
         self._silent_checks = 0 if self._heard else self._silent_checks + 1
         self._heard = False
@@ -202,7 +230,7 @@ class WorkerStream:
             _detached(self.close())
 
     async def close(self) -> None:
-        """End the stream; its remaining listeners hear `on_lost`."""
+        """End the stream; its remaining listeners get `on_lost`."""
         self._end("the router closes the connection", lost=False)
         for task in self._tasks:
             task.cancel()
@@ -225,7 +253,7 @@ class WorkerStream:
                         self._unsent_starts -= 1
                     await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader sees the same end, and why
+            return  # the reader reports it
 
     async def _read(self, call: Any) -> None:
         message = "the router failed to read its stream"
@@ -243,7 +271,7 @@ class WorkerStream:
             call.cancel()
             if not self.ended:
                 self._end(message, lost=True)
-                _detached(self.close())  # another task's work: this one cannot wait for its own end
+                _detached(self.close())  # in another task, because it waits for this one
 
     def _dispatch(self, reply: worker_pb2.RunReply) -> None:
         listeners = self._listeners
@@ -252,7 +280,7 @@ class WorkerStream:
             now = time.monotonic()
             self._note_lag(outputs.timestamp, now - outputs.timestamp)
             offset_s = self.clock_offset_s
-            self.put_out_at = outputs.timestamp + offset_s
+            self.emitted_at = outputs.timestamp + offset_s
             if now >= self._gap.due:
                 self._sample_gap(outputs, now)
             for output in outputs.outputs:
@@ -266,7 +294,7 @@ class WorkerStream:
                     getattr(listener, f"on_{kind}")(note)
 
     def _note_lag(self, sent_at: float, offset_s: float) -> None:
-        """Compare with the quickest message so far, which fades, as hosts' clocks drift apart."""
+        """Compare with the quickest message so far, adjusted for the drift of the hosts' clocks."""
         faded = self.clock_offset_s + CLOCK_DRIFT * max(0.0, sent_at - self._last_sent_at)
         self._last_sent_at = sent_at
         self.clock_offset_s = min(faded, offset_s)
@@ -295,14 +323,14 @@ class WorkerStream:
                 on_lost(message)
 
     def _close_when_idle(self) -> None:
-        """Close the stream IDLE_CLOSE_S from now if it is idle, unless another request comes."""
+        """If the stream is idle, close it after IDLE_CLOSE_S unless another request comes."""
         if self._idle and not self.ended and self._idle_timer is None:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(IDLE_CLOSE_S, lambda: _detached(self._close_idle()))
 
     @property
     def _idle(self) -> bool:
-        """Whether nobody needs it: KV that waits to be pulled goes with the stream of its router."""
+        """Whether it has no requests and no KV to be pulled, which the worker frees with the stream."""
         return not self._listeners and not self._pulls
 
     async def _close_idle(self) -> None:
@@ -311,7 +339,7 @@ class WorkerStream:
             await self.close()
 
 
-_background: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+_background: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
 
 
 def _detached(coroutine: Any) -> None:

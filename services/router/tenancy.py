@@ -1,6 +1,6 @@
-"""Keep a router's requests within their tenants' limits: admit, charge, count.
+"""Enforce tenants' limits on the router's requests, and count these by tenant.
 
-`services/tenants` knows the limits but not requests; here its refusals become a client's 429.
+`services/tenants` has the limits; here a refusal becomes the client's 429.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from baton.services.config import Settings
 from baton.services.router.errors import RateLimited
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.tenants.errors import OverLimit
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.keyring import Keyring
-from baton.services.tenants.model import Caller
+from baton.services.tenants.model import Caller, OverLimit
 from baton.services.tenants.quotas import Quotas, Visit
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
@@ -27,9 +26,9 @@ from baton.tasks import stop
 async def open_tenancy(
     settings: Settings, router_id: str, metrics: RouterMetrics, store_password: str
 ) -> AsyncIterator[Tenancy]:
-    """Yield the tenancy of these settings; until the end it follows its keys and shares limits.
+    """Yield the tenancy of these settings; it follows changes of the keys. Raises ConfigError.
 
-    store_password: of router.keys_store, if it is not in the URL. Raises ConfigError.
+    store_password: of router.keys_store, if its URL has none
     """
     router, topic = settings.router, settings.scheduler.topic
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
@@ -57,7 +56,7 @@ async def open_tenancy(
 
 
 class Tenancy:
-    """Admit the requests of one router. Without a keyring its keys, if it needs any, have no tenants."""
+    """Admits the requests of one router. Without a keyring there are no tenants."""
 
     def __init__(self, quotas: Quotas, metrics: RouterMetrics, keyring: Keyring | None = None) -> None:
         self.keyring = keyring
@@ -65,7 +64,6 @@ class Tenancy:
         self._metrics = metrics
 
     async def enter(self, caller: Caller) -> TenantRequest:
-        """Admit an HTTP request. Raises RateLimited (429)."""
         try:
             visit = await self._quotas.enter(caller)
         except OverLimit as error:
@@ -74,17 +72,16 @@ class Tenancy:
         return TenantRequest(self, visit)
 
     def refusal(self, caller: Caller, error: OverLimit) -> RateLimited:
-        """Count a refusal, and return it in the client's form."""
+        """Count a refusal, and return it as the client's error."""
         self._metrics.tenants.refused(caller.tenant, error.limit)
         return RateLimited(str(error), error.limit, error.retry_after_s)
 
     def used(self, caller: Caller, state: RequestState) -> None:
-        """Count the tokens of a finished sequence."""
         self._metrics.tenants.used(caller.tenant, state.prompt_tokens, len(state.tokens))
 
 
 class TenantRequest:
-    """One admitted HTTP request. Leave it when its response is over."""
+    """One admitted HTTP request. Call `leave` when its response has ended."""
 
     def __init__(self, tenancy: Tenancy, visit: Visit) -> None:
         self.caller = visit.caller
@@ -92,19 +89,18 @@ class TenantRequest:
         self._visit = visit
 
     async def charge(self, state: RequestState) -> None:
-        """Charge a sequence with its prompt and its longest answer. Raises RateLimited (429)."""
+        """Charge a sequence's prompt and maximum output. Raises RateLimited (429)."""
         try:
             await self._visit.charge(state.request_id, state.prompt_tokens, state.budget)
         except OverLimit as error:
             raise self._tenancy.refusal(self.caller, error) from None
 
     def settle(self, state: RequestState) -> None:
-        """Charge a finished sequence with what it used: nothing if no worker was given it."""
+        """Correct the charge of a finished sequence to its actual tokens: none if it was not placed."""
         used = state.prompt_tokens + len(state.tokens) if state.attempts else 0
         self._visit.settle(state.request_id, used)
         if used:
             self._tenancy.used(self.caller, state)
 
     def leave(self) -> None:
-        """Give back what a request holds while it runs."""
         self._visit.leave()

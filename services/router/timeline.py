@@ -1,26 +1,26 @@
-"""Divide a request's time into stages, derived from its moments, once or twice a request.
+"""Divide a request's time into stages.
 
-The stages to the first token follow one another without a gap, so their sum is the time to first token:
+The stages to the first token follow one another without gaps, so their sum is the time to first token:
 
-    admit     from the request's first line until it is within its tenant's limits; and, once it is
-              tokenized, its charge
-    receive   its body
+    admit     from the request's first line until its tenant's limits admit it; and, after `render`, the
+              charge of its tokens
+    receive   the body
     render    vLLM's front end: chat template, tokenizer
-    wait      in the waiting room, until the placement that succeeds is asked for
+    wait      in the waiting room, until the call that places it begins
     place     that call; contains `schedule`, the scheduler's share
-    fetch     until a worker that holds the prompt's beginning has saved it, or failed to; at most until
-              the prefilling engine has queued the request without it
-    send      to the worker, until its engine has it queued
-    queue     in the engine, until its first step; contains `prefix`, the load of the fetched beginning
-    prefill   from there to the first token
-    reply     its way back to the router
-    hold      in the router, if the decode worker could not go on at once
-    deliver   vLLM's front end again, until the first byte of a stream is with the client's socket
-    lost      an attempt that failed before it had a token
-    other     between two known moments, if one between them is not known
+    fetch     until the source of the prompt's first blocks has saved them or failed, or until the
+              prefilling engine has queued the request without them
+    send      to the worker, until its engine has queued the request
+    queue     in the engine, until its first step; contains `prefix`, the load of the first blocks
+    prefill   until the engine emits the first token
+    reply     from the engine to the router
+    hold      in the router, until the decode worker has a slot
+    deliver   vLLM's front end again, until the stream's first byte is in the client's socket
+    lost      an attempt that failed before its first token
+    other     several stages whose boundary is not known
 
-Later stages overlap with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV cache to the
-first token of the decode worker), `decode`, `end` (from the last token to the response's end).
+Later stages overlap with `deliver`: `handoff` with its parts, `decode.first` (from the loaded KV to the
+decode worker's first token), `decode`, and `end` (from the last token to the end of the response).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _HANDOFF = ("wait", "move", "check", "load")
 
 
 class Stage(NamedTuple):
-    """A part of a request's time, on the router's time.monotonic, in seconds."""
+    """A part of a request's time; begin and end are the router's time.monotonic."""
 
     name: str
     begin: float
     end: float
     process: Process = ROUTER  # the process that spent the time
     attempt: int = 0  # 0: the request itself
-    within: str = ""  # the stage of the same attempt that contains it
+    within: str = ""  # the containing stage of the same attempt
     attributes: Mapping[str, Any] = _NONE
 
     @property
@@ -68,8 +68,8 @@ class Stage(NamedTuple):
         return self.end - self.begin
 
 
-class _Way:
-    """Consecutive stages: each begins where the previous one ended."""
+class _Chain:
+    """Consecutive stages: each begins at the previous one's end."""
 
     def __init__(self, begin: float) -> None:
         self.at = begin
@@ -84,7 +84,7 @@ class _Way:
         attempt: int = 0,
         attributes: Mapping[str, Any] = _NONE,
     ) -> None:
-        """Add the stage that ended at `end`; if that is not known, its time becomes part of `other`."""
+        """Add the stage that ended at `end`. If that is unknown (0), its time goes to `other`."""
         if not end:
             self._skipped = True
             return
@@ -96,37 +96,37 @@ class _Way:
 
 
 def to_first_token(state: RequestState) -> list[Stage]:
-    """Return the stages from a request's arrival to its first token; to its end if it had none.
+    """Return the stages from a request's arrival to its first token, or to its end if it had none.
 
-    In a stream the last one is `deliver`, once its first byte is with the client's socket.
+    In a stream the last one is `deliver`, once the first byte is in the client's socket.
     """
     http = state.http
-    way = _Way(http.arrived)
-    way.to("admit", http.admitted)
-    way.to("receive", http.received)
-    way.to("render", state.taken)
-    way.to("admit", state.charged)
+    chain = _Chain(http.arrived)
+    chain.to("admit", http.admitted)
+    chain.to("receive", http.received)
+    chain.to("render", state.taken)
+    chain.to("admit", state.charged)
     for attempt in state.attempts_kept:
-        if _attempt_to_token(way, attempt):
+        if _attempt_to_token(chain, attempt):
             if attempt.held:
-                way.to("hold", state.first_token)
+                chain.to("hold", state.first_token)
             if http.streams and state.first_token:
-                way.to("deliver", http.first_byte)
-            return way.stages
+                chain.to("deliver", http.first_byte)
+            return chain.stages
     if state.ended:
-        way.to("other" if state.attempts else "wait", state.ended)
-    return way.stages
+        chain.to("other" if state.attempts else "wait", state.ended)
+    return chain.stages
 
 
 def other_stages(state: RequestState) -> list[Stage]:
-    """Return the stages of a finished request that `to_first_token` leaves out, by attempt."""
+    """Return the stages of a finished request that `to_first_token` omits."""
     stages: list[Stage] = []
     attempts = state.attempts_kept
     for index, attempt in enumerate(attempts):
         if index and any(one.first_token for one in attempts[:index]):
-            way = _Way(attempts[index - 1].ended or attempt.asked)
-            _attempt_to_token(way, attempt)
-            stages += way.stages
+            chain = _Chain(attempts[index - 1].ended or attempt.asked)
+            _attempt_to_token(chain, attempt)
+            stages += chain.stages
         following = attempts[index + 1].tokens_before if index + 1 < len(attempts) else len(state.tokens)
         stages += _within_place(attempt)
         stages += _within_queue(attempt)
@@ -139,41 +139,41 @@ def other_stages(state: RequestState) -> list[Stage]:
 
 
 def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
-    """Return the sum of each stage: a request may pass one twice."""
+    """Return the total seconds of each stage, as a stage may occur twice."""
     found: dict[str, float] = {}
     for stage in stages:
         found[stage.name] = found.get(stage.name, 0.0) + stage.seconds
     return found
 
 
-def _attempt_to_token(way: _Way, attempt: Timings) -> bool:
+def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     """Add an attempt's stages up to its first token. Return whether it had one."""
     number = attempt.number
-    way.to("wait", attempt.asked, attempt=number)
-    way.to("place", attempt.placed, attempt=number)
+    chain.to("wait", attempt.asked, attempt=number)
+    chain.to("place", attempt.placed, attempt=number)
     if not attempt.first_token:
         if attempt.ended:
-            way.to("lost", attempt.ended, attempt.prefiller, number)
+            chain.to("lost", attempt.ended, attempt.prefiller, number)
         return False
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
-        way.to("lost", attempt.recomputed, attempt=number)
+        chain.to("lost", attempt.recomputed, attempt=number)
     if attempt.prefix_asked:
-        way.to("fetch", _fetched(attempt), attempt=number)
-    way.to("send", attempt.queued, attempt=number)
-    way.to("queue", attempt.prefill_began, attempt.prefiller, number)
+        chain.to("fetch", _fetched(attempt), attempt=number)
+    chain.to("send", attempt.queued, attempt=number)
+    chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
-    way.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
-    way.to("reply", attempt.first_token, attempt=number)
+    chain.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
+    chain.to("reply", attempt.first_token, attempt=number)
     return True
 
 
 def _fetched(attempt: Timings) -> float:
-    """Return when the prefill worker stopped waiting for the prompt's beginning; 0 if not known."""
+    """Return when the prefill worker stopped waiting for the prompt's first blocks; 0 if unknown."""
     return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
 
 
 def _within_place(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's share of a placement, centred, as the time of each way is not known."""
+    """Yield the scheduler's share of a placement, centred: the two trips are assumed to be equal."""
     if attempt.scheduler_s and attempt.asked:
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
@@ -181,7 +181,7 @@ def _within_place(attempt: Timings) -> Iterator[Stage]:
 
 
 def _within_queue(attempt: Timings) -> Iterator[Stage]:
-    """Yield the load of the prompt's beginning."""
+    """Yield the load of the prompt's first blocks."""
     told = attempt.prefix
     if told is not None and attempt.queued:
         spent = sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
@@ -192,7 +192,7 @@ def _within_queue(attempt: Timings) -> Iterator[Stage]:
 
 
 def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
-    """Yield an attempt's stages from its first token on. `tokens`: the number that it generated."""
+    """Yield an attempt's stages from its first token on. tokens: how many it generated."""
     number, decoder = attempt.number, attempt.decoder
     if attempt.saved:
         saving = attempt.saved - attempt.save_ms / 1e3
@@ -211,7 +211,7 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
         accepted = sum(spent.accepted_by_position)
         attributes = {
             "tokens": tokens,
-            "steps": tokens - accepted,  # a step brings the drafted tokens that it accepts, and one more
+            "steps": tokens - accepted,  # each step yields the accepted draft tokens and one more
             "drafts": spent.draft_steps,
             "drafted_tokens": spent.drafted_tokens,
             "accepted_tokens": accepted,
@@ -220,12 +220,12 @@ def _after_token(attempt: Timings, tokens: int) -> Iterator[Stage]:
 
 
 def _handoff(attempt: Timings, told: worker_pb2.Admitted) -> Iterator[Stage]:
-    """Yield a handoff and its parts, laid end to end, although moving and checking overlap."""
+    """Yield a handoff and its parts, shown one after another although moving and checking overlap."""
     attributes: dict[str, Any] = {"bytes": told.bytes, "transport": told.transport or "none"}
     if told.early_bytes:
-        attributes["early_bytes"] = told.early_bytes  # before the prompt was complete, in no stage
+        attributes["early_bytes"] = told.early_bytes  # moved before the prompt was prefilled, in no stage
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
-    begin = min(attempt.first_token, at)  # the decode worker may learn of the prompt's end before the router
+    begin = min(attempt.first_token, at)  # the decode worker may get the end of the prompt before the router
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)
     for part in _HANDOFF:
         seconds = getattr(told, f"{part}_ms") / 1e3

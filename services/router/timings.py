@@ -1,11 +1,11 @@
-"""The moments of a request, noted where they happen. All figures of its time are derived from them.
+"""Timestamps of a request, from which all its durations are derived.
 
-    HttpTimes   of its HTTP exchange, by http/connections.py and http/admission.py
-    Timings     of one attempt, by the relay, its legs and its sink
-    Event       failures, and the reactions to them
+    HttpTimes   of its HTTP exchange, set by http/connections.py and http/admission.py
+    Timings     of one attempt, set by the relay, its legs and its sink
+    Event       failures, and what followed
 
-Workers' moments come with their messages; their streams convert them to the router's clock. Moments are
-time.monotonic, in seconds; 0: not yet, or never known.
+Timestamps are time.monotonic of the router, seconds; 0 if unknown. Workers' timestamps come with their
+messages and are converted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from baton.protos import scheduler_pb2, worker_pb2
 
 
 class Process(NamedTuple):
-    """One process of the deployment, as traces name it."""
+    """One process of the deployment, as named in traces."""
 
     service: str  # baton-router, baton-scheduler, baton-prefill, baton-decode or baton-mixed
-    instance: str  # a worker's id, a scheduler's address; empty: this router
+    instance: str  # a worker's id or a scheduler's address; empty for this router
 
 
 ROUTER = Process("baton-router", "")
@@ -30,27 +30,26 @@ UNKNOWN = Process("", "")
 
 
 def process_of(worker: scheduler_pb2.Worker) -> Process:
-    """Return a worker as traces name it."""
     role = scheduler_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
     return Process(f"baton-{role}", worker.worker_id)
 
 
 @dataclass(slots=True)
 class HttpTimes:
-    """The moments of one HTTP exchange, which all sequences that it asks for share."""
+    """The timestamps of one HTTP exchange, shared by all its sequences."""
 
     arrived: float = field(default_factory=time.monotonic)  # the request's first line came
     admitted: float = 0.0  # its tenant's limits let it in
     received: float = 0.0  # its body was complete
-    first_byte: float = 0.0  # the response's body began to go to the client's socket
+    first_byte: float = 0.0  # of the response's body, written to the client's socket
     ended: float = 0.0
     status: int = 0  # 0: no response was sent
-    streams: bool = False  # the response is an event stream: its first byte brings the first token
-    paused_s: float = 0.0  # time for which writing waited for the client to read
+    streams: bool = False  # the response is an event stream
+    paused_s: float = 0.0  # total time spent waiting for the client to read
 
 
 class Event(NamedTuple):
-    """A failure of a request, or the reaction to it."""
+    """A failure of a request, or what followed."""
 
     name: str
     at: float
@@ -60,24 +59,24 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Timings:
-    """The moments of one attempt."""
+    """The timestamps of one attempt."""
 
     number: int = 0  # 1 for the first attempt
     tokens_before: int = 0  # output tokens of earlier attempts
     asked: float = 0.0  # the scheduler was asked for a placement
     placed: float = 0.0
-    prefix_asked: float = 0.0  # a source was asked for the prompt's beginning
+    prefix_asked: float = 0.0  # a source was asked for the prompt's first blocks
     prefix_saved: float = 0.0  # the source answered
     queued: float = 0.0  # the prefilling engine queued the request
-    prefix_loaded: float = 0.0  # that engine loaded the prompt's beginning
+    prefix_loaded: float = 0.0  # that engine loaded the first blocks
     prefill_began: float = 0.0  # the prefill's first step
-    prefill_ended: float = 0.0  # the engine put out the first token
+    prefill_ended: float = 0.0  # the engine emitted the first token
     first_token: float = 0.0  # the first token arrived here
-    held: bool = False  # the first token waited here until the decode worker had gone on
-    saved: float = 0.0  # the KV cache was saved for another worker
-    admitted: float = 0.0  # that worker loaded the KV cache
-    decode_began: float = 0.0  # that worker's first step
-    resumed: float = 0.0  # that worker's first token arrived here
+    held: bool = False  # the first token was held back until the decode worker had a slot
+    saved: float = 0.0  # the KV was saved for the decode worker
+    admitted: float = 0.0  # the decode worker loaded the KV
+    decode_began: float = 0.0  # its first step
+    resumed: float = 0.0  # its first token arrived here
     last_token: float = 0.0  # the last token arrived here
     recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
     ended: float = 0.0  # the attempt failed
@@ -85,16 +84,15 @@ class Timings:
     scheduler_s: float = 0.0  # the scheduler's share of the placement time
     prefiller: Process = UNKNOWN
     decoder: Process = UNKNOWN
-    chunks: int = 0  # steps in which the prompt was computed, if its KV was saved
+    chunks: int = 0  # prefill steps, if the KV was saved
     save_ms: float = 0.0
     handoff: worker_pb2.Admitted | None = None  # the cost of the load
-    prefix: worker_pb2.Admitted | None = None  # the cost of loading the prompt's beginning
-    drafts: Any = None  # the engine's count of this attempt so far (vLLM's RequestSpecDecodeMetrics)
+    prefix: worker_pb2.Admitted | None = None  # the cost of loading the prompt's first blocks
+    drafts: Any = None  # vLLM's RequestSpecDecodeMetrics, cumulative over the attempt
 
     def spent(self) -> Spent:
-        """Return the attempt's cost so far."""
         drafted = self.drafts.num_draft_tokens if self.drafts is not None else 0
-        histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps that accepted j
+        histogram = self.drafts.histogram if self.drafts is not None else []  # [j]: steps with j accepted
         return Spent(
             queue_ms=_ms(self.placed, self.prefill_began),
             prefill_ms=_ms(self.placed, self.first_token),
@@ -108,7 +106,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of one attempt, or the sum over several."""
+    """The cost of one attempt, or of several."""
 
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -116,7 +114,7 @@ class Spent:
     decode_ms: float = 0.0
     draft_steps: int = 0  # steps that verified a draft
     drafted_tokens: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # drafted tokens that were accepted
+    accepted_by_position: tuple[int, ...] = ()  # accepted tokens by their position in the draft
 
     def __add__(self, other: Spent) -> Spent:
         positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)

@@ -1,8 +1,8 @@
-"""Traces of requests in OpenTelemetry's form. The router writes the spans of all processes.
+"""Export traces of requests with OpenTelemetry. The router writes the spans of all processes.
 
-Workers and schedulers export nothing: their moments come with messages that they send anyway. So everything
-is known, on one clock, when the router decides whether to keep a trace, including the moments of a worker
-that died, as far as the router heard of them. A worker's span has that worker's resource.
+Workers and schedulers export nothing: their timestamps come with their ordinary messages. So when the router
+decides whether to keep a trace, it has all of it on one clock, including spans of a worker that has died
+since. A worker's span has that worker's resource.
 
 Leans on: opentelemetry.sdk.trace.ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that
 drops its oldest spans, and a thread of its own), the OTLP exporters.
@@ -31,14 +31,14 @@ from baton.services.trace_context import new_span_id
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 8_192  # spans; a request has some twenty
+MAX_QUEUED = 8_192  # spans; a request has about 20
 EXPORT_TIMEOUT_S = 5.0
 _SCOPE = InstrumentationScope("baton")
-_KINDS = {"place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
+_KINDS = {"request": SpanKind.SERVER, "place": SpanKind.CLIENT, "schedule": SpanKind.SERVER}
 
 
 class Traces:
-    """Writes the traces of finished requests, in the event loop; a thread exports them."""
+    """Writes the traces of finished requests; a thread exports them."""
 
     def __init__(
         self, settings: TracingSettings, exporter: SpanExporter, router_id: str, *, slow_s: float
@@ -50,24 +50,23 @@ class Traces:
         self._processor = BatchSpanProcessor(exporter, max_queue_size=MAX_QUEUED)
 
     def keeps(self, record: Record) -> bool:
-        """Return whether a request's trace is worth keeping."""
         return record.trace.sampled or record.failed or record.retried or record.slowness_s > self._slow_s
 
     def write(self, record: Record) -> None:
-        """Write a request's trace if it is to be kept. The exporter's thread does the rest."""
+        """Queue a request's trace for export if it is worth keeping."""
         if self.keeps(record):
             for span in spans_of(record, self._router):
                 self._processor.on_end(span)
 
     def close(self) -> None:
-        """Export waiting spans, within a few seconds."""
+        """Export the queued spans; takes up to a few seconds."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def open_exporter(settings: TracingSettings) -> SpanExporter:
-    """Return the exporter for the settings' endpoint. It connects when there is something to send."""
+    """Return the exporter for the settings' endpoint. It connects at the first export."""
     url = urlsplit(settings.endpoint)
-    # The exporters log each batch that fails; we log once.
+    # The exporters log every failed batch; _Watched logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     if url.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
@@ -88,7 +87,7 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
 
 
 class _Watched(SpanExporter):
-    """An exporter that logs when it begins to fail, and when it works again."""
+    """An exporter that logs when it begins to fail and when it works again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
@@ -98,7 +97,7 @@ class _Watched(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001 (whatever a client of HTTP or gRPC raises)
+        except Exception as error:  # noqa: BLE001 (any error of an HTTP or gRPC client)
             log.debug("the export failed: %s", error)
             result = SpanExportResult.FAILURE
         fails = result is not SpanExportResult.SUCCESS
@@ -121,7 +120,7 @@ class _Watched(SpanExporter):
 
 
 def spans_of(record: Record, router: Process) -> list[ReadableSpan]:
-    """Return a request's spans: its own first, then its stages, those of an attempt within that."""
+    """Return a request's spans: the root first, then its stages, nested in their attempts."""
     return _Spans(record, router).made
 
 
@@ -130,8 +129,7 @@ class _Spans:
         self._record = record
         self._router = router
         self.made: list[ReadableSpan] = []
-        self._root()
-        root = self._context(record.trace.span_id)
+        root = self._root()
         self._stages([stage for stage in record.stages if not stage.attempt], root)
         for attempt in record.attempts:
             stages = [stage for stage in record.stages if stage.attempt == attempt.number]
@@ -139,7 +137,6 @@ class _Spans:
                 continue
             outer = [stage for stage in stages if not stage.within]
             failed = [one for one in record.events if one.attempt == attempt.number and one.name == "failed"]
-            message = failed[-1].attributes["message"] if failed else ""
             attributes = {
                 "baton.attempt": attempt.number,
                 "baton.prefill_worker": attempt.prefill_worker,
@@ -151,9 +148,9 @@ class _Spans:
                 max(stage.end for stage in outer),
                 attributes=attributes,
             )
-            self._stages(stages, self._add(whole, root, message))
+            self._stages(stages, self._add(whole, root, failed[-1].attributes["message"] if failed else None))
 
-    def _root(self) -> None:
+    def _root(self) -> SpanContext:
         record, trace = self._record, self._record.trace
         parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
         attributes: dict[str, str | int | float] = {
@@ -174,29 +171,25 @@ class _Spans:
             "gen_ai.usage.output_tokens": record.output_tokens,
             "http.response.status_code": record.status,
         }
-        self.made.append(
-            ReadableSpan(
-                "request",
-                context=self._context(trace.span_id),
-                parent=parent,
-                resource=_resource(self._router),
-                attributes={name: value for name, value in attributes.items() if value != ""},
-                events=[self._event(one) for one in record.events],
-                kind=SpanKind.SERVER,
-                status=Status(StatusCode.ERROR, record.outcome) if record.failed else Status(),
-                start_time=self._ns(record.arrived),
-                end_time=self._ns(record.ended),
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        known = {name: value for name, value in attributes.items() if value != ""}
+        whole = Stage("request", record.arrived, record.ended, attributes=known)
+        error = record.outcome if record.failed else None
+        return self._add(whole, parent, error, trace.span_id, record.events)
 
     def _stages(self, stages: Iterable[Stage], parent: SpanContext) -> None:
         contexts: dict[str, SpanContext] = {}
         for stage in sorted(stages, key=lambda one: (bool(one.within), one.begin)):
             contexts[stage.name] = self._add(stage, contexts.get(stage.within, parent))
 
-    def _add(self, stage: Stage, parent: SpanContext, error: str = "") -> SpanContext:
-        context = self._context(new_span_id())
+    def _add(
+        self,
+        stage: Stage,
+        parent: SpanContext | None,
+        error: str | None = None,
+        span_id: str = "",
+        events: Iterable[Event] = (),
+    ) -> SpanContext:
+        context = self._context(span_id or new_span_id())
         self.made.append(
             ReadableSpan(
                 stage.name,
@@ -204,19 +197,18 @@ class _Spans:
                 parent=parent,
                 resource=_resource(self._router if stage.process == ROUTER else stage.process),
                 attributes=dict(stage.attributes),
+                events=[
+                    SpanEvent(one.name, {"attempt": one.attempt, **one.attributes}, self._ns(one.at))
+                    for one in events
+                ],
                 kind=_KINDS.get(stage.name, SpanKind.INTERNAL),
-                status=Status(StatusCode.ERROR, error) if error else Status(),
+                status=Status() if error is None else Status(StatusCode.ERROR, error),
                 start_time=self._ns(stage.begin),
                 end_time=self._ns(stage.end),
                 instrumentation_scope=_SCOPE,
             )
         )
         return context
-
-    def _event(self, event: Event) -> SpanEvent:
-        return SpanEvent(
-            event.name, {"attempt": event.attempt, **event.attributes}, timestamp=self._ns(event.at)
-        )
 
     def _context(self, span_id: str, *, is_remote: bool = False) -> SpanContext:
         trace = self._record.trace

@@ -1,20 +1,20 @@
 """Queue requests that wait for room on the workers: bounded in number and time, fair between clients.
 
-A request is placed at once while none waits before it. When all workers are full it joins its client's queue.
-Tenants take turns, as often as their weights say, and so do the clients of a tenant, one request each: a
-client that sends a thousand delays its own requests, not another's first. (A request here is one sequence: of
-several prompts, or `n` above 1, each waits for itself.) The request in turn tries a placement whenever
-reservations of this router end, and now and then besides, as other routers' end too. None of its class
-overtakes it, so a long prompt gets its room in the end. The exception is requests that lost their worker:
-their clients see a stalled stream, so they go before those that have not begun.
+A request is placed at once unless others wait ahead of it. If all workers are full it is queued. Tenants take
+turns by weight, and so do the clients of a tenant, one request each: a client that sends a thousand delays
+its own requests, not another client's first. (A request here is one sequence; each prompt of several, and
+each of `n` choices, waits separately.) One request has the turn, and tries a placement whenever a booking of
+this router ends, and also periodically, because other routers' bookings end too. No request of its class
+overtakes it, so a long prompt gets room eventually. Requests that lost their worker go before all others,
+because their clients see a stalled stream.
 
-Each class of requests has a queue, and a class with a lower priority number goes before the others, which
-fill only a part of the workers and of this room (`ServiceClass.room`). But a class is owed a place if that is
-within its share of all that this router has placed, or if it has waited for `patience_s`: its next request
-then goes first, and is placed as one of the first class.
+Each class has a queue. A class with a lower priority number goes first; the others may fill only a part of
+the workers and of this queue (`ServiceClass.room`). But a class is owed a place if it has less than its share
+of the running requests, or has waited for `patience_s`: its next request then goes first, and is placed as
+one of the first class.
 
-The cost is one placement call each time that room may have become free, for one request; the others sleep. To
-choose the next costs a look at each waiting tenant. For one event loop; not thread-safe.
+When room may have become free, one request makes one placement call and the others sleep. Choosing the next
+one takes time proportional to the number of waiting tenants. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -28,21 +28,99 @@ from collections.abc import Awaitable, Callable
 from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.queues import ClassQueue, Turn
 from baton.services.router.state import Party
 
-RETRY_S = (0.05, 1.0)  # s; the first and the longest pause between two tries without a sign of room
-_PACE_OF = 256  # last departures: requests that began together end together, so fewer would mislead
-_PACE_KNOWN_S = 10.0  # the least age of a queue before a request is refused for its expected wait
-# Seconds for which an owed turn goes before others, and then does not: its request may be too large.
+RETRY_S = (0.05, 1.0)  # the first and the longest pause between two tries while no booking ends
+_PACE_OF = 256  # departures that define the pace; with fewer, requests that end together would distort it
+_PACE_KNOWN_S = 10.0  # minimum age of a queue before a request is refused for its expected wait
+# An owed turn goes before others for OWED_S seconds and then not for REST_S: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
-LEAST_PATIENCE_S = 1.0  # wait after which even a class with its share is owed a place
+LEAST_PATIENCE_S = 1.0  # lower bound of `patience_s` here
 
 Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
+class Turn(asyncio.Event):
+    """Set while it is the request's turn. A request that goes first may take the turn away."""
+
+
+class _Tenant:
+    """The waiting requests of one tenant by client, in the order of turns."""
+
+    def __init__(self) -> None:
+        self.weight = 1
+        self.position = 0.0
+        self.waiting = 0
+        self.clients: OrderedDict[str, OrderedDict[Turn, None]] = OrderedDict()
+
+    @property
+    def first(self) -> Turn:
+        return next(iter(next(iter(self.clients.values()))))
+
+    def before(self, client: str) -> int:
+        """Return how many of the tenant's requests go before the client's next one."""
+        own = len(self.clients.get(client, ()))
+        return own + sum(min(len(turns), own + 1) for name, turns in self.clients.items() if name != client)
+
+
+class ClassQueue:
+    """The waiting requests of one class: round-robin over tenants, and over each tenant's clients.
+
+    Tenants take turns by stride scheduling (Waldspurger and Weihl, 1995): the tenant with the lowest position
+    is next, and a turn advances it by 1/weight. A tenant that was not waiting joins at the current position.
+    """
+
+    def __init__(self, service: ServiceClass) -> None:
+        self.service = service
+        self.waiting = 0
+        self.placed = 0  # admitted requests of the class that have not ended
+        self.since = 0.0  # when the queue became non-empty, or a request was last placed from it
+        self.owed_until = 0.0  # until then it goes before other classes
+        self.rests_until = 0.0  # until then it may not do so again
+        self._tenants: dict[str, _Tenant] = {}
+        self._position = 0.0  # of the tenant that had the last turn
+
+    @property
+    def first(self) -> Turn:
+        return min((one for one in self._tenants.values() if one.waiting), key=lambda one: one.position).first
+
+    def join(self, party: Party, turn: Turn) -> None:
+        tenant = self._tenants.setdefault(party.tenant, _Tenant())
+        if not tenant.waiting:  # turns are not saved up
+            tenant.position = max(tenant.position, self._position)
+        tenant.weight = party.weight
+        tenant.clients.setdefault(party.client, OrderedDict())[turn] = None
+        self.waiting += 1
+        tenant.waiting += 1
+
+    def leave(self, party: Party, turn: Turn) -> None:
+        """Remove a request. If it had the turn, its tenant and client move back in the order."""
+        tenant = self._tenants[party.tenant]
+        turns = tenant.clients[party.client]
+        del turns[turn]
+        if not turns:
+            del tenant.clients[party.client]
+        if turn.is_set():  # it has had its turn
+            if turns:
+                tenant.clients.move_to_end(party.client)
+            self._position = tenant.position
+            tenant.position += 1 / tenant.weight
+        self.waiting -= 1
+        tenant.waiting -= 1
+
+    def before(self, party: Party) -> float:
+        """Return how many requests go before the client's next one."""
+        mine = self._tenants.get(party.tenant)
+        own = mine.before(party.client) if mine is not None else 0
+        others = (tenant for name, tenant in self._tenants.items() if name != party.tenant)
+        return own + sum(min(one.waiting, (own + 1) * one.weight / party.weight) for one in others)
+
+    def clear(self) -> None:
+        self._tenants.clear()
+
+
 class WaitingRoom:
-    """The queue of one router. Invariant: while requests wait, exactly one of them has the turn."""
+    """The queue of one model in a router. Invariant: while requests wait, exactly one has the turn."""
 
     def __init__(
         self,
@@ -52,9 +130,9 @@ class WaitingRoom:
         classes: Classes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Let at most `limit` requests wait, each at most `wait_s` seconds; with a limit of 0 none waits.
+        """Let up to `limit` requests (none if 0) wait for up to `wait_s` seconds each.
 
-        Requests that lost their worker wait whatever the limit: they were admitted before.
+        The limit does not apply to requests that lost their worker: they were admitted before.
         """
         self.limit = limit
         self.wait_s = wait_s
@@ -67,11 +145,11 @@ class WaitingRoom:
         self._first_class = next(iter(self._queues.values())).service
         self._waiting = 0
         self._turn: Turn | None = None
-        self._turn_of: ClassQueue | None = None  # the turn's queue; None for a request that resumes
+        self._turn_of: ClassQueue | None = None  # its queue; None if it resumes
         self._room = asyncio.Event()
-        self._because = ""  # the last try found no room
-        self._began = 0.0  # when the queue began, on the clock
-        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # clock times since then
+        self._because = ""  # why the last try found no room
+        self._began = 0.0  # when requests began to wait
+        self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when requests left it
         metrics.watch_waiting(self)
 
     def __len__(self) -> int:
@@ -79,32 +157,31 @@ class WaitingRoom:
 
     @property
     def estimate_s(self) -> float:
-        """The expected wait of a new tenant's request of the usual class, seconds; 0 while unknown."""
+        """The expected wait of a new tenant's request of the standard class, seconds; 0 if unknown."""
         return self._estimate(Party(), STANDARD)
 
     def check_room(self, service: ServiceClass = STANDARD) -> None:
-        """Check, before a request costs anything, that the queue is not full. Raises NotAdmitted (503)."""
+        """Check that the queue is not full. Raises NotAdmitted (503)."""
         most = max(1, int(service.room * self.limit)) if self.limit else 0
         if self._waiting and self._waiting >= most:
-            kept = f"; {self.limit - most} places are kept for others than {service.name}"
+            kept = f"; {self.limit - most} places are reserved for classes before {service.name}"
             raise self._refusal(
                 f"{self._waiting} wait already (router.max_waiting){kept if most < self.limit else ''}",
                 self._estimate(Party(), service),
             )
 
     def freed(self) -> None:
-        """Note that reservations ended: there may be room now."""
+        """Wake the request that has the turn: bookings ended, so there may be room."""
         self._room.set()
 
     async def admit(
         self, party: Party, deadline: float, place: Place, service: ServiceClass = STANDARD
     ) -> float:
-        """Await `place`, at once or in turn; return the seconds waited.
+        """Await `place` until it succeeds, at once or in turn; return the seconds waited.
 
-        `place` raises NotAdmitted. With FULL, or while others wait, the request joins the queue (unless the
-        limit is 0); there `place` is tried until it succeeds, or refuses for good. `deadline`
-        (time.monotonic) is the request's own, and is enforced by the caller. Raises NotAdmitted if the queue
-        is full, or if the wait would be or was too long, and whatever else `place` raises.
+        If `place` raises NotAdmitted with FULL, or if others wait, the request is queued and `place` is
+        retried. Other errors of `place` are passed on. Raises NotAdmitted if the queue is full, or if the
+        wait is or would be too long. The caller enforces the request's `deadline` (time.monotonic).
         """
         arrived = self._clock()
         queue = self._queue(service)
@@ -137,14 +214,13 @@ class WaitingRoom:
         return waited_s
 
     def left(self, service: ServiceClass) -> None:
-        """Note that an admitted request is over."""
         self._queue(service).placed -= 1
 
     async def resume(self, wait_s: float, place: Place) -> None:
-        """Await `place` for a request that was placed before, ahead of all that were not.
+        """Await `place` for a request that lost its worker, ahead of all queued requests.
 
-        While `place` raises NotAdmitted with FULL it is tried again, for `wait_s` seconds. Then the last one
-        is raised, as is anything else that `place` raises.
+        For `wait_s` seconds `place` is retried while it raises NotAdmitted with FULL; then the last error is
+        raised.
         """
         turn = Turn()
         if not self._waiting:
@@ -152,7 +228,7 @@ class WaitingRoom:
         self._resuming[turn] = None
         self._waiting += 1
         self._choose()
-        refusal = NotAdmitted(f"others resume first, and no room came up within {wait_s:.3g} s", Why.FULL)
+        refusal = NotAdmitted(f"no room within {wait_s:.3g} s: others resume first", Why.FULL)
 
         def is_final(no: NotAdmitted) -> bool:
             nonlocal refusal
@@ -176,9 +252,9 @@ class WaitingRoom:
         is_final: Callable[[NotAdmitted], bool],
         queue: ClassQueue | None = None,
     ) -> None:
-        """Try `place` while it is this request's turn, until it succeeds or its refusal is final.
+        """Try `place` while the request has the turn, until it succeeds or its refusal is final.
 
-        Without a queue, or if a turn is owed to it, it is placed as one of the first class.
+        A request that resumes (no queue) or is owed the turn is placed as one of the first class.
         """
         pause_s, longest_s = RETRY_S
         while True:
@@ -190,7 +266,7 @@ class WaitingRoom:
                 if is_final(no):
                     raise
                 self._because = no.message
-                self._choose()  # an owed turn may be over
+                self._choose()  # OWED_S may have passed
             else:
                 return
             with contextlib.suppress(TimeoutError):
@@ -205,7 +281,7 @@ class WaitingRoom:
         self._began = self._clock()
 
     def _queue(self, service: ServiceClass) -> ClassQueue:
-        """Return the queue of a class; that of the first class for one that is not configured."""
+        """Return the queue of a class, or the first one if the class is not configured."""
         return self._queues.get(service.name) or next(iter(self._queues.values()))
 
     def _before(self, queue: ClassQueue) -> int:
@@ -215,14 +291,13 @@ class WaitingRoom:
         return len(self._resuming) + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Return whether a queue's turn goes before others, by its class's share or patience."""
+        """Return whether a queue goes before others because of its class's share or patience."""
         now = self._clock()
         placed = sum(one.placed for one in self._queues.values())
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
         waited = now - queue.since >= max(LEAST_PATIENCE_S, queue.service.patience_s)
         if queue.owed_until and now > queue.owed_until:
-            # The rest begins where its second ended, which was long ago if nobody has waited since. Leaving
-            # requests do not end a rest: the next one may be as large.
+            # The rest begins at the end of OWED_S, which is long ago if the queue was empty since.
             queue.owed_until, queue.rests_until = 0.0, queue.owed_until + REST_S
         if not (within or waited) or now < queue.rests_until:
             return False
@@ -254,7 +329,7 @@ class WaitingRoom:
         self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
-        """Give the turn to a request that resumes, else to a class that is owed one, else by priority."""
+        """Give the turn to a request that resumes, or to a class that is owed it, or by priority."""
         turn: Turn | None = None
         queue: ClassQueue | None = None
         if self._resuming:
@@ -272,10 +347,7 @@ class WaitingRoom:
             turn.set()
 
     def _estimate(self, party: Party, service: ServiceClass) -> float:
-        """Return the expected wait of the client's next request, at the pace of the last departures.
-
-        Seconds; 0 while the pace is unknown.
-        """
+        """Return the expected wait of a client's next request at the current pace, seconds; 0 if unknown."""
         if not self._departures:
             return 0.0
         queue = self._queue(service)
@@ -289,7 +361,7 @@ class WaitingRoom:
         wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(
-                f"{self._waiting} wait already, another would wait about {wait_s:.0f} s and may wait "
+                f"{self._waiting} wait already, this one would wait about {wait_s:.0f} s and may wait "
                 f"{allowed_s:.3g} s (router.max_wait_s, or its own deadline)",
                 wait_s - allowed_s,
             )

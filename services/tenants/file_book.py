@@ -1,4 +1,4 @@
-"""The book of keys in a YAML file (JSON is YAML, too)."""
+"""The key book in a YAML file (or JSON, which is YAML)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import yaml
 
 from baton.home import expanded
 from baton.services.errors import NOT_YAML
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, book_of
+from baton.services.tenants.model import Book, BookError, book_of
 
-# libyaml's if it is there: it is ten times as fast, and a thousand keys are a hundred kilobytes.
+# libyaml's loader is ten times as fast, and a thousand keys are 100 kB.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DATE = "tag:yaml.org,2002:timestamp"
 
@@ -33,7 +32,7 @@ class _Plain(_Loader):
 
 
 class FileBook:
-    """The book in a file."""
+    """The key book in a file."""
 
     def __init__(self, path: str) -> None:
         self.place = f"{path!r} (router.keys_file)"
@@ -41,7 +40,6 @@ class FileBook:
         self._seen: tuple[int, ...] | None = None  # the file's signature when it was last read
 
     def read(self) -> Book:
-        """Return the book. Raises BookError."""
         try:
             content = yaml.load(self._path.read_text(encoding="utf-8"), Loader=_Plain)  # noqa: S506 (safe)
         except OSError as error:
@@ -52,7 +50,7 @@ class FileBook:
             mark = getattr(error, "problem_mark", None)
             where = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise BookError(f"{self.place}: not valid YAML{where}") from None
-        except NOT_YAML:  # leave out its text, which may quote a secret
+        except NOT_YAML:  # without its message, which may quote a secret
             raise BookError(f"{self.place}: not valid YAML: a value does not match its tag") from None
         try:
             return book_of({} if content is None else content)
@@ -60,7 +58,7 @@ class FileBook:
             raise BookError(f"{self.place}: {error}") from None
 
     async def changed(self) -> Book | None:
-        """Return the book if its file changed since the last call. Raises BookError, once for a bad edit."""
+        """Return the book if its file changed since the last call. Raises BookError once per bad edit."""
         seen = self._signature()
         if seen is not None and seen == self._seen:
             return None
@@ -68,14 +66,11 @@ class FileBook:
         return await asyncio.to_thread(self.read)
 
     async def edit(self, change: Callable[[Book], Book]) -> None:
-        """Change the book in one step: readers see the old file or the new one. Comments are not kept.
-
-        Raises BookError.
-        """
+        """Change the book atomically; comments in the file are lost. Raises BookError."""
         await asyncio.to_thread(self._edit, change)
 
     async def close(self) -> None:
-        """Do nothing: no file is kept open."""
+        """Do nothing: the file is not kept open."""
 
     def _edit(self, change: Callable[[Book], Book]) -> None:
         target = Path(os.path.realpath(self._path))
@@ -100,7 +95,7 @@ def _content(book: Book) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other editors of the folder's files out. The lock ends with the process."""
+    """Lock the folder against other editors of its files."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -110,7 +105,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Write the file as a whole or not at all; a new one is readable by its owner alone."""
+    """Replace the file atomically; a new one is readable only by its owner."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
     written, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

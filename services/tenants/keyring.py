@@ -1,4 +1,4 @@
-"""The keys in a router's memory: finds a key's caller, and follows changes of the book."""
+"""The key book in a router's memory: find a key's caller, and follow changes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, Caller, digest
+from baton.services.tenants.model import Book, BookError, Caller, digest
 
-LOOK_S = 1.0  # between two looks for changes: the longest until a new or removed key takes effect
+LOOK_S = 1.0  # between two checks for changes: the delay until a new or revoked key takes effect
 
 log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """The place where the book is."""
+    """The storage of the book."""
 
     async def changed(self) -> Book | None:
         """Return the book if it changed since the last call. Raises BookError."""
@@ -26,7 +25,7 @@ class Source(Protocol):
 
 
 class Keyring:
-    """The callers of one router. The last good book counts until the source is good again."""
+    """The callers of one router. If the book becomes bad or unreachable, the last good one stays in force."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -36,22 +35,22 @@ class Keyring:
 
     @property
     def problem(self) -> str:
-        """The reason why no key is known, in one line; "" once the book was read."""
+        """Why no keys are known; "" once the book has been read."""
         return "" if self._callers is not None else self._problem or "the keys were not read yet"
 
     def find(self, secret: bytes) -> Caller | None:
         """Return the caller with this secret, or None.
 
-        The duration depends on the secret's hash, so it reveals nothing about other secrets.
+        The time that it takes depends on the secret's hash, so it reveals nothing about other secrets.
         """
         return (self._callers or {}).get(digest(secret))
 
     def tenants(self) -> Iterable[str]:
-        """Return the names of all tenants. Any thread may call this."""
+        """Return the names of all tenants. Thread-safe."""
         return self._tenants
 
     async def look(self) -> None:
-        """Adopt a change of the book, if there is one. Log a bad one and change nothing."""
+        """Adopt the book if it changed. If it is bad, log that and keep the last one."""
         try:
             book = await self._source.changed()
         except BookError as error:
@@ -64,17 +63,15 @@ class Keyring:
             log.info("%d keys of %d tenants", len(book.keys), len(self._tenants))
 
     async def follow(self) -> None:
-        """Look for changes forever; run it as a task."""
+        """Check for changes forever; run it as a task."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def close(self) -> None:
-        """Release the source."""
         await self._source.close()
 
     def _complain(self, problem: str) -> None:
-        """Log a problem, once."""
         if problem != self._problem:
             log.error("%s; %s", problem, "no key is known" if self._callers is None else "the last keys stay")
         self._problem = problem

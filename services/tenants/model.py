@@ -1,7 +1,7 @@
-"""Keys, tenants and their limits; a book holds those of a deployment.
+"""Keys, tenants and their limits, and the book that holds those of a deployment.
 
-A secret is 256 random bits, so a plain SHA-256 of it is as hard to invert as the secret is to guess; a slow
-hash, as for passwords, would only cost time in each request. The book holds the hash alone.
+The book has only the SHA-256 of each secret. A secret is 256 random bits, so it needs no slow password hash,
+which would cost time in every request.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from baton.services.config import suggest
-from baton.services.errors import one_line
-from baton.services.tenants.errors import BookError
+from baton.services.errors import ServiceError, one_line
 
-SECRET_PREFIX = "baton-"  # noqa: S105 (shows people and scanners what a leaked key is for)
+SECRET_PREFIX = "baton-"  # noqa: S105 (tells people and scanners what a leaked key is for)
 MAX_PRIORITY = 100
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -27,10 +26,23 @@ ClassName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}
 Count = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 
 
-class Limits(BaseModel):
-    """The limits of one key, or of a tenant's keys together; None: no limit.
+class BookError(ServiceError):
+    """The key book cannot be read or changed. The message says where the book is."""
 
-    A key may use only the classes that its tenant may use, too.
+
+class OverLimit(ServiceError):
+    """A request is over a limit. `retry_after_s` is 0 if a retry would not help."""
+
+    def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.limit = limit  # the limit's name in the book
+        self.retry_after_s = retry_after_s
+
+
+class Limits(BaseModel):
+    """The limits of one key, or of all of a tenant's keys together; None: no limit.
+
+    A key may use a class only if its tenant may, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -51,7 +63,7 @@ class Limits(BaseModel):
 
 
 class Tenant(Limits):
-    """A tenant: its limits, its share of turns when requests wait, and whether its cache is separate."""
+    """A tenant: its limits, its turns when requests wait, and whether it has its own prefix cache."""
 
     priority: Annotated[int, Field(ge=1, le=MAX_PRIORITY, strict=True)] = Field(
         1, description="Turns that it gets where a tenant of priority 1 gets one."
@@ -62,7 +74,7 @@ class Tenant(Limits):
 
 
 class ApiKey(Limits):
-    """A key: its tenant, the SHA-256 of its secret, and limits of its own within the tenant's."""
+    """A key: its tenant, the SHA-256 of its secret, and its own limits within the tenant's."""
 
     tenant: Name
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -70,7 +82,7 @@ class ApiKey(Limits):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: its key, its tenant, and the limits of both."""
+    """The key and tenant of a request, with the limits of both."""
 
     key: str  # the key's name
     tenant: str  # the tenant's name; "" if keys have no tenants
@@ -79,16 +91,15 @@ class Caller:
 
     @property
     def default_class(self) -> str:
-        """The class of requests that choose none; "": the first that the caller may use."""
+        """The class of requests that ask for none; "": the first that the caller may use."""
         return self.key_limits.default_class or self.settings.default_class or ""
 
     def may_use(self, name: str) -> bool:
-        """Return whether the caller's requests may be of this class."""
         return all(one.classes is None or name in one.classes for one in (self.key_limits, self.settings))
 
 
 L = TypeVar("L", bound=Limits)
-ANYBODY = Caller("", "", Limits(), Tenant())  # if keys have no tenants, or no key is needed
+ANYBODY = Caller("", "", Limits(), Tenant())  # the caller if there are no tenants or no keys
 
 
 class Book(BaseModel):
@@ -108,18 +119,17 @@ class Book(BaseModel):
         return self
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant by its name."""
         return self.tenants.get(name, ANYBODY.settings)
 
     def callers(self) -> dict[bytes, Caller]:
-        """Return the callers by their secrets' digests."""
+        """Return the callers by the digest of their secret."""
         return {
             bytes.fromhex(key.sha256): Caller(name, key.tenant, key, self.tenant(key.tenant))
             for name, key in self.keys.items()
         }
 
     def with_key(self, name: str, key: ApiKey) -> Book:
-        """Return the book with one more key. Raises BookError if the name is taken."""
+        """Return the book with a key added. Raises BookError if the name is taken."""
         if name in self.keys:
             raise BookError(f"there is a key {name!r} already; remove it first, or choose another name")
         return book_of({**self._plain(), "keys": {**self.keys, name: key}})
@@ -132,7 +142,6 @@ class Book(BaseModel):
         return book_of({**self._plain(), "keys": {one: k for one, k in self.keys.items() if one != name}})
 
     def with_tenant(self, name: str, tenant: Tenant) -> Book:
-        """Return the book with a tenant's settings changed."""
         return book_of({**self._plain(), "tenants": {**self.tenants, name: tenant}})
 
     def _plain(self) -> dict[str, Any]:
@@ -140,7 +149,7 @@ class Book(BaseModel):
 
 
 def book_of(content: Any) -> Book:
-    """Return the book of a file's content. Raises BookError, one line that names the error."""
+    """Return the book with this content. Raises BookError."""
     try:
         return Book.model_validate(content)
     except ValidationError as error:
@@ -148,7 +157,7 @@ def book_of(content: Any) -> Book:
 
 
 def checked(kind: type[L], **values: Any) -> L:
-    """Return a key or tenant with these values. Raises BookError."""
+    """Return a `kind` (key or tenant) with these values. Raises BookError."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -156,20 +165,19 @@ def checked(kind: type[L], **values: Any) -> L:
 
 
 def new_secret() -> str:
-    """Return a new secret, to be shown once."""
     return SECRET_PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the hash that the book has for a secret."""
+    """Return the hash of a secret, as in the book."""
     return hashlib.sha256(secret).digest()
 
 
 def salted(caller: Caller, own: str | None) -> str | None:
-    """Return the salt of a request's prefix cache: its tenant's, combined with the client's own.
+    """Return the cache salt of a request: its tenant's, combined with the client's own.
 
-    A client cannot make another tenant's salt: its own is hashed together with its tenant's name, or with
-    "" for a tenant that shares its cache.
+    A client cannot forge another tenant's salt, because its own is hashed together with its tenant's name
+    ("" for a tenant that shares the cache).
     """
     mine = caller.tenant if caller.settings.cache_salt else ""
     if not caller.tenant or not (mine or own):
@@ -178,7 +186,7 @@ def salted(caller: Caller, own: str | None) -> str | None:
 
 
 def _nearest(error: ValidationError) -> str:
-    """Return the known key most like the first unknown one."""
+    """Suggest the known key that is most similar to the first unknown one."""
     for one in error.errors(include_input=False, include_context=False, include_url=False):
         if one["type"] == "extra_forbidden":
             kinds: dict[Any, type[BaseModel]] = {"tenants": Tenant, "keys": ApiKey}

@@ -1,17 +1,16 @@
-"""All limits of a caller: its key's and its tenant's."""
+"""Enforce all limits of a caller: its key's and its tenant's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from baton.keeping import keep
-from baton.services.tenants.errors import OverLimit
-from baton.services.tenants.limit import Limit
-from baton.services.tenants.model import Caller, Limits
-from baton.services.tenants.rates import Rates
+from baton.services.tenants.model import Caller, Limits, OverLimit
+from baton.services.tenants.rates import Rate, Rates
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import Slots
+from baton.services.tenants.slots import SlotLimit, Slots
 from baton.tasks import stop
 
 _NOUNS = {
@@ -21,11 +20,34 @@ _NOUNS = {
 }
 
 
+class Limit(Protocol):
+    """One limit of one owner. Counts first in this router, then in the count that all routers share.
+
+    The own count is never above the shared one, so a refusal by it needs no Redis call: a client that floods
+    one router costs Redis next to nothing. While Redis is away only the own count applies.
+    """
+
+    field: str  # the limit's name in the book
+    most: int
+
+    def take_here(self, amount: int) -> float | None:
+        """Take from this router's count. Return None, or the seconds until it may succeed."""
+
+    async def take_shared(self, amount: int) -> float | None:
+        """Take from the shared count, after `take_here`. Return the same; None while Redis is away."""
+
+    def give_here(self, amount: int) -> None:
+        """Give back to this router's count; a negative amount is taken without a check."""
+
+    def give_shared(self, amount: int) -> None:
+        """Do the same with the shared count, in the background."""
+
+
 class Quotas:
     """The limits of all callers of one router's process."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
-        """Share limits with the routers of `shared`; without, divide them among this router's processes."""
+        """Share limits through `shared`, or without it divide them among this router's processes."""
         self._shared = shared
         parts = processes if shared is None else 1
         self._rates = Rates(shared, parts)
@@ -33,13 +55,11 @@ class Quotas:
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the tasks that shared limits need."""
         if self._shared is not None:
             self._shared.start()
             self._renewing = keep(self._slots.renew, "renew the requests under way")
 
     async def close(self) -> None:
-        """End these tasks."""
         if self._renewing is not None:
             await stop(self._renewing)
         if self._shared is not None:
@@ -48,7 +68,7 @@ class Quotas:
     async def enter(self, caller: Caller) -> Visit:
         """Admit one HTTP request. Raises OverLimit."""
         slots: list[tuple[str, Limit]] = [
-            (owner, self._slots.limit(owner, of.concurrency))
+            (owner, SlotLimit(self._slots, owner, of.concurrency))
             for owner, of in _owners(caller)
             if of.concurrency
         ]
@@ -57,7 +77,7 @@ class Quotas:
         return Visit(self, caller, [slot for _, slot in slots])
 
     async def charge(self, caller: Caller, tokens: int) -> list[Limit]:
-        """Charge a sequence's tokens; return the limits that were charged. Raises OverLimit."""
+        """Charge a sequence's tokens. Return the limits charged. Raises OverLimit."""
         rates = list(self._rates_of(caller, "tokens_per_min"))
         await self._take(rates, tokens)
         return [rate for _, rate in rates]
@@ -65,7 +85,7 @@ class Quotas:
     def _rates_of(self, caller: Caller, field: str) -> Iterator[tuple[str, Limit]]:
         for owner, of in _owners(caller):
             if most := getattr(of, field):
-                yield owner, self._rates.limit(field, owner, most)
+                yield owner, Rate(self._rates, field, owner, most)
 
     async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
         """Take from all limits, or from none and raise OverLimit."""
@@ -82,7 +102,7 @@ class Quotas:
                 if wait_s is not None:
                     raise _over(owner, limit, amount, wait_s)
                 shared.append(limit)
-        except BaseException:  # also if the client leaves meanwhile
+        except BaseException:  # including cancellation, if the client disconnects
             for _, taken in limits:
                 taken.give_here(amount)
             for taken in shared:
@@ -97,12 +117,12 @@ class Visit:
         self.caller = caller
         self._quotas = quotas
         self._slots = slots
-        self._charges: dict[str, tuple[list[Limit], int]] = {}  # sequence -> the limits charged, tokens
+        self._charges: dict[str, tuple[list[Limit], int]] = {}  # by sequence: the limits charged, tokens
 
     async def charge(self, sequence: str, prompt: int, most: int) -> None:
-        """Charge the tokens of a prompt and of its longest answer. Raises OverLimit.
+        """Charge the tokens of a prompt and of the longest possible answer. Raises OverLimit.
 
-        An answer that may exceed a minute's limit is charged as the whole limit: it may turn out short.
+        If that exceeds a minute's limit, the whole limit is charged: the answer may turn out short.
         """
         allowed = [of.tokens_per_min for _, of in _owners(self.caller) if of.tokens_per_min]
         if not allowed:
@@ -111,12 +131,11 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Correct a sequence's charge to the tokens that it used."""
+        """Correct a sequence's charge to the tokens it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 
     def leave(self) -> None:
-        """Give the slots back: the request is over."""
         _give(self._slots, 1)
 
 

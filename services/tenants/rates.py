@@ -1,12 +1,13 @@
-"""Rates: requests a second and tokens a minute, by throttled-py's GCRA.
+"""Limit requests per second and tokens per minute with throttled-py's GCRA.
 
-The generic cell rate algorithm keeps one number a bucket, the time at which it will be full again, and
-refills steadily, so no window's end lets twice the rate pass. A bucket holds one period's worth.
+The generic cell rate algorithm stores one number per bucket, the time at which it will be full again. The
+bucket refills steadily, so there is no window boundary at which twice the rate passes. Its capacity is one
+period's worth.
 
 Leans on: throttled's store backends, one of them with our Redis client; the GCRA actions of
 throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
-of time.monotonic in memory, in Redis seconds of its TIME since a day that `settle.lua` names. What was taken
-is corrected by our own actions, as the library keeps the old number if the new one would lie in the past.
+of time.monotonic in memory, and in Redis seconds of its TIME since the epoch in `settle.lua`. Corrections use
+our own code, because the library keeps the old number if the new one would be in the past.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
 PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
-MAX_BUCKETS = 100_000  # in this router's memory, 20 MB; the least recently used are dropped
+MAX_BUCKETS = 100_000  # in memory (20 MB); the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):
-    """The library's backend over our Redis client. Passes its errors on."""
+    """The library's backend with our Redis client, whose errors it passes on."""
 
     base_exceptions = ()
 
@@ -38,10 +39,10 @@ class _OurClient(RedisStoreBackend):
 
 
 class Rates:
-    """The buckets of one router, its own and the shared ones."""
+    """The buckets of one router, in memory and in Redis."""
 
     def __init__(self, shared: SharedStore | None, parts: int = 1) -> None:
-        """Keep whole buckets, or one of `parts` that fill more slowly; each takes a whole burst."""
+        """parts: how many processes divide the rate; each still allows a whole burst."""
         self.parts = parts
         self.memory = MemoryStoreBackend(options={"MAX_SIZE": MAX_BUCKETS})
         self.take_here = MemoryLimitAtomicAction(self.memory)
@@ -51,13 +52,9 @@ class Rates:
             self.take_shared = RedisLimitAtomicAction(_OurClient(shared.client))
             self.settle_shared = shared.script("settle")
 
-    def limit(self, field: str, owner: str, most: int) -> Rate:
-        """Return an owner's limit. Buckets are made on first use."""
-        return Rate(self, field, owner, most)
-
 
 class Rate:
-    """One owner's rate: `most` in each period of `field`."""
+    """The `Limit` of one owner's rate: `most` in each period of `field`."""
 
     __slots__ = ("_interval", "_name", "_rates", "field", "most")
 
@@ -69,12 +66,10 @@ class Rate:
         self.most = most
 
     def take_here(self, amount: int) -> float | None:
-        """See `Limit`."""
         limited, _, _, wait_s = self._rates.take_here.do([self._name], [self._interval, self.most, amount])
         return float(wait_s) if limited else None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`."""
         rates = self._rates
         if rates.shared is None:
             return None
@@ -87,7 +82,6 @@ class Rate:
         return float(wait_s) if limited else None
 
     def give_here(self, amount: int) -> None:
-        """See `Limit`."""
         memory = self._rates.memory
         with memory.lock:
             now = now_mono_f()
@@ -98,7 +92,6 @@ class Rate:
                 memory.delete(self._name)
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`."""
         rates = self._rates
         if rates.shared is not None:
             rates.shared.later(lambda: rates.settle_shared(keys=[self._key], args=[-amount * self._interval]))

@@ -1,7 +1,7 @@
-"""The book of keys in Redis, for several routers without a shared file.
+"""The key book in Redis, for several routers without a shared file.
 
-When a router reads the book, it also writes a key of its own. A former master that is cut off from the new
-one still answers reads, and revoked keys would stay valid.
+A router that reads the book also writes a probe key: a former master that is cut off from the new one still
+answers reads, and revoked keys would stay valid.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from redis.exceptions import RedisError, WatchError
 from baton import redis_link
 from baton.redis_url import without_password
 from baton.services.tenants import redis_keys
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import Book, book_of
+from baton.services.tenants.model import Book, BookError, book_of
 from baton.services.tenants.shared import connect, refusal
 
-CALL_S = 5.0  # no request waits for this call
-EDIT_TRIES = 10  # others may edit at the same moment
+CALL_S = 5.0  # no request waits for these calls
+EDIT_TRIES = 10  # if others edit at the same time
 
 
 class RedisBook:
-    """The book in Redis. Looking for changes is one HGET of a few bytes."""
+    """The key book in Redis. A check for changes is one HGET of a few bytes."""
 
     def __init__(self, url: str, topic: str, password: str = "", *, for_router: bool = False) -> None:
-        """Connect on first use. Users other than routers may write only the book."""
+        """for_router: write the probe key; other users may write only the book."""
         self.place = f"{without_password(url)}, topic {topic!r} (router.keys_store)"
         self._url = without_password(url)
         self._client: Redis = connect(url, topic, CALL_S, password)
@@ -48,7 +47,7 @@ class RedisBook:
         return self._parse(content)
 
     async def edit(self, change: Callable[[Book], Book]) -> None:
-        """Change the book in one step. Raises BookError."""
+        """Change the book atomically. Raises BookError."""
         for _ in range(EDIT_TRIES):
             try:
                 async with self._client.pipeline(transaction=True) as pipe:
@@ -64,10 +63,9 @@ class RedisBook:
                 continue
             except (RedisError, OSError) as error:
                 raise self._away(error) from None
-        raise BookError(f"{self.place}: others changed it {EDIT_TRIES} times meanwhile; try again")
+        raise BookError(f"{self.place}: {EDIT_TRIES} tries collided with other changes; try again")
 
     async def close(self) -> None:
-        """End the connections."""
         await redis_link.hang_up(self._client)
 
     async def _fetch(self, seen: bytes | None) -> tuple[bytes | None, bytes]:
@@ -92,8 +90,8 @@ class RedisBook:
             raise BookError(f"{self.place}: the book is damaged: {error}") from None
 
     def _away(self, error: Exception) -> BookError:
-        redis_link.renew(self._client)  # this may now be the wrong server
+        redis_link.renew(self._client)  # it may have become the wrong server
         if refused := refusal(self._client, self._url, error):
             return BookError(f"{self.place}: {refused}")
-        # Without the error's own text, which differs from try to try: the problem is logged once.
+        # Without the error's own text, which varies: the same problem is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

@@ -1,4 +1,4 @@
-"""The Redis that routers share. While it is away no request fails, or waits for it for long."""
+"""The Redis that routers share. While it is away no request fails because of it or waits for long."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
-CALL_S = 0.5  # a call's timeout: the longest that a request waits for a Redis that just went silent
-PROBE_S = 1.0  # between two tries to reach one that is away
+CALL_S = 0.5  # a call's timeout, which bounds how long a request waits for a hung Redis
+PROBE_S = 1.0  # between two attempts to reach a Redis that is away
 MAX_CONNECTIONS = 16
-MAX_LATER = 10_000  # background calls that may wait; further ones are dropped
+MAX_LATER = 10_000  # queued background calls; further ones are dropped
 
 T = TypeVar("T")
 Call = Callable[[], Coroutine[Any, Any, object]]
@@ -32,10 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -> Redis:
-    """Return a client of the server that has the topic's keys, as `redis_link.connect` does.
-
-    Raises ConfigError.
-    """
+    """Return a client of the server with the topic's keys (redis_link.connect). Raises ConfigError."""
     try:
         return redis_link.connect(
             url,
@@ -44,7 +41,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
             max_connections=MAX_CONNECTIONS,
             timeout_s=timeout_s,
         )
-    except ValueError:  # its text may quote a password
+    except ValueError:  # its message may quote a password
         raise ConfigError(
             f"router.keys_store is not a Redis URL: it must look like {FORM}, with "
             "the password percent-encoded or in a file (router.keys_store_password_file)"
@@ -52,7 +49,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
 
 
 def refusal(client: Redis, url: str, error: BaseException) -> str:
-    """Return in one line why Redis refuses this user, or is the wrong server; "" for other errors."""
+    """Explain an error if Redis refuses this user or is the wrong server; "" for other errors."""
     if refuses_the_user(error):
         text = explained(error, "router.keys_store or router.keys_store_password_file")
     else:
@@ -62,26 +59,25 @@ def refusal(client: Redis, url: str, error: BaseException) -> str:
 
 
 class SharedStore:
-    """Calls Redis, and tracks whether it answers. Use it in one event loop."""
+    """Calls Redis, and tracks whether it answers. Not thread-safe."""
 
     def __init__(self, url: str, topic: str, password: str = "") -> None:
         self.topic = topic
         self.client = connect(url, topic, None, password)
         self.up = True
-        self._told = False  # the outage has been logged; the probe may work while calls are refused
+        self._told = False  # the outage has been logged (the probe may succeed while calls are refused)
         self._name = without_password(url)
         self._later: asyncio.Queue[Call] = asyncio.Queue(MAX_LATER)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start to probe a Redis that is away, and to make background calls."""
         self._tasks = [
             keep(self._probe, "look for the routers' Redis"),
             keep(self._make_calls, "calls of the routers' Redis"),
         ]
 
     async def close(self) -> None:
-        """Make the remaining background calls, within CALL_S, and close the connections."""
+        """Make the remaining background calls within CALL_S, and close the connections."""
         try:
             async with asyncio.timeout(CALL_S):
                 await self._later.join()
@@ -92,11 +88,10 @@ class SharedStore:
         await redis_link.hang_up(self.client)
 
     def script(self, name: str) -> AsyncScript:
-        """Return one of the scripts in `scripts/`."""
         return self.client.register_script(files(__package__).joinpath("scripts", f"{name}.lua").read_text())
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Return what the call returns; None while Redis is away."""
+        """Make a call and return its result; None while Redis is away."""
         if not self.up:
             return None
         try:
@@ -110,7 +105,7 @@ class SharedStore:
         return reply
 
     def later(self, make: Call) -> None:
-        """Make a call soon, without waiting for it. It is dropped while Redis is away."""
+        """Make a call in the background. It is dropped while Redis is away."""
         if self.up and not self._later.full():
             self._later.put_nowait(make)
 
@@ -136,7 +131,7 @@ class SharedStore:
             if self.up:
                 continue
             try:
-                # A write, because a replica answers everything else.
+                # A write: a replica would answer anything else.
                 await patiently(self._write(), CALL_S)
             except (RedisError, OSError, TimeoutError):
                 redis_link.renew(self.client)

@@ -1,8 +1,8 @@
-"""Slots: concurrent requests. A router reports how many it has running, not changes of that number.
+"""Limit concurrent requests. A router reports how many it runs, not changes of that number.
 
 So a lost or repeated message does no harm; messages are numbered, and late ones are ignored. The requests of
-a router that died are forgotten `redis_keys.SLOT_LEASE_S` after its last message. A request costs two calls
-of Redis; each owner with running requests costs a router one more every `redis_keys.RENEW_S`.
+a router that died expire `redis_keys.SLOT_LEASE_S` after its last message. A request takes two Redis calls,
+and each owner with running requests one more every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import Counter
 from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
-RETRY_S = 1.0  # nobody knows when a slot will be free
+RETRY_S = 1.0  # a guess: when a slot will be free is not known
 _LEASE_MS = round(redis_keys.SLOT_LEASE_S * 1_000)
 _WHATEVER = -1
 
@@ -25,28 +25,24 @@ class Slots:
     """The running requests of this router, by owner."""
 
     def __init__(self, shared: SharedStore | None, router_id: str, parts: int = 1) -> None:
-        """Give out all of an owner's slots, or one of `parts` shares of them, rounded up."""
+        """parts: how many processes divide an owner's slots; shares are rounded up."""
         self.parts = parts
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # From the clock, so that a restarted router is believed at once; a double holds microseconds.
+        # From the clock, so that numbers also grow over a restart; a double holds microseconds exactly.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 
-    def limit(self, owner: str, most: int) -> SlotLimit:
-        """Return an owner's limit."""
-        return SlotLimit(self, owner, most)
-
     async def renew(self) -> None:
-        """Repeat the counts forever; run it as a task if routers share limits."""
+        """Report all counts again, forever; run it as a task if routers share limits."""
         while True:
             await asyncio.sleep(redis_keys.RENEW_S)
             for owner in list(self.held):
                 await self.say(owner, _WHATEVER)
 
     async def say(self, owner: str, most: int) -> bool:
-        """Report this router's count; return False if all routers together are over the limit."""
+        """Report this router's count. Return False if all routers together exceed the limit."""
         shared, script = self._shared, self._script
         if shared is None or script is None:
             return True
@@ -55,13 +51,12 @@ class Slots:
         return await shared.call(lambda: script(keys=[key], args=[*args])) != 0
 
     def say_soon(self, owner: str) -> None:
-        """Report this router's count without waiting for it."""
         if self._shared is not None:
             self._shared.later(lambda: self.say(owner, _WHATEVER))
 
 
 class SlotLimit:
-    """The most concurrent requests of one owner."""
+    """The `Limit` of one owner's concurrent requests. Calls of Redis report the whole count."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 
@@ -72,7 +67,6 @@ class SlotLimit:
         self.most = most
 
     def take_here(self, amount: int) -> float | None:
-        """See `Limit`."""
         held = self._slots.held
         if held[self._owner] + amount > math.ceil(self.most / self._slots.parts):
             return RETRY_S
@@ -80,18 +74,15 @@ class SlotLimit:
         return None
 
     async def take_shared(self, amount: int) -> float | None:
-        """See `Limit`. Reports the whole count."""
         del amount
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
     def give_here(self, amount: int) -> None:
-        """See `Limit`."""
         held = self._slots.held
         held[self._owner] -= amount
         if held[self._owner] <= 0:
             del held[self._owner]
 
     def give_shared(self, amount: int) -> None:
-        """See `Limit`. Reports the whole count, after `give_here`."""
         del amount
         self._slots.say_soon(self._owner)

@@ -23,7 +23,7 @@ LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True,
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    constants = {"baton.services.router.app:SLOW_CLIENT_S": SLOW_S}
+    constants = {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_S}
     folder = tmp_path_factory.mktemp("abused")
     with deployment(folder, constants=constants, scheduler={"heartbeat_s": 0.1}) as one:
         yield one.up()

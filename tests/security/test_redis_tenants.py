@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from baton.errors import BatonError
 from baton.services.cli.main import app
 from baton.services.tenants import redis_keys, shared
-from baton.services.tenants.errors import BookError, OverLimit
-from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant
+from baton.services.tenants.model import ApiKey, Book, BookError, Caller, Limits, OverLimit, Tenant
 from baton.services.tenants.quotas import Quotas
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore

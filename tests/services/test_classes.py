@@ -1,4 +1,4 @@
-"""Classes of requests in the configuration: what is built in, what is added, what does not fit together."""
+"""Service classes in the configuration: built in, added, and invalid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def configured(folder: Path, classes: str) -> Classes:
 def test_two_classes_are_built_in_and_others_are_added(tmp_path: Path) -> None:
     interactive, batch = Classes()
     assert (interactive.name, batch.name) == ("interactive", "batch")
-    assert (interactive.room, batch.room) == (1.0, 0.75)  # it leaves the first one's share free
+    assert (interactive.room, batch.room) == (1.0, 0.75)  # the first one's share is kept free
     assert batch.preemptible
     added = configured(tmp_path, "{batch: {share: 0.2}, urgent: {priority: -5, patience_s: 0, share: 0.3}}")
     assert [(one.name, one.share, one.room) for one in added] == [
@@ -36,9 +36,9 @@ def test_two_classes_are_built_in_and_others_are_added(tmp_path: Path) -> None:
         ("{night: {priority: 50, shar: 0.1}}", "unknown key 'classes.night.shar'; did you mean 'share'"),
         ("{night: {share: 0.1}}", "classes.night.priority is not allowed: Field required"),
         ("{night: {priority: 10}}", "classes: batch and night have the same priority"),
-        ("{batch: {share: 0.8}}", "classes: the shares are more than 1 together .1.05: interactive 0.25"),
+        ("{batch: {share: 0.8}}", "classes: the shares add up to more than 1 .1.05: interactive 0.25"),
         ("{batch: {share: 1}}", "classes.batch.share: value 1 is not allowed: Input should be less than 1"),
-        ("{batch: {patience_s: 0}, interactive: {patience_s: 1}}", "batch goes behind interactive"),
+        ("{batch: {patience_s: 0}, interactive: {patience_s: 1}}", "batch goes after interactive"),
         ("{'Night shift': {priority: 5}}", "the name 'Night shift': use 1 to 32 of a-z"),
         (
             "{" + ", ".join(f"c{n}: {{priority: {n + 20}, share: 0.01}}" for n in range(15)) + "}",

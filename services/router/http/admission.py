@@ -19,15 +19,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.services import logs, trace_context
 from baton.services.classes import STANDARD, Classes, ServiceClass
-from baton.services.router import classes as choosing
-from baton.services.router.access_log import log_without_sequence
-from baton.services.router.chronicle import Chronicle
+from baton.services.router.chronicle import Chronicle, log_without_sequence
 from baton.services.router.errors import NotAllowed, RateLimited, RequestFailed, Unsupported
+from baton.services.router.fields import NOTHING, Own, by_body, by_default, by_header, own_fields
 from baton.services.router.http import streaming, usage
 from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
 from baton.services.router.http.forms import send_error
-from baton.services.router.own import NOTHING, Own, own_fields
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -97,8 +95,8 @@ class AdmissionMiddleware:
         times: HttpTimes = scope.get(TIMES) or HttpTimes()
         try:
             deadline = _deadline(scope["headers"])
-            chosen = choosing.by_header(self._classes, caller, scope["headers"])
-            service = chosen or choosing.by_default(self._classes, caller)
+            chosen = by_header(self._classes, caller, scope["headers"])
+            service = chosen or by_default(self._classes, caller)
             request = await self._tenancy.enter(caller)
         except (Unsupported, NotAllowed, RateLimited) as error:
             log_without_sequence(error.status.value, scope["path"], caller.tenant, error.message)
@@ -156,7 +154,7 @@ class AdmissionMiddleware:
                 return None
             own = admission.own = own_fields(body)
             admission.wants_usage = usage.wanted(own)
-            if not chosen and (other := choosing.by_body(self._classes, caller, own)):
+            if not chosen and (other := by_body(self._classes, caller, own)):
                 admission.service = other
         except RequestFailed as error:
             admission.refuse(error)

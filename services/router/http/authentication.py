@@ -14,7 +14,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from baton.services.router.access_log import log_without_sequence
+from baton.services.router.chronicle import log_without_sequence
 from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
 from baton.services.router.http.forms import error_response
 from baton.services.tenants.model import ANYBODY, Caller, digest

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from baton.services.router.errors import Unsupported
-from baton.services.router.own import Own
+from baton.services.router.fields import Own
+from baton.services.router.record import usage_of
 from baton.services.router.state import RequestState
-from baton.services.router.usage import usage_of
 
 FIELD = "baton"
 _LAST_CHUNK = b'"choices":[]'

@@ -30,12 +30,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
+from baton.services.router.chronicle import LAST, Recent
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from baton.services.router.ops.actions import Action, ActionRefused, Actions
 from baton.services.router.ops.door import COOKIE, Door
 from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
-from baton.services.router.recent import LAST, Recent
 from baton.tasks import spawn
 
 STOP_S = 2.0  # time for open pages to close when the router ends

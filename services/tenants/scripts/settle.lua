@@ -1,6 +1,6 @@
--- Correct what was taken from a bucket of throttled-py's GCRA.
+-- Correct a bucket of throttled-py's GCRA.
 -- KEYS[1]  STRING the time at which the bucket is full again, s since EPOCH, by the server's clock
--- ARGV[1]  by how much later that is, s; negative where less was used than was taken
+-- ARGV[1]  s to add to that time; negative if less was used than was taken
 local EPOCH = 1735660800 -- throttled-py's
 local time = redis.call('TIME')
 local now = (time[1] - EPOCH) + time[2] / 1000000

@@ -1,8 +1,8 @@
--- Say how many requests of an owner a router has under way, and count those of all routers that live.
+-- Report a router's running requests of an owner, and limit the sum over all live routers.
 -- KEYS[1]  HASH router id -> "COUNT UNTIL NUMBER", UNTIL in ms of the server's time
--- ARGV     router id; its count; the number of this saying, which grows with each; the most of all routers
---          together, or -1 to set the count whatever it is; ms until which the count is believed
--- Returns 1 where the count was set or a later one stands, 0 where all together would be too many.
+-- ARGV     router id; its count; the message's number, which grows; the limit of the sum, or -1 to set the
+--          count unconditionally; ms after which the count expires
+-- Returns 1 if the count was set or a later one is there, 0 if the sum would exceed the limit.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local router, count, number = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -13,7 +13,7 @@ local function read(entry)
   return tonumber(of), tonumber(till), tonumber(at)
 end
 
--- Sayings go over several connections: one that is overtaken must not bring an older count back.
+-- Messages use several connections: one that was overtaken must not restore an older count.
 local late = false
 local mine = redis.call('HGET', KEYS[1], router)
 if mine then
@@ -38,7 +38,7 @@ if most >= 0 then
   end
 end
 if not late then
-  -- A count of 0 stays for its lease: without its number a saying on its way would bring its count back.
+  -- A count of 0 is kept for its lease: without its number, a late message would restore an older count.
   redis.call('HSET', KEYS[1], router, string.format('%d %d %.0f', count, now + lease, number))
   redis.call('PEXPIRE', KEYS[1], lease)
 end

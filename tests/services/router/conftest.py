@@ -13,6 +13,8 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    """Yield a real scheduler and a relay client in this process; the test adds workers."""
+    """Yield a scheduler and a router's engine client. Afterwards nothing may be left of the requests."""
     async with Cluster() as made:
         yield made
+        made.client.abort(list(made.got))
+        await made.settled()

@@ -1,4 +1,4 @@
-"""A request's record, from its messages: a real scheduler, real streams, fake workers."""
+"""Records of finished requests, made over real streams to fake workers, and which of them are kept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
-from baton.services.router import gaps
-from baton.services.router.record import Record
+from baton.services.router import stream
+from baton.services.router.chronicle import WINDOW_S, Recent
+from baton.services.router.record import Record, record_of
+from baton.services.router.state import RequestState
+from baton.services.router.timings import HttpTimes
 from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Cluster
 
@@ -103,18 +106,18 @@ async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
 
 
 async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gaps, "EVERY_S", 0.02)
+    monkeypatch.setattr(stream, "GAP_EVERY_S", 0.02)
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")
-    assert 3 <= samples <= 15  # of 29 gaps, at most every second one
+    assert 3 <= samples <= 15  # of 29 gaps; each sample takes two
     assert cluster.count("itl_stage_seconds_count", stage="wire") == samples
     mean = cluster.count("itl_stage_seconds_sum", stage="engine") / samples
     assert mean >= 0.009  # the engine's step
 
 
 async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
-    """The quickest message sets the clock: what comes later is late by the difference."""
+    """Clock offsets are measured by the quickest message; a later one is late by the difference."""
     prefill, _ = await cluster.pair(step_s=0.001)
     for _ in range(5):
         await cluster.ask(PROMPT)
@@ -122,5 +125,71 @@ async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
     await cluster.ask(PROMPT)
     await cluster.settled()
     late, *quick = (one.first_token_stages["reply"] for one in cluster.chronicle.recent.last())
-    assert min(quick) < 0.1  # a busy machine may stand still while one is on its way
+    assert min(quick) < 0.1  # one of them may be slow on a busy machine
     assert late >= 0.15
+
+
+# -- the last and the slowest
+
+
+def kept(name: str, seconds: float = 1.0) -> Record:
+    state = RequestState(name, f"f-{name}", b"", 3, 8, 64, 1e9, outcome="stop")
+    state.http, state.ended, state.response_id = HttpTimes(arrived=1.0), 1.0 + seconds, f"cmpl-{name}"
+    return record_of(state)
+
+
+def names(records: list[Record]) -> list[str]:
+    return [one.request_id for one in records]
+
+
+def test_the_last_ones() -> None:
+    recent = Recent(last=3)
+    for number in range(5):
+        recent.add(kept(f"r{number}"))
+    assert names(recent.last()) == ["r4", "r3", "r2"]
+    assert names(recent.last(1)) == ["r4"]
+    assert recent.last(0) == []
+
+
+def test_the_slowest_ones_of_the_window() -> None:
+    now = [0.0]
+    recent = Recent(last=1, slowest=2, clock=lambda: now[0])
+    recent.add(kept("old", 90.0))
+    for number in range(20):
+        now[0] += 30.0
+        recent.add(kept(f"r{number}", number % 7))
+    assert names(recent.slowest())[0] == "old"
+    now[0] = WINDOW_S + 61
+    assert "old" not in names(recent.slowest())
+    assert {one.slowness_s for one in recent.slowest()} == {6.0}
+    now[0] *= 3
+    assert recent.slowest() == []
+
+
+def test_equally_slow_ones_are_no_trouble() -> None:
+    recent = Recent(slowest=2)
+    for number in range(4):
+        recent.add(kept(f"r{number}", 5.0))
+    assert len(recent.slowest()) == 2
+
+
+def test_it_is_bounded() -> None:
+    now = [0.0]
+    recent = Recent(last=10, slowest=5, clock=lambda: now[0])
+    for number in range(3000):
+        now[0] += 1.0
+        recent.add(kept("r", number % 13))
+    assert len(recent.last()) == 10
+    assert len(recent.slowest()) == 5
+    assert sum(len(heap) for _, heap in recent._slow) <= 5 * 16
+
+
+def test_finding_one_by_either_id() -> None:
+    recent = Recent(last=1)
+    recent.add(kept("slow", 9.0))
+    recent.add(kept("r"))
+    for known in ("slow", "cmpl-slow"):
+        found = recent.find(known)
+        assert found is not None
+        assert found.request_id == "slow"
+    assert recent.find("nobody") is None

@@ -1,4 +1,4 @@
-"""Workers keep their own bounds: what a Start tells them of a booking, and what follows a refusal as full."""
+"""Workers enforce their own limits: what a Start says of a booking, and what follows a refusal as full."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
 from baton.services.router import relay
-from harness import scheduling
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
 from harness.router import Cluster
 from harness.support import PATIENCE
+from tests.services.router.asking import LONG, PROMPT, booked, right, share
 from tests.services.router.test_prefix import PROMPT as CHAT
 from tests.services.router.test_prefix import holding
-from tests.services.router.test_relay import LONG, PROMPT, right
 
 FULL = Failed.CODE_FULL
 READY = pb.WORKER_STATE_READY
 
 
-def booked(*starts: Start) -> list[tuple[int, int]]:
+def told(*starts: Start) -> list[tuple[int, int]]:
     return [(start.prompt_tokens, start.blocks) for start in starts]
 
 
@@ -32,11 +31,11 @@ def phases(worker: FakeWorker) -> list[int]:
 
 
 def blocks(prompt: list[int], output: int) -> int:
-    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # and the look-ahead
+    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # with one lookahead token
 
 
 async def known(cluster: Cluster) -> None:
-    """Let the router know its workers, as it does after a second."""
+    """Wait until the router's snapshot has all workers."""
     deadline = time.monotonic() + 5 * PATIENCE
     ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
     while ready != cluster.members.workers.keys():
@@ -46,20 +45,11 @@ async def known(cluster: Cluster) -> None:
         await asyncio.sleep(0.02)
 
 
-# -- what a Start tells
-
-
-async def test_each_worker_is_told_its_share(cluster: Cluster) -> None:
-    prefill, decode = await cluster.pair()
-    right(await cluster.ask(LONG), LONG, 8)
-    assert booked(*prefill.seen.starts) == [(len(LONG), 0)]
-    assert booked(*decode.seen.starts) == [(0, blocks(LONG, 8))]
-
-
 async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     right(await cluster.ask(LONG), LONG, 8)
-    assert booked(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
+    assert phases(mixed) == [PHASE_DECODE]
+    assert told(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
 
 
 async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(
@@ -69,43 +59,21 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
     await cluster.send("long", LONG, 40)
     await until(lambda: cluster.got["long"].tokens, "it decodes")
 
-    async def told() -> bool:
-        (worker,) = (await cluster.scheduler.describe()).workers
-        reserved = worker.reserved_prompt_tokens, worker.reserved_requests, worker.reserved_decoding
-        return reserved == (0, 1, 1)
-
-    await scheduling.until(told)
+    await booked(cluster, "m0", prompt_tokens=0, requests=1, decoding=1)
     assert mixed.seen.starts[0].prompt_tokens == len(LONG)
     right(await cluster.answer("long"), LONG, 40)
-    await cluster.settled()
 
 
 async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
     prefill, decode = await cluster.pair()
     await known(cluster)
-    await cluster.server.__aexit__(None, None, None)
+    await cluster.lose_scheduler()
     right(await cluster.ask(LONG), LONG, 8)
-    assert booked(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
-
-
-async def test_a_prompt_that_is_computed_where_it_was_not_booked_counts_nothing_there(
-    cluster: Cluster,
-) -> None:
-    """The scheduler counts it elsewhere, and may fill this room."""
-    _, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # recomputed
-    right(await cluster.ask(PROMPT), PROMPT, 8)  # the pair is avoided before any worker is asked
-    failed, again, avoided = decode.seen.starts
-    assert not again.HasField("source")
-    assert not avoided.HasField("source")
-    share = (0, blocks(PROMPT, 8))
-    assert booked(failed, again, avoided) == [share] * 3
-    await cluster.settled()
+    assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 
 
 async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
-    """A save of what lies in a cache, and a trial, which may be on a worker of another placement."""
+    """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(CHAT), CHAT, 8)
@@ -113,18 +81,14 @@ async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     unbooked = [one for one in decode.seen.starts if one.phase == PHASE_SAVE or one.alone_tokens]
     assert len(unbooked) == 2
-    assert booked(*unbooked) == [(0, 0), (0, 0)]
-    await cluster.settled()
-
-
-# -- what follows a refusal
+    assert told(*unbooked) == [(0, 0), (0, 0)]
 
 
 async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cluster) -> None:
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
-    first.faults = second.faults = deque([Fault(PHASE_PREFILL, failed=FULL)])
-    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt does not come that far
+    share((first, second), Fault(PHASE_PREFILL, failed=FULL))
+    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
     for one in decodes:
         one.faults = cut
     await cluster.send("q", LONG, 20)
@@ -136,16 +100,15 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
     for one in decodes:
         one.go_on(Fault(PHASE_DECODE, 5, die=True))
     right(await cluster.answer("q"), LONG, 20)
-    assert phases(full) == [PHASE_PREFILL, PHASE_PREFILL]  # which it was once too full for
-    await cluster.settled()
+    assert phases(full) == [PHASE_PREFILL, PHASE_PREFILL]  # it is asked again
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
 async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
-    """Long prompts among answers make these stutter; and answers on a prefill worker delay all prompts."""
-    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # so it does not wait as long for the lack of another
+    """Long prompts on a decode worker stall its streams; answers on a prefill worker delay its prompts."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # the test fails if the request waits this long
     cluster.remake(max_attempts=1)
     prefill, decode = await cluster.pair()
     await known(cluster)
@@ -157,13 +120,12 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
     assert (
         cluster.count("retries_total", trouble="full", worker="p0" if phase == PHASE_PREFILL else "d0") == 3
     )
-    await cluster.settled()
 
 
 async def test_nobody_waits_for_others_that_are_full_as_well(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that refused may have room again sooner."""
+    """The worker that refused may have room sooner."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
     await known(cluster)
@@ -174,23 +136,21 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert cluster.count("request_attempts_sum") == 2
     await cluster.client.abort_requests_async(["stays"])
-    await cluster.settled()
 
 
 async def test_a_decode_worker_that_refuses_costs_no_whole_prefill(cluster: Cluster) -> None:
-    """The prefill for it is stopped at once."""
+    """The prefill is aborted at once."""
     prefill, first, second = await cluster.pair(decode=2)
     await known(cluster)
     cluster.remake(max_attempts=1)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it takes very long
-    first.faults = second.faults = deque([Fault(PHASE_DECODE, failed=FULL)])
+    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it does not end by itself
+    share((first, second), Fault(PHASE_DECODE, failed=FULL))
     right(await cluster.ask(LONG), LONG, 8)
     assert prefill.seen.aborts
     full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
     assert phases(full) == phases(other) == [PHASE_DECODE]
     assert [start.epoch for start in prefill.seen.starts] == [1, 2]
     assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
-    await cluster.settled()
 
 
 async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster: Cluster) -> None:
@@ -201,11 +161,10 @@ async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster
     ]
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert [start.alone_tokens > 0 for start in decode.seen.starts] == [False, True, True, False]
-    await cluster.settled()
 
 
 async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cluster) -> None:
-    """The scheduler counts on more room than there is: each request gets its turn, and none fails."""
+    """The scheduler assumes more room than there is: requests are retried, and none fails."""
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))
     await known(cluster)
@@ -217,4 +176,3 @@ async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cl
         assert got.tokens == answer(prompt, 6)
     assert mixed.fullest == 3
     assert cluster.count("retries_total", trouble="full", worker="m0") > 0
-    await cluster.settled()

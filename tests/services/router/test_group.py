@@ -13,9 +13,9 @@ from harness.support import CALL_S
 
 
 def test_who_looks_at_another_s_socket_too_late_does_not_wait_there() -> None:
-    """Two processes may see the same connection; the second one to accept it must not stop its event loop."""
+    """Two processes may race to accept a connection; the slower one must not block its event loop."""
     with contextlib.closing(listen("127.0.0.1", 0)) as sock:
-        sock.settimeout(5)  # not for ever, where the socket is left as it was
+        sock.settimeout(5)  # so that a failing test ends
         group = Group([sock])
         with pytest.raises(BlockingIOError):
             group.sockets[0].accept()
@@ -26,7 +26,7 @@ def tell_port(group: Group) -> None:
 
 
 def test_processes_that_are_new_programs_share_sockets_and_memory() -> None:
-    """As where CUDA has begun: then none is forked."""
+    """Spawned processes, as after CUDA is initialized."""
     with contextlib.closing(listen("127.0.0.1", 0)) as sock:
         group = Group([sock])
         process = multiprocessing.get_context("spawn").Process(target=tell_port, args=(group,))

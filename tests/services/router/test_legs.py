@@ -1,10 +1,9 @@
-"""Two legs at the same time: the order of tokens, and what follows when one of them ends badly."""
+"""Two legs at the same time: the order of tokens, and what follows when one of them fails."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from typing import Any
 
 import pytest
@@ -12,69 +11,14 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, HelloReply
 from baton.services.router import legs
-from baton.services.router.recovery import Failure, Trouble, failure_of_pair, may_be_the_source
 from harness.fake_worker import EOS, FakeWorker, Fault, answer, until
 from harness.router import Cluster
 from harness.support import PATIENCE
-from tests.services.router.test_relay import LONG, PROMPT, right
-
-
-def failed(trouble: Trouble, worker_id: str) -> Failure:
-    return Failure(trouble, worker_id, "it failed")
-
-
-@pytest.mark.parametrize(
-    ("prefill", "decode", "begun", "worker_id", "trouble"),
-    [
-        (None, None, True, "", None),
-        (None, None, False, "", None),
-        # The prefill's failure is the attempt's, whatever the other one says.
-        (Trouble.LOST, None, False, "p", Trouble.LOST),
-        (Trouble.LOST, Trouble.SOURCE, False, "p", Trouble.LOST),
-        (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
-        (Trouble.LOST, Trouble.LOST, False, "p", Trouble.LOST),
-        (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
-        (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
-        (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
-        # Except that nothing goes on without a prompt's beginning where the decode worker is gone, too.
-        (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
-        (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
-        # While the prompt is prefilled, the decode worker's failure ends that.
-        (None, Trouble.HANDOFF, False, "d", Trouble.HANDOFF),
-        (None, Trouble.SOURCE, False, "d", Trouble.SOURCE),
-        (None, Trouble.FULL, False, "d", Trouble.FULL),
-        (None, Trouble.REFUSED, False, "d", Trouble.REFUSED),
-        (None, Trouble.UNREACHABLE, False, "d", Trouble.UNREACHABLE),
-        (None, Trouble.STALE, False, "d", Trouble.STALE),
-        (None, Trouble.INVALID, False, "d", Trouble.INVALID),
-        # A worker that ends before the request could begin there was not ended by it.
-        (None, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
-        (None, Trouble.ENGINE, False, "d", Trouble.UNREACHABLE),
-        (None, Trouble.LOST, True, "d", Trouble.LOST),
-        (None, Trouble.ENGINE, True, "d", Trouble.ENGINE),
-    ],
-)
-def test_the_one_failure_of_two_legs(
-    prefill: Trouble | None, decode: Trouble | None, begun: bool, worker_id: str, trouble: Trouble | None
-) -> None:
-    failure = failure_of_pair(
-        failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
-    )
-    assert (failure.trouble if failure else None) is trouble
-    assert (failure.worker_id if failure else "") == worker_id
-
-
-@pytest.mark.parametrize("trouble", Trouble)
-def test_only_a_missing_kv_cache_may_be_the_source_s_fault(trouble: Trouble) -> None:
-    assert may_be_the_source(failed(trouble, "d")) == (trouble in (Trouble.HANDOFF, Trouble.SOURCE))
-    assert not may_be_the_source(None)
-
-
-# -- in order
+from tests.services.router.asking import LONG, PROMPT, right, share
 
 
 async def test_tokens_of_the_decode_worker_wait_for_the_first_one(cluster: Cluster) -> None:
-    """The prefill worker's message is slow on its way here; between the workers all is quick."""
+    """The prefill worker's messages to the router are slow, the handoff is quick."""
     prefill, decode = await cluster.pair()
     prefill.wire_s = 0.2
     await cluster.send("q", PROMPT)
@@ -98,7 +42,7 @@ async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster: Clust
     await cluster.send("q", PROMPT, 20)
     await until(lambda: decode.seen.starts and not decode.running, "the decode worker has put all tokens out")
     [source] = [one for one in (workers["p0"], workers["p1"]) if one.seen.starts]
-    await source.die()  # before its first token is here
+    await source.die()  # before its first token has arrived
     right(await cluster.answer("q"), PROMPT, 20)
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[], []]
     assert cluster.count("retries_total", trouble="lost", worker=source.worker_id) == 1
@@ -108,40 +52,29 @@ async def test_tokens_that_wait_are_not_used_if_the_prefill_fails(cluster: Clust
 
 
 async def test_a_late_first_token_does_not_cut_the_answer(cluster: Cluster) -> None:
-    """More tokens wait than the journal had room for."""
+    """More tokens are held back than the journal had memory reserved for."""
     prefill, decode = await cluster.pair()
     prefill.wire_s = 0.2
     decode.per_step = 50
     right(await cluster.ask(PROMPT, 900), PROMPT, 900)
-    await cluster.settled()
 
 
-async def test_an_end_with_the_first_token_drops_what_came_behind_it(cluster: Cluster) -> None:
-    """A stop token that the decode worker cannot know: its tokens are none of the request's."""
+@pytest.mark.parametrize("wire_s", [0.0, 0.1], ids=["before the decode worker's failure", "after it"])
+async def test_a_first_token_that_ends_the_request_ends_both_legs(cluster: Cluster, wire_s: float) -> None:
+    """A stop token: the prefill worker has nothing to hand over, and the decode worker may say so first."""
     prefill, decode = await cluster.pair()
-    prefill.eos_at = 0
+    prefill.eos_at, prefill.wire_s = 0, wire_s
     got = await cluster.ask(PROMPT, 20)
     assert (got.reason, got.tokens) == ("stop", [EOS])
     await cluster.settled()
     await until(lambda: decode.running == [], "the decode worker does not wait for it")
-
-
-async def test_what_fails_as_the_first_token_ends_the_request_is_not_tried_again(cluster: Cluster) -> None:
-    """The prefill worker has nothing to hand over then, and the decode worker may say so first."""
-    prefill, decode = await cluster.pair()
-    prefill.eos_at, prefill.wire_s = 0, 0.1  # the other one's word comes first
-    got = await cluster.ask(PROMPT, 20)
-    assert (got.reason, got.tokens) == ("stop", [EOS])
-    await cluster.settled()
     assert [len(one.seen.starts) for one in (prefill, decode)] == [1, 1]
 
 
 async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
-    """The tokens so far are with both of them from the beginning."""
+    """Both get the tokens so far in their Start."""
     workers = await cluster.pair(prefill=1, decode=2, step_s=0.002)
-    faults = deque([Fault(PHASE_DECODE, 5, die=True)])
-    for one in workers:
-        one.faults = faults
+    share(workers, Fault(PHASE_DECODE, 5, die=True))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     prefill, first, second = workers
     again = next(one for one in (first, second) if one.seen.starts[0].epoch == 2)
@@ -150,14 +83,10 @@ async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
     [start] = again.seen.starts
     assert (list(start.output_token_ids), start.source.tokens) == (so_far, len(PROMPT) + 6)
     assert start.source.key == prefill.seen.starts[1].key != prefill.seen.starts[0].key
-    await cluster.settled()
-
-
-# -- the decode worker fails while the prompt is prefilled
 
 
 def prefills_long(worker: FakeWorker) -> None:
-    """Have a worker's next prefill last until it is told to go on."""
+    """Have a worker's next prefill wait for `go_on`."""
     worker.faults.append(Fault(PHASE_PREFILL, silent=True))
 
 
@@ -179,7 +108,7 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(
     prefill, first, second = await cluster.pair(decode=2)
     await cluster.connect(prefill)
     prefills_long(prefill)
-    first.faults = second.faults = deque([fault])
+    share((first, second), fault)
     began = time.monotonic()
     got = await cluster.ask(LONG)
     assert time.monotonic() - began < 2 * PATIENCE, "it is not noticed when the prompt is prefilled"
@@ -192,20 +121,16 @@ async def test_a_decode_worker_that_fails_early_ends_the_prefill(
         right(got, LONG, 8)
         assert [start.epoch for start in prefill.seen.starts] == [1, 2]
         assert cluster.count("suspects_total", end="passed") == 0
-    await cluster.settled()
 
 
 async def test_decode_workers_lost_before_they_begin_make_no_suspect(cluster: Cluster) -> None:
-    """Each would count, once it had the prompt: four lost workers are the most that a request may take."""
+    """They do not count: after the prefill, four lost workers would end the request."""
     workers = await cluster.pair(decode=6)
     for _ in range(5):
         prefills_long(workers[0])
-    faults = deque([Fault(PHASE_DECODE, die=True, early=True)] * 5)
-    for one in workers[1:]:
-        one.faults = faults
+    share(workers[1:], *[Fault(PHASE_DECODE, die=True, early=True)] * 5)
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert not any(start.alone_tokens for one in workers for start in one.seen.starts)
-    await cluster.settled()
 
 
 async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster: Cluster) -> None:
@@ -218,11 +143,10 @@ async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster: Clu
     right(await cluster.answer("q"), LONG, 8)
     assert [start.phase for start in prefill.seen.starts] == [PHASE_PREFILL, PHASE_DECODE]
     assert cluster.count("retries_total", trouble="unreachable", worker="d0") >= 1
-    await cluster.settled()
 
 
 async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster: Cluster) -> None:
-    """The prefill worker is well; the decode worker does not reach it."""
+    """The prefill worker is well, but the decode worker cannot reach it."""
     prefill, decode = await cluster.pair()
     prefills_long(prefill)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE, early=True))
@@ -231,21 +155,17 @@ async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster: Cluste
         (1, True),
         (2, False),
     ]
+    assert [start.prompt_tokens for start in decode.seen.starts] == [0, 0]  # it was booked elsewhere
     assert len(prefill.seen.starts) == 1
     assert prefill.running == []
     assert cluster.count("retries_total", trouble="source", worker="p0") == 1
     assert cluster.count("recomputed_prompts_total") == 1
-    await cluster.settled()
-
-
-# -- the prefill worker fails
 
 
 @pytest.mark.parametrize("first", ["the decode worker says so", "its own stream ends"])
 async def test_a_prefill_worker_that_dies_is_lost_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Whoever tells of it first."""
     monkeypatch.setattr(legs, "SOURCE_ENDS_S", 5.0 * PATIENCE)
     *prefills, decode = await cluster.pair(prefill=2)
     for one in prefills:
@@ -264,7 +184,6 @@ async def test_a_prefill_worker_that_dies_is_lost_once(
     assert cluster.count("retries_total", trouble="lost", worker=dead.worker_id) == 1
     assert cluster.count("request_attempts_sum") == 2
     assert [start.epoch for start in decode.seen.starts] == [1, 2]
-    await cluster.settled()
 
 
 async def test_a_prefill_that_fails_ends_the_decode_worker_s_wait(cluster: Cluster) -> None:
@@ -279,7 +198,6 @@ async def test_a_prefill_that_fails_ends_the_decode_worker_s_wait(cluster: Clust
     assert decode.seen.aborts[0] == failed.request_id
     decode.go_on()
     right(await cluster.answer("q"), LONG, 20)
-    await cluster.settled()
 
 
 async def test_an_abort_reaches_both_while_the_prompt_is_prefilled(cluster: Cluster) -> None:
@@ -290,11 +208,10 @@ async def test_an_abort_reaches_both_while_the_prompt_is_prefilled(cluster: Clus
     await cluster.client.abort_requests_async(["q"])
     await until(lambda: decode.running == prefill.running == [], "both have dropped it")
     assert decode.seen.aborts == prefill.seen.aborts == ["q"]
-    await cluster.settled()
 
 
 class Slow(FakeWorker):
-    """A decode worker that answers the router's Hello when it may."""
+    """A decode worker that answers the router's Hello only once `may` is set."""
 
     def __init__(self) -> None:
         super().__init__("d0", pb.ROLE_DECODE)
@@ -307,7 +224,7 @@ class Slow(FakeWorker):
 
 
 async def test_a_decode_worker_that_is_connected_late_gets_what_was_so_at_the_start(cluster: Cluster) -> None:
-    """The first token is with the client by then; the decode worker hears of it from the prefill worker."""
+    """The client has the first token by then; the decode worker gets it from the prefill worker."""
     await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
     decode = Slow()
     await cluster.members.add(decode)
@@ -316,7 +233,6 @@ async def test_a_decode_worker_that_is_connected_late_gets_what_was_so_at_the_st
     decode.may.set()
     right(await cluster.answer("q"), PROMPT, 8)
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[]]
-    await cluster.settled()
 
 
 async def test_a_decode_worker_that_is_connected_too_late_is_not_told(cluster: Cluster) -> None:
@@ -330,7 +246,6 @@ async def test_a_decode_worker_that_is_connected_too_late_is_not_told(cluster: C
     decode.may.set()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert [start.request_id for start in decode.seen.starts] == ["q1"]
-    await cluster.settled()
 
 
 async def test_a_prompt_of_several_steps(cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ def test_each_request_is_counted_at_its_arrival_first_token_and_end() -> None:
     counts.arrived(request(0, prompt=5_000))
     refused = request(0)
     counts.arrived(refused)
-    counts.over(refused)  # without a token, so without a gap
+    counts.over(refused)
     load = counts.message([1, 2, 3])
     assert (load.over, load.output_tokens, load.waiting) == (4, 17, 3)
     assert load.prompt_tokens == 3 * 100 + 5_000 + 100
@@ -37,5 +37,5 @@ def test_each_request_is_counted_at_its_arrival_first_token_and_end() -> None:
     assert sum(load.first_token) == 3
     assert share_below(load.first_token, SECONDS, 0.4) == 0.0
     assert share_below(load.first_token, SECONDS, 0.7) == 1.0
-    assert sum(load.gap) == 2  # of one token there is no gap
+    assert sum(load.gap) == 2  # a single token has none
     assert share_below(load.gap, SECONDS, 0.025) == pytest.approx(1.0)

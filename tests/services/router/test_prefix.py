@@ -1,4 +1,4 @@
-"""The beginning of a prompt, from a decode worker that holds it; and what follows when it does not come."""
+"""The first blocks of a prompt are pulled from a decode worker that has them, or computed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
 from harness.router import Cluster, engine_request
 from harness.support import CALL_S
-from tests.services.router.test_relay import right
+from tests.services.router.asking import right
 
-BLOCKS = 40  # held of the chat
+BLOCKS = 40  # of the prompt, cached at d0
 PROMPT = [number % 200 for number in range((BLOCKS + 5) * BLOCK_SIZE)]
 HELD = BLOCKS * BLOCK_SIZE
 PULLS = "prefix_pulls_total"
@@ -26,12 +26,12 @@ assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine's saves come in time."""
+    """Let saves be slow: the machine may be busy."""
     monkeypatch.setattr(prefix, "BEGINNING_S", CALL_S)
 
 
 async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
-    """Add workers; d0 holds the beginning of the prompt, as the scheduler hears."""
+    """Add workers, and tell the scheduler that d0 has the prompt's first blocks cached."""
     workers = await cluster.pair(prefill, decode)
     for worker in workers:
         worker.patience_s = CALL_S  # as the router's
@@ -48,7 +48,7 @@ def holds(cluster: Cluster, worker_id: str, blocks: int) -> None:
 async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cluster) -> None:
     prefill, decode = await holding(cluster)
     right(await cluster.ask(PROMPT), PROMPT, 8)
-    second, asked = decode.seen.starts  # the decode worker is told before the others
+    second, asked = decode.seen.starts  # the decode leg starts first
     assert (asked.phase, asked.prefix_tokens) == (PHASE_SAVE, HELD + 1)
     assert asked.request_id == prefix_id(second.request_id)
     assert (second.phase, second.source.worker_id) == (PHASE_DECODE, "p0")
@@ -65,7 +65,7 @@ async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cl
     assert cluster.count(PULLS, outcome="loaded") == 1
     assert cluster.count("prefix_pulled_tokens_total") == HELD + 1
     await cluster.settled()
-    assert decode.seen.aborts == []  # it was released by whoever pulled it
+    assert decode.seen.aborts == []  # the puller has released it
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_without_it_the_prompt_is_computed(cluster: Cluster, fault: Fault,
     assert first.HasField("source")
     assert cluster.count(PULLS, outcome=outcome) == 1
     assert cluster.count("prefix_pulled_tokens_total") == 0
-    assert cluster.count("request_attempts_sum") == 1  # an extra that did not come is no failed attempt
+    assert cluster.count("request_attempts_sum") == 1  # a missing prefix is no failed attempt
     await cluster.settled()
     assert decode.seen.aborts == ([prefix_id(first.request_id)] if outcome == "late" else [])
 
@@ -110,10 +110,10 @@ async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster,
     assert not again.HasField("source")
     assert (failed.epoch, again.epoch) == (1, 2)
     assert [one.epoch for one in decode.seen.starts if one.phase == PHASE_DECODE] == [1, 2]
-    assert prefix_id(failed.request_id) in decode.seen.aborts  # what it saved is released
+    assert prefix_id(failed.request_id) in decode.seen.aborts  # it releases what it saved
     assert cluster.count(PULLS, outcome="failed") == 1
-    assert cluster.count("recomputed_prompts_total") == 0  # not by the decode worker
-    # For a while nothing is pulled between these two.
+    assert cluster.count("recomputed_prompts_total") == 0
+    # The pair is avoided for a while.
     right(await cluster.ask(PROMPT), PROMPT, 8)
     assert [start.phase for start in decode.seen.starts].count(PHASE_SAVE) == 1
     assert cluster.count(PULLS, outcome="avoided") == 1
@@ -136,7 +136,7 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluste
 async def test_a_source_that_saved_too_late_may_be_lost(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prefill worker computes all of the prompt by then."""
+    """By then the prefill worker computes the whole prompt."""
     monkeypatch.setattr(prefix, "BEGINNING_S", 0.0)
     prefill, source = await holding(cluster)
     source.faults.append(Fault(PHASE_DECODE, silent=True))
@@ -162,7 +162,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(
 async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(
     cluster: Cluster,
 ) -> None:
-    """It is both. The prefill is not begun again for a decode worker that is gone."""
+    """The lost worker was both. The prefill is not repeated for a decode worker that is gone."""
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
@@ -175,7 +175,6 @@ async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attem
     assert [start.phase for start in other.seen.starts] == [PHASE_DECODE]
     assert cluster.count("retries_total", trouble="unreachable", worker="d0") == 1
     assert cluster.count("retries_total", trouble="prefix", worker="d0") == 0
-    await cluster.settled()
 
 
 async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:

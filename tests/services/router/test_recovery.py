@@ -13,6 +13,7 @@ from baton.services.router.recovery import (
     Toll,
     Trouble,
     backoff_s,
+    failure_of_pair,
     next_step,
 )
 
@@ -22,14 +23,14 @@ from baton.services.router.recovery import (
     [
         (Trouble.LOST, 2, 10, RecoveryStep.PLACE_AGAIN),
         (Trouble.LOST, 0, 10, RecoveryStep.GIVE_UP),
-        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # it is tried alone, and this has its own limits
+        (Trouble.ENGINE, 0, 10, RecoveryStep.PLACE_AGAIN),  # trials have their own limits
         (Trouble.INVALID, 2, 10, RecoveryStep.GIVE_UP),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
         (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
         (Trouble.PREFIX, 0, 10**6, RecoveryStep.WITHOUT_PREFIX),
         (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
-        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it had not begun
+        (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it does not count
         (Trouble.FULL, 0, 10**6, RecoveryStep.PLACE_AGAIN),
         (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
     ],
@@ -56,7 +57,7 @@ def test_backoff_doubles_up_to_a_limit() -> None:
         ("aa", 1),  # it fell silent, came back, and ended
         ("abab", 2),
         ("abcabc", 3),
-        ("aaa", 2),  # what breaks one worker's stream each time must come to an end, too
+        ("aaa", 2),  # a request that breaks the same worker's stream each time must end
         ("aaaaa", 4),
         ("abcd", 4),
         ("aabbccdd", 4),
@@ -69,3 +70,48 @@ def test_workers_count_and_not_attempts(failed: str, workers: int) -> None:
     assert len(toll) == workers
     toll.clear()
     assert len(toll) == 0
+
+
+def failed(trouble: Trouble, worker_id: str) -> Failure:
+    return Failure(trouble, worker_id, "it failed")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "begun", "worker_id", "trouble"),
+    [
+        (None, None, True, "", None),
+        (None, None, False, "", None),
+        # The prefill's failure is the attempt's, whatever the decode leg's.
+        (Trouble.LOST, None, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.SOURCE, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
+        (Trouble.LOST, Trouble.LOST, False, "p", Trouble.LOST),
+        (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
+        (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
+        (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
+        # But a missing prefix is not, if the decode worker is gone too.
+        (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
+        (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
+        # During the prefill, the decode worker's failure is the attempt's.
+        (None, Trouble.HANDOFF, False, "d", Trouble.HANDOFF),
+        (None, Trouble.SOURCE, False, "d", Trouble.SOURCE),
+        (None, Trouble.FULL, False, "d", Trouble.FULL),
+        (None, Trouble.REFUSED, False, "d", Trouble.REFUSED),
+        (None, Trouble.UNREACHABLE, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.STALE, False, "d", Trouble.STALE),
+        (None, Trouble.INVALID, False, "d", Trouble.INVALID),
+        # A worker that dies before the request could begin there was not killed by it.
+        (None, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.ENGINE, False, "d", Trouble.UNREACHABLE),
+        (None, Trouble.LOST, True, "d", Trouble.LOST),
+        (None, Trouble.ENGINE, True, "d", Trouble.ENGINE),
+    ],
+)
+def test_the_one_failure_of_two_legs(
+    prefill: Trouble | None, decode: Trouble | None, begun: bool, worker_id: str, trouble: Trouble | None
+) -> None:
+    failure = failure_of_pair(
+        failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
+    )
+    assert (failure.trouble if failure else None) is trouble
+    assert (failure.worker_id if failure else "") == worker_id

@@ -1,11 +1,10 @@
-"""A router's requests under which an engine failed: tried alone, one at a time, cleared or convicted."""
+"""Requests under which an engine failed are tried alone, one at a time, and cleared or convicted."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -13,35 +12,28 @@ from vllm.v1.engine import FinishReason
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.router import convicts, errors, pool, quarantine, stream
-from baton.services.router.convicts import Convicts
+from baton.services.router import errors, pool, stream
+from baton.services.router import suspects as module
 from baton.services.router.http.forms import error_response
-from baton.services.router.quarantine import Quarantine
-from baton.services.router.recovery import TRIAL_TOKENS, Failure, Suspicion, Trouble
+from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.suspects import TRIAL_TOKENS, Convicts, Quarantine, Suspicion
 from baton.services.router.vllm import prints
-from harness.fake_worker import FakeWorker, Fault, answer, until
+from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Answer, Cluster, engine_request
 from harness.scheduling import need
+from tests.services.router import asking
+from tests.services.router.asking import PROMPT, share
 
-PROMPT = [5, 6, 7]
 ENGINE = Failed.CODE_ENGINE
 TOKENS = 20
 
 
-@pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with Cluster() as cluster:
-        yield cluster
-
-
 def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
-    assert got.error is None
-    assert got.tokens == answer(prompt, count)
-    assert got.reason == "length"
+    asking.right(got, prompt, count)
 
 
 def alone(*workers: FakeWorker) -> list[Start]:
-    """Return the attempts that asked for an engine of their own."""
+    """Return the trials."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 
@@ -52,15 +44,12 @@ def convicted(got: Answer) -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
-@pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 1)])
 async def test_the_innocent_go_on_after_a_trial(
     cluster: Cluster, goes_on: bool, phase: int, after: int
 ) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = deque([Fault(phase, after * (phase == PHASE_DECODE), failed=ENGINE, goes_on=goes_on)])
-    for worker in workers:
-        worker.faults = faults
+    share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
     assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
@@ -73,24 +62,20 @@ async def test_the_innocent_go_on_after_a_trial(
     later = [start for one in workers for start in one.seen.starts if start.epoch > trial.epoch]
     assert all(not start.alone_tokens for start in later)
     assert len(later) == 2, "it goes on with a handoff, as any other"
-    await cluster.settled()
 
 
 async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
     workers = await cluster.pair(prefill=2, decode=2)
-    faults = deque([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3)
-    for worker in workers:
-        worker.faults = faults
+    share(workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3))
     convicted(await cluster.ask(PROMPT, TOKENS))
     [trial] = alone(*workers)
     starts = [start for worker in workers for start in worker.seen.starts]
     assert {start.epoch for start in starts} == {1, trial.epoch}
-    await cluster.settled()
 
 
 async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
     workers = await cluster.pair()
-    # It is tried alone on the worker whose engine failed and goes on.
+    # The trial is on the worker whose engine failed and goes on.
     workers[0].faults += [
         Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
         Fault(PHASE_DECODE, failed=ENGINE),
@@ -111,7 +96,6 @@ async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster
     workers[1].faults = deque([fails, passes] * 3)
     right(await cluster.ask(PROMPT, 100), PROMPT, 100)
     assert [start.alone_tokens for start in alone(*workers)] == [4, 16, 64]
-    await cluster.settled()
 
 
 async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster: Cluster) -> None:
@@ -126,7 +110,6 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
     right(await cluster.ask(PROMPT, 100), PROMPT, 100)
     first, last = alone(worker)
     assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
-    await cluster.settled()
 
 
 async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
@@ -143,7 +126,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
 async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lost_before: int
 ) -> None:
-    """It comes back, and is tried again as no other is there: the request may still lose as many more."""
+    """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
     cluster.remake(silence_s=0.4)
@@ -152,9 +135,7 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     dies, hangs, waits = (
         Fault(PHASE_DECODE, **how) for how in ({"die": True}, {"hang": True}, {"silent": True})
     )
-    faults = deque([*[dies] * lost_before, hangs, waits])
-    for worker in workers:
-        worker.faults = faults
+    faults = share(workers, *[*[dies] * lost_before, hangs, waits])
     await cluster.send("q", PROMPT, TOKENS)
     await until(lambda: any(worker.hangs for worker in workers), "one hangs")
     [hung] = [worker for worker in workers if worker.hangs]
@@ -167,21 +148,20 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     right(await cluster.answer("q"), PROMPT)
     assert cluster.count("retries_total", **lost) == 2
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
-    await cluster.settled()
 
 
 async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another(
     cluster: Cluster,
 ) -> None:
-    """Other suspects may be tried there."""
     workers = [await cluster.members.add(FakeWorker(f"m{number}", pb.ROLE_MIXED)) for number in range(3)]
     placed = await cluster.scheduler.place(need("other", router_id="r1"))
+    cluster.scheduler.reporter.finished(placed.attempt, "stop")
     await cluster.send("q", PROMPT, TOKENS)
     suspects, state = Quarantine(), cluster.client._relays["q"].state
     suspects.use(placed.decode)
-    assert suspects.worker_for(placed, state) == placed.decode
+    assert suspects.worker_for(placed, state.excluded, state.adapter) == placed.decode
     state.excluded.add(placed.decode.worker_id)
-    assert suspects.worker_for(placed, state) is None
+    assert suspects.worker_for(placed, state.excluded, state.adapter) is None
     right(await cluster.answer("q"), PROMPT)
     del workers
 
@@ -189,11 +169,9 @@ async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_anot
 async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
     cluster: Cluster,
 ) -> None:
-    """Somebody may have killed them all: the request gets the error of any other, and may be sent again."""
+    """Workers may have been killed for other reasons, so the client may send the request again."""
     workers = await cluster.pair(decode=5)
-    faults = deque([Fault(PHASE_DECODE, die=True)] * 4)
-    for worker in workers:
-        worker.faults = faults
+    share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed under the request" in str(got.error)
     assert got.error.http_status == 503  # type: ignore[union-attr]
@@ -202,35 +180,27 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
     assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
-    await cluster.settled()
 
 
 async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
     workers = await cluster.pair(decode=4)
-    faults = deque([Fault(PHASE_DECODE, die=True)] * 3)
-    for worker in workers:
-        worker.faults = faults
+    share(workers, *[Fault(PHASE_DECODE, die=True)] * 3)
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     assert sum(worker._server is None for worker in workers) == 3
-    await cluster.settled()
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
     workers = await cluster.pair(decode=6)
-    faults = deque(
-        [Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)] + [Fault(PHASE_DECODE, die=True)] * 9
-    )
-    for worker in workers:
-        worker.faults = faults
+    fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)
+    share(workers, fails, *[Fault(PHASE_DECODE, die=True)] * 9)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed" in str(got.error)
     assert sum(worker._server is None for worker in workers) == 4
-    await cluster.settled()
 
 
 async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
-    """There is one worker at a time, so all that lose it meet again on the next."""
+    """There is one worker at a time, so all requests meet again on the next one."""
     workers: list[FakeWorker] = []
 
     async def start() -> None:
@@ -260,7 +230,7 @@ async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Clu
 
 
 async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
-    """All requests in the engine are suspects; the worker is told that more follow."""
+    """All requests of the failed step are suspects; the worker is told that more follow."""
     prefill, decode = await cluster.pair(step_s=0.01)
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
@@ -281,7 +251,6 @@ async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
     assert not trials[-1].more_alone
     assert any(start.more_alone for start in trials)
     assert not alone(prefill)
-    await cluster.settled()
 
 
 async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) -> None:
@@ -296,11 +265,10 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
     other = "b" if first == "a" else "a"
     await cluster.client.abort_requests_async([first])
     right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
-    await cluster.settled()
 
 
 async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: 1000.04)
+    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: 1000.04)
     suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
@@ -313,8 +281,8 @@ async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its grammar compiles, say, or its answer is long. The worker lets no two in together."""
-    monkeypatch.setattr(quarantine, "TURN_S", 0.05)
+    """Its grammar may be compiling. The worker admits suspects one at a time."""
+    monkeypatch.setattr(module, "TURN_S", 0.05)
     suspects, order, ends = Quarantine(), [], asyncio.Event()
 
     async def one(name: str) -> None:
@@ -335,7 +303,7 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr("baton.services.router.quarantine.time.monotonic", lambda: now)
+    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: now)
     suspects, order = Quarantine(), []
 
     async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
@@ -399,7 +367,7 @@ def test_progress_between_two_losses_clears_a_request() -> None:
 
 
 def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() -> None:
-    """It may have hung, then ended. A request that breaks a worker's stream must not go on with that."""
+    """It may have hung and then died. But a request that always breaks the stream is a suspect."""
     suspicion = Suspicion()
     suspects = []
     for _ in range(3):
@@ -410,7 +378,7 @@ def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() ->
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
-    """Otherwise a client with many step-breaking requests would make everybody run alone to the end."""
+    """Otherwise one client's failing requests would make all others run alone."""
     suspicion = Suspicion()
     for _ in range(3):
         suspicion.note(Failure(Trouble.ENGINE, "w", "it failed", goes_on), alone=False, generated=40)
@@ -438,16 +406,16 @@ def test_a_shape_tells_no_content() -> None:
 
 def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(convicts, "LIMIT", 3)
+    monkeypatch.setattr(module, "MOST_CONVICTS", 3)
     table = Convicts(clock=lambda: now)
     for name in (b"a", b"b", b"c", b"d"):
         table.add("q", name, "it failed")
         now += 1
-    table.check(b"a")  # the oldest went
+    table.check(b"a")  # the oldest was dropped
     with pytest.raises(errors.Convicted) as refused:
         table.check(b"b")
-    assert refused.value.retry_after_s == convicts.KEPT_S - 3
-    now += convicts.KEPT_S
+    assert refused.value.retry_after_s == module.CONVICTED_S - 3
+    now += module.CONVICTED_S
     for name in (b"b", b"c", b"d"):
         table.check(name)
     assert not len(table)

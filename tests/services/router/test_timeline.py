@@ -1,4 +1,4 @@
-"""Stages from moments: a request's time, divided without a gap."""
+"""A request's time is divided into stages without gaps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P, D, S = Process("baton-prefill", "p0"), Process("baton-decode", "d0"), Process
 
 
 def attempt(at: float = 1.0, **moments: Any) -> Timings:
-    """Return an attempt whose stages take 1, 2, 3, ... hundredths from `at` on."""
+    """Return an attempt from `at` on whose stages take 10 ms, 20 ms, 30 ms, ..."""
     usual = {
         "number": 1,
         "asked": at + 0.01,
@@ -91,18 +91,18 @@ def test_the_beginning_of_a_prompt_from_another_worker() -> None:
 
 
 def test_unknown_moments_are_other() -> None:
-    """An engine without statistics tells neither when it queued nor when it began."""
+    """An engine without statistics reports no times."""
     state = request(attempt(queued=0.0, prefill_began=0.0), first_token=1.3)
     found = dict(rounded(to_first_token(state)))
     assert found["other"] == pytest.approx(0.12)  # from the placement to the engine's output
     assert not {"send", "queue", "prefill"} & found.keys()
-    assert sum(found.values()) == pytest.approx(0.71 - 0.1)  # `admit` is there twice
+    assert sum(found.values()) == pytest.approx(0.71 - 0.1)  # `admit` occurs twice
 
 
 def test_clocks_that_disagree_make_no_negative_stage() -> None:
     stages = to_first_token(request(attempt(queued=1.02, prefill_began=1.25), first_token=1.3))
     assert all(one.seconds >= 0 for one in stages)
-    assert stages[-1].end == 1.25  # later than the receipt of what it began
+    assert stages[-1].end == 1.25
 
 
 def test_a_token_held_back_for_the_decode_worker() -> None:

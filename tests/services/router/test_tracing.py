@@ -1,4 +1,4 @@
-"""Traces of finished requests: which are kept, what they say, and what it means when nobody takes them."""
+"""Traces of finished requests: which are kept, their spans, and an endpoint that is down."""
 
 from __future__ import annotations
 
@@ -144,6 +144,6 @@ def test_an_endpoint_must_be_a_url(endpoint: str) -> None:
     "endpoint", ["https://user:pw@host", "https://key@host:1/v1", "http://host?api-key=x"]
 )
 def test_an_endpoint_holds_no_key(endpoint: str) -> None:
-    """It is logged, and in the bundle."""
+    """The endpoint is logged, and included in the debug bundle."""
     with pytest.raises(ValueError, match=r"tracing\.headers"):
         TracingSettings(endpoint=endpoint)

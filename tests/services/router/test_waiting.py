@@ -1,9 +1,8 @@
-"""Turns, bounds and the expected wait, without a scheduler."""
+"""The waiting room: turns, limits, classes and the expected wait."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,11 +21,11 @@ FULL = NotAdmitted("all are full", Why.FULL, 1.0)
 
 
 class House:
-    """Rooms for guests, and the order in which they got one."""
+    """A number of rooms, a waiting room for requests (guests), and the order in which they were placed."""
 
     def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
         self.rooms = rooms
-        self.kept = 0  # for the first class
+        self.kept = 0  # rooms reserved for the first class
         self.now = 0.0
         self.inside: list[str] = []
         self.asked = 0
@@ -47,12 +46,17 @@ class House:
         return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
     def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
-        """One that lost its room."""
+        """Place a guest that lost its room."""
         return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
     def leave(self, rooms: int = 1) -> None:
         self.rooms += rooms
         self.waiting.freed()
+
+    async def refill(self, rooms: int = 1) -> None:
+        """Free rooms, and wait until they are taken."""
+        self.leave(rooms)
+        await until(lambda: self.rooms == 0, "the rooms are taken")
 
     def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
         async def place(service: ServiceClass) -> None:
@@ -67,23 +71,8 @@ class House:
 
 
 async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
-    """Wait until all of them wait."""
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
-
-
-def all_wait(house: House, guests: list[asyncio.Task[float]]) -> bool:
-    return len(house.waiting) == sum(not guest.done() for guest in guests)
-
-
-def all_used(house: House) -> bool:
-    return house.rooms == 0
-
-
-async def test_no_request_waits_while_there_is_room() -> None:
-    house = House(rooms=2)
-    assert await house.guest("a") == await house.guest("b") == 0.0
-    assert len(house.waiting) == 0
 
 
 async def test_clients_take_turns() -> None:
@@ -98,7 +87,7 @@ async def test_clients_take_turns() -> None:
 
 
 async def test_tenants_take_turns_by_their_weight() -> None:
-    """However many clients a tenant has, and however many requests these have."""
+    """Whatever the number of their clients and requests."""
     house = House()
     flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
     await waiting(house, *flood)
@@ -115,23 +104,21 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
     await waiting(house, *flood)
     for number in range(4):
         last = house.guest(f"b{number}", tenant="b")
-        await until(functools.partial(all_wait, house, [*flood, last]), "it waits")
+        everyone = [*flood, last]
+        await until(lambda: len(house.waiting) == sum(not one.done() for one in everyone), "it waits")  # noqa: B023
         while not last.done():
-            house.leave()
-            await until(functools.partial(all_used, house), "the room is taken")
+            await house.refill()
             await asyncio.sleep(0)
     turns = "".join(one[0] for one in house.inside)
     assert turns.count("b") == 4
     assert "bb" not in turns
     assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
-    for guest in flood:
-        guest.cancel()
 
 
 async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
     house = House()
     guests = [house.guest("first"), house.guest("second")]
-    await waiting(house, *guests)  # it is the first one's turn
+    await waiting(house, *guests)  # the first one has the turn
     lost = [house.back("lost"), house.back("lost, too")]
     await waiting(house, *guests, *lost)
     late = house.guest("late", "another")
@@ -143,7 +130,7 @@ async def test_those_that_lost_their_room_go_before_those_that_had_none() -> Non
 
 
 async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may() -> None:
-    house = House(limit=0)  # nobody waits
+    house = House(limit=0)
     back = house.back("lost")
     await waiting(house, back)
     with pytest.raises(NotAdmitted):
@@ -194,7 +181,7 @@ async def test_no_request_overtakes_those_that_wait() -> None:
     house = House()
     first = house.guest("first")
     await waiting(house, first)
-    house.rooms = 1  # without a call of `freed`
+    house.rooms = 1  # `freed` is not called
     second = house.guest("second")
     await waiting(house, first, second)
     house.leave(1)
@@ -203,7 +190,7 @@ async def test_no_request_overtakes_those_that_wait() -> None:
 
 
 async def test_only_one_asks_again() -> None:
-    """The cost of a release does not grow with the number that waits."""
+    """The cost of a release does not depend on the number of waiting requests."""
     house = House(limit=1000)
     guests = [house.guest(str(number)) for number in range(500)]
     await waiting(house, *guests)
@@ -211,7 +198,7 @@ async def test_only_one_asks_again() -> None:
     before = house.asked
     house.leave()
     await until(lambda: house.inside, "one came in")
-    assert house.asked - before <= 4  # the one, the next in turn, and retries that were due
+    assert house.asked - before <= 4  # the one placed, the next one, and timed retries
     for guest in guests:
         guest.cancel()
     await until(lambda: len(house.waiting) == 0, "all gave up")
@@ -240,12 +227,6 @@ async def test_the_queue_is_bounded() -> None:
     house.waiting.check_room()
 
 
-async def test_with_a_limit_of_zero_no_request_waits() -> None:
-    with pytest.raises(NotAdmitted) as refused:
-        await House(limit=0).guest("a")
-    assert refused.value is FULL
-
-
 async def test_the_wait_is_bounded_and_says_why() -> None:
     house = House(wait_s=0.1)
     guest = house.guest("a")
@@ -271,7 +252,7 @@ async def test_a_cancelled_request_passes_the_turn_on() -> None:
     house = House()
     guests = [house.guest(str(number)) for number in range(3)]
     await waiting(house, *guests)
-    guests[0].cancel()  # it is its turn
+    guests[0].cancel()  # it has the turn
     guests[2].cancel()
     await until(lambda: len(house.waiting) == 1, "they left")
     house.leave()
@@ -280,18 +261,18 @@ async def test_a_cancelled_request_passes_the_turn_on() -> None:
 
 
 async def test_the_expected_wait_refuses_early() -> None:
-    """With 8 requests that end together every 4 s the pace is one in half a second, not the last gap."""
+    """If 8 requests end together every 4 s, the pace is one per 0.5 s."""
     house = House(limit=1000, wait_s=60)
     guests = [house.guest(str(number), "a") for number in range(200)]
     await waiting(house, *guests)
-    assert house.waiting.estimate_s == 0.0  # not known
+    assert house.waiting.estimate_s == 0.0  # unknown
     for bunch in range(1, 6):
         house.now += 4
         house.leave(8)
         await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
-    assert house.waiting.estimate_s == pytest.approx(0.5)  # another client's first one: after one turn
+    assert house.waiting.estimate_s == pytest.approx(0.5)  # a new client waits for one turn
     house.now += 3.9
-    with pytest.raises(NotAdmitted, match="160 wait already, another would wait about ") as refused:
+    with pytest.raises(NotAdmitted, match="160 wait already, this one would wait about ") as refused:
         await house.guest("late", "a")
     assert 15 <= refused.value.retry_after_s <= 40
     with pytest.raises(NotAdmitted, match=r"and may wait 0\.2 s"):
@@ -346,54 +327,45 @@ async def test_those_that_go_first_do_not_stand_behind_others() -> None:
 async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
     house = House(rooms=3)
     house.kept = 1
-    flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
+    for number in range(5):
+        house.guest(f"b{number}", service=BATCH)
     await until(lambda: len(house.waiting) == 3, "two are in")
-    await house.guest("a")  # at once, though others wait
+    await house.guest("a")  # at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
-    for guest in flood:
-        guest.cancel()
 
 
 async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
-    """Nine of ten are the others'; the tenth is its own, also of the rooms that are kept."""
+    """Every tenth placement is its own, even of the rooms reserved for others."""
     house = House(rooms=9)
     house.kept = 100
     await asyncio.gather(*(house.guest(f"a{number}") for number in range(9)))
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
     others = [house.guest(f"c{number}") for number in range(30)]
     await waiting(house, *flood, *others)
-    house.leave(20)
-    await until(functools.partial(all_used, house), "the rooms are taken")
+    await house.refill(20)
     assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
     house.waiting.left(BATCH)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "b2"
-    for guest in (*flood, *others):
-        guest.cancel()
 
 
 async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
-    """Where few rooms are taken, a share of them is less than one."""
+    """With few rooms its share is less than one."""
     house = House(rooms=2)
     await asyncio.gather(house.guest("a0"), house.guest("a1"))
     batch = house.guest("b", service=BATCH)
     others = [house.guest(f"c{number}") for number in range(3)]
     await waiting(house, batch, *others)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "c0"
     house.now = BATCH.patience_s
     house.leave()
-    house.leave()
-    await until(functools.partial(all_used, house), "the rooms are taken")
+    await house.refill()
     assert "b" in house.inside
-    for guest in others:
-        guest.cancel()
 
 
 async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
-    """The one that is owed a place may need more room than there is."""
+    """The request that is owed a place may be too large."""
     house = House()
 
     async def too_large(service: ServiceClass) -> None:
@@ -412,11 +384,10 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
     house.now += OWED_S + 0.1
     house.waiting.freed()
     await other
-    large.cancel()
 
 
 async def lodging(*, rooms: int) -> House:
-    """Return a house whose rooms are the first class's, and where the next one is owed to batch."""
+    """Return a house full of the first class, in which the next place is owed to batch."""
     house = House(rooms=rooms)
     house.kept = 100
     await asyncio.gather(*(house.guest(f"a{number}") for number in range(rooms)))
@@ -424,7 +395,7 @@ async def lodging(*, rooms: int) -> House:
 
 
 async def left_while_owed(house: House, after_s: float) -> None:
-    """Let a batch request that is owed a place wait, and give up."""
+    """Let a batch request that is owed a place give up."""
     gone = house.guest("gone", service=BATCH)
     await waiting(house, gone)
     house.now += after_s
@@ -438,35 +409,29 @@ async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_agai
     house.now += 3600.0
     batch, other = house.guest("b", service=BATCH), house.guest("c")
     await waiting(house, batch, other)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "b"
-    other.cancel()
 
 
 async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
-    """Neither for a second from then on, nor before it has rested."""
+    """Giving up neither extends its precedence nor shortens its rest."""
     house = await lodging(rooms=9)
     for _ in range(3):
         await left_while_owed(house, 0.9 * OWED_S)
     batch, other = house.guest("b", service=BATCH), house.guest("c")
     await waiting(house, batch, other)
-    house.leave()
-    await until(functools.partial(all_used, house), "the room is taken")
+    await house.refill()
     assert house.inside[-1] == "c"
-    batch.cancel()
 
 
 async def test_a_flood_does_not_take_the_whole_queue() -> None:
     house = House(limit=4)
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
     await waiting(house, *flood)
-    with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are kept for others than batch"):
+    with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are reserved for classes before batch"):
         await house.guest("b3", service=BATCH)
     last = house.guest("a")
     await waiting(house, *flood, last)
     with pytest.raises(NotAdmitted, match="4 wait already"):
         await house.guest("a1")
     assert house.registry.get_sample_value("baton_router_class_waiting_requests", {"class": "batch"}) == 3
-    for guest in (*flood, last):
-        guest.cancel()

@@ -21,7 +21,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """One that the test may stop."""
+    """Yield a Redis that the test may stop."""
     server = RedisServer(tmp_path)
     server.start()
     yield server
@@ -35,13 +35,13 @@ def topic() -> str:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have routers wait for a Redis on a busy machine; half a second would be too short at times."""
+    """Raise the timeout of calls: on a busy machine 0.5 s may be too short."""
     monkeypatch.setattr(shared, "CALL_S", 10.0)
 
 
 @pytest.fixture
 async def share(topic: str) -> AsyncIterator[Callable[[RedisServer], Awaitable[SharedStore]]]:
-    """Return a function that gives another router's view of a Redis."""
+    """Yield a function that connects another router to a Redis."""
     made: list[SharedStore] = []
 
     async def another(server: RedisServer) -> SharedStore:

@@ -1,4 +1,4 @@
-"""A router's keys follow the book, and outlive what is wrong with it."""
+"""A router's keys follow the book, and the last good ones stay while it is bad."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
         return any(record.levelname == "ERROR" for record in caplog.records)
 
     await until(complained)
-    await asyncio.sleep(0.1)  # some looks later it is still said once
+    await asyncio.sleep(0.1)  # some checks later it is still logged once
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
     assert "the last keys stay" in errors[0]
     assert known(ring) == ["one", "two"]
-    file.unlink()  # gone for a moment, as when an editor saves
+    file.unlink()  # missing for a moment, as when an editor saves
     fresh = tmp_path / "fresh"
     fresh.write_text(book("two", "three"))
     os.rename(fresh, file)
@@ -92,7 +92,7 @@ async def test_keys_outlive_their_redis(
         await ring.look()
     assert known(ring) == ["one"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    own_redis.start()  # without what it held
+    own_redis.start()  # it restarts empty
     await ring.look()
     assert known(ring) == ["one"]
     assert "holds no keys" in caplog.text

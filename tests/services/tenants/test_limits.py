@@ -1,4 +1,4 @@
-"""Rates, slots and quotas: of one router, of two that share a Redis, and without that Redis."""
+"""Rates, slots and quotas of one router, of two that share a Redis, and while that Redis is away."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from baton.services.tenants import redis_keys, shared, slots
-from baton.services.tenants.errors import OverLimit
-from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
+from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
 from baton.services.tenants.quotas import Quotas, Visit
-from baton.services.tenants.rates import Rates
+from baton.services.tenants.rates import Rate, Rates
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import Slots
+from baton.services.tenants.slots import SlotLimit, Slots
 from harness.scheduling import RedisServer, until
 from harness.support import PATIENCE
 
@@ -29,7 +28,7 @@ def caller(key: str = "k", tenant: str = "acme", own: dict[str, int] | None = No
 
 
 async def entered(quotas: Quotas, who: Caller, count: int) -> list[Visit]:
-    """Enter so many times; return those that were admitted."""
+    """Enter `count` times; return the admitted visits."""
     found = []
     for _ in range(count):
         try:
@@ -49,11 +48,11 @@ async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
     who = caller(concurrency=4)
     assert [len(await entered(one, who, 10)) for one in both] == [2, 2]
     odd = caller(tenant="odd", concurrency=3)
-    assert [len(await entered(one, odd, 10)) for one in both] == [2, 2]  # rounded up: none is without
-    pace = both[0]._rates.limit("tokens_per_min", "x", 60)
-    assert pace.take_here(60) is None  # a whole burst: no request is refused for ever
+    assert [len(await entered(one, odd, 10)) for one in both] == [2, 2]  # rounded up
+    pace = Rate(both[0]._rates, "tokens_per_min", "x", 60)
+    assert pace.take_here(60) is None  # a whole burst, so no request is refused forever
     wait_s = pace.take_here(30)
-    assert wait_s == pytest.approx(60.0, abs=2.0)  # at half the pace
+    assert wait_s == pytest.approx(60.0, abs=2.0)  # at half the rate
 
 
 async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
@@ -86,7 +85,7 @@ async def test_a_refusal_names_the_limit_its_value_and_whose_it_is(
 async def test_requests_come_back_at_their_rate(alone: Quotas) -> None:
     who, began = caller(requests_per_s=20), time.monotonic()
     count = len(await entered(alone, who, 60))
-    assert 20 <= count <= 20 + 20 * (time.monotonic() - began) + 1  # a second's worth at once
+    assert 20 <= count <= 20 + 20 * (time.monotonic() - began) + 1  # a burst of one second's worth
     with pytest.raises(OverLimit, match="requests_per_s") as refused:  # noqa: PT012 (one may be admitted)
         for _ in range(100):
             await alone.enter(who)
@@ -133,7 +132,7 @@ async def test_tokens_are_charged_before_and_corrected_after(alone: Quotas) -> N
     with pytest.raises(OverLimit):
         await visit.charge("d", prompt=10, most=10)
     visit.settle("b", 600)
-    visit.settle("c", 0)  # no worker was given it
+    visit.settle("c", 0)  # it was not placed
     await visit.charge("d", prompt=100, most=148)
 
 
@@ -142,10 +141,10 @@ async def test_an_answer_that_may_be_longer_than_a_minute_s_tokens_is_charged_wi
 ) -> None:
     visit = await alone.enter(caller(tokens_per_min=1_000))
     await visit.charge("a", prompt=100, most=128_000)
-    visit.settle("a", 1_500)  # it was longer indeed
+    visit.settle("a", 1_500)  # it turned out longer
     with pytest.raises(OverLimit) as no:
         await visit.charge("b", prompt=50, most=50)
-    assert 35 < no.value.retry_after_s <= 36  # the 500 over, and 100
+    assert 35 < no.value.retry_after_s <= 36  # the excess of 500, and 100 more
     with pytest.raises(OverLimit, match="can never be admitted") as never:
         await visit.charge("c", prompt=1_001, most=1)
     assert never.value.retry_after_s == 0
@@ -186,7 +185,7 @@ async def test_two_routers_share_each_limit(redis_server: RedisServer, share: Sh
 
 
 async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share: Share) -> None:
-    """They admit the bucket and the rate, within 5 per cent, however many requests come."""
+    """Together they admit one bucket and its rate, within 5 %, under any load."""
     routers = [Quotas(await share(redis_server), f"r{number}") for number in range(2)]
     deadline = time.monotonic() + 10 * PATIENCE
     for round_ in itertools.count():
@@ -194,12 +193,12 @@ async def test_two_routers_hold_a_rate_together(redis_server: RedisServer, share
         assert admitted <= most
         if asked > 2 * most and admitted >= 0.95 * most:
             return
-        # A busy machine asks too seldom, or stands still while the bucket is full.
+        # On a busy machine there may be too few requests: try again.
         assert time.monotonic() < deadline, f"{admitted} of {asked} were admitted; it may be {most:.0f}"
 
 
 async def _flood(routers: list[Quotas], tenant: str) -> tuple[int, int, float]:
-    """Ask for a second; return how many were admitted, how many were asked for, and the most that may be."""
+    """Send requests for a second; return how many were admitted, sent, and allowed."""
     who = caller(tenant, tenant, requests_per_s=200)
     began, admitted, asked = time.monotonic(), 0, 0
     while time.monotonic() - began < 1.0:
@@ -213,10 +212,10 @@ async def _flood(routers: list[Quotas], tenant: str) -> tuple[int, int, float]:
 async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
     redis_server: RedisServer, share: Share
 ) -> None:
-    """Also in Redis, where throttled's own number would stay in the past."""
+    """Both in memory and in Redis, where throttled's own number would stay in the past."""
     store = await share(redis_server)
     for rates in (Rates(None), Rates(store)):
-        rate = rates.limit("tokens_per_min", "tenant:full", 600)
+        rate = Rate(rates, "tokens_per_min", "tenant:full", 600)
         assert rate.take_here(500) is None
         assert await rate.take_shared(500) is None
         rate.give_here(500)
@@ -225,7 +224,7 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
         await store._later.join()
         assert rate.take_here(600) is None
         assert await rate.take_shared(600) is None
-        # Ten come back each second: a busy machine does not stand still for ten.
+        # It refills by 10 per second; the test takes less than 10 s even on a busy machine.
         assert rate.take_here(100) is not None
         assert (await rate.take_shared(100) is None) == (rates.shared is None)
     keys = await store.client.keys("*tenant:full")
@@ -235,12 +234,12 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
 async def test_the_slots_of_a_router_that_died_come_back(
     redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "_LEASE_MS", 1_500)  # a busy machine stands still for less
+    monkeypatch.setattr(slots, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
     monkeypatch.setattr(redis_keys, "RENEW_S", 0.05)
     dead, alive = [Quotas(await share(redis_server), name) for name in ("dead", "alive")]
     alive.start()
     who = caller("k", "mortal", concurrency=4)
-    assert len(await entered(dead, who, 3)) == 3  # and it renews nothing
+    assert len(await entered(dead, who, 3)) == 3  # it renews nothing, as if dead
     began = time.monotonic()
     mine = await entered(alive, who, 9)
     assert len(mine) == 1
@@ -251,7 +250,7 @@ async def test_the_slots_of_a_router_that_died_come_back(
 
     await until(all_four)
     assert time.monotonic() - began > 1.0
-    await asyncio.sleep(2.0)  # longer than a lease: what is renewed stays
+    await asyncio.sleep(2.0)  # longer than a lease: renewed counts stay
     third = Quotas(await share(redis_server), "third")
     assert not await entered(third, who, 3)
     await alive.close()
@@ -262,7 +261,7 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
 ) -> None:
     store = await share(redis_server)
     mine = Slots(store, "r1")
-    limit = mine.limit("tenant:lossy", 2)
+    limit = SlotLimit(mine, "tenant:lossy", 2)
     assert limit.take_here(1) is None
     assert await limit.take_shared(1) is None
     limit.give_here(1)  # without `give_shared`
@@ -274,10 +273,10 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
 async def test_a_slot_message_that_is_overtaken_changes_nothing(
     redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages go over several connections. An older count must not replace a newer one, not even 0."""
+    """Messages use several connections: an older count must not replace a newer one, not even 0."""
     store = await share(redis_server)
     mine, other = Slots(store, "r1"), Slots(store, "r2")
-    limit = mine.limit("tenant:overtaken", 2)
+    limit = SlotLimit(mine, "tenant:overtaken", 2)
     call, waiting = store.call, asyncio.Event()
 
     async def slow(make: Any) -> Any:
@@ -319,7 +318,7 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
 async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
     own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one does with a rule too few for its user."""
+    """For example, an ACL rule is missing."""
     monkeypatch.setattr(shared, "PROBE_S", 0.01)
     caplog.set_level("INFO")
     store = await share(own_redis)

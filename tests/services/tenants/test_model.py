@@ -1,4 +1,4 @@
-"""Books, their errors, and the salts of prefix caches."""
+"""Key books, their errors, and cache salts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton.services.tenants.errors import BookError
 from baton.services.tenants.model import (
     ANYBODY,
     ApiKey,
     Book,
+    BookError,
     Caller,
     Limits,
     Tenant,
@@ -95,7 +95,7 @@ def test_salts_keep_tenants_apart() -> None:
     assert salted(acme, None) == salted(caller("acme"), None)
     assert salted(acme, "x") == salted(acme, "x")
     assert salted(shared, None) is None
-    # No salt that a client sends is that of another tenant.
+    # A client cannot send another tenant's salt.
     assert not {salted(who, salt) for who in (globex, shared) for salt in salts} & {salts[0], salts[1]}
 
 

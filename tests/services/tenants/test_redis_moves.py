@@ -1,4 +1,4 @@
-"""Routers' shared limits and keys while another Redis becomes the master."""
+"""Shared limits and keys while another Redis becomes the master."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.services.tenants import shared
-from baton.services.tenants.errors import BookError
-from baton.services.tenants.model import ApiKey, Book, Caller, Limits, Tenant, digest
+from baton.services.tenants.model import ApiKey, Book, BookError, Caller, Limits, Tenant, digest
 from baton.services.tenants.quotas import Quotas
 from baton.services.tenants.redis_book import RedisBook
 from baton.services.tenants.shared import SharedStore
@@ -57,16 +56,16 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
         try:
             await book.edit(with_key("k", b"one"))
             assert await book.changed()
-            await asyncio.gather(*(quotas.enter(WHO) for _ in range(20)))  # over many connections
-            forwarder.target = other.port  # of new connections
+            await asyncio.gather(*(quotas.enter(WHO) for _ in range(20)))  # opens many connections
+            forwarder.target = other.port  # for new connections
             await asyncio.to_thread(promote, other, one)
             await asyncio.to_thread(follow, one, other)
-            (await quotas.enter(WHO)).leave()  # no request fails because of it
+            (await quotas.enter(WHO)).leave()  # the request does not fail
             assert not store.up
-            with pytest.raises(BookError, match="is a replica"):  # although it still answers reads
+            with pytest.raises(BookError, match="is a replica"):  # it still answers reads
                 await book.changed()
             await until(lambda: _true(store.up))
-            for _ in range(30):  # it stays, on each of its connections
+            for _ in range(30):  # on each of its connections
                 (await quotas.enter(WHO)).leave()
                 assert store.up
             await eventually(book, lambda: book.edit(with_key("l", b"two")))
@@ -91,7 +90,7 @@ async def _true(value: bool) -> bool:
 async def test_limits_are_away_while_the_master_is_a_replica(
     own_redis: RedisServer, tmp_path: Path, quick: None
 ) -> None:
-    """A replica answers PING and much else, so only a write tells."""
+    """A replica answers PING and reads, so only a write reveals it."""
     with servers(tmp_path, 1) as (master,):
         store = SharedStore(own_redis.url, TOPIC)
         quotas = Quotas(store, "r1")

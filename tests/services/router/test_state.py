@@ -1,4 +1,4 @@
-"""The bounds of the journal."""
+"""The journal bounds the memory of requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from baton.services.router.errors import NotAdmitted, Overloaded
-from baton.services.router.journal import GROWTH, Journal
-from baton.services.router.state import LOGPROB_BYTES, ROOM_TOKENS, RequestState
+from baton.services.router.state import GROWTH, LOGPROB_BYTES, ROOM_TOKENS, Journal, RequestState
 
 
 def request_state(name: str, prompt: int = 100, max_tokens: int = 1000) -> RequestState:
@@ -67,7 +66,7 @@ def test_a_request_stays_within_its_place_in_the_journal() -> None:
 
 
 def test_a_long_context_does_not_fill_the_journal_before_the_first_token() -> None:
-    """Clients seldom limit the output: the model's whole length is allowed then."""
+    """Clients seldom limit the output; then the whole context length is allowed."""
     journal = Journal(1 << 20)
     for number in range(100):
         journal.enter(replace(request_state(str(number), max_tokens=131_072), max_model_len=131_072))

@@ -1,4 +1,4 @@
-"""Metrics by worker and by tenant stay bounded while these come and go."""
+"""The series of workers and tenants stay bounded while these come and go."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
-from baton.services.router.living_series import GONE_S
-from baton.services.router.metrics import RouterMetrics
+from baton.services.router.metrics import GONE_S, MAX_TENANTS, OTHERS, RouterMetrics
 from baton.services.router.state import RequestState
-from baton.services.router.tenant_metrics import MAX_TENANTS, OTHERS
 
 
 def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
-    """Count one request, with all metrics of its workers."""
+    """Count one request in all metrics with a worker label."""
     prefiller = pb.Worker(worker_id=prefill) if prefill else None
     router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode), 15.0), 0.001)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
@@ -26,7 +24,7 @@ def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
 
 
 def test_series_end_with_their_workers() -> None:
-    """Some minutes later; those of workers that are known, or were just counted, stay."""
+    """Some minutes later, unless the worker is known or was just counted."""
     registry = CollectorRegistry()
     now = [1_000.0]
     router = RouterMetrics(registry, clock=lambda: now[0])
@@ -63,7 +61,7 @@ def test_series_end_with_their_tenants() -> None:
         router.tenants.refused(tenant, "concurrency")
         router.tenants.used(tenant, 10, 3)
         router.tenants.waiting(tenant, 2)
-    router.tenants.entered("")  # where keys have no tenants
+    router.tenants.entered("")  # keys without tenants
     known.remove("acme")
     now[0] += GONE_S + 1
     text = generate_latest(registry).decode()
@@ -86,7 +84,7 @@ def test_a_great_many_tenants_share_series() -> None:
 
 
 def test_the_rest_of_a_prefills_last_step_is_a_stage_of_its_handoff() -> None:
-    """From the end of the save until the engine had put the first token out."""
+    """From the end of the save until the engine emitted the first token."""
     registry = CollectorRegistry()
     router = RouterMetrics(registry)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)

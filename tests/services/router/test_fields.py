@@ -1,16 +1,16 @@
-"""The class of a request: by key, header and body; what is unknown or not allowed is refused."""
+"""The router's own fields of a request, and the class that they choose."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton.services.classes import Classes, ClassesSettings
-from baton.services.router.classes import by_body, by_default, by_header
 from baton.services.router.errors import NotAllowed, RequestFailed, Unsupported
-from baton.services.router.own import Own, own_fields
+from baton.services.router.fields import Own, by_body, by_default, by_header, own_fields
 from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
 
 CLASSES = Classes(ClassesSettings.model_validate({"night": {"priority": 50, "patience_s": 60}}))
@@ -85,3 +85,28 @@ def test_a_number_chooses_among_what_the_key_may_use() -> None:
     assert name(by_body(CLASSES, caller(classes=["batch", "night"]), Own(priority=3))) == "batch"
     assert name(by_body(CLASSES, caller(classes=["interactive"]), Own(priority=99))) == "interactive"
     assert by_body(CLASSES, ANYBODY, own_fields(b'{"priority": ')) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"messages": [{"model": "inner"}], "model": "a", "x": {"model": "b"}}', "a"),
+        (b'{"model": "a", "model": "b"}', "b"),  # as Python's parser, which vLLM uses
+        (rb'{"mod\u0065l": "a"}', "a"),
+        ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
+        (b'\xef\xbb\xbf{"model": "a"}', "a"),
+        (b'{"model": null}', None),
+        (b'{"model": 7}', 7),
+        (b"{}", None),
+        (b"[]", None),
+        (b'"model"', None),
+        (b"", None),
+        (b'{"model": "a"', None),
+        (b"\xff\xfe\xff", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_own_fields_are_those_of_the_body_itself(body: bytes, model: object) -> None:
+    own = own_fields(body)
+    assert own.model == model
+    assert own.baton is msgspec.UNSET

@@ -1,23 +1,50 @@
-"""Choose a request's class: its key's default, or what its client chooses among those the key may use.
+"""Read the fields of a request that the router itself needs, and choose the request's class.
 
-The first of these counts: the header `X-Baton-Class`, the body's `service_tier` (OpenAI's word), the body's
-`priority` (vLLM's number). A `priority` of 0 is vLLM's default, and chooses nothing.
+The class is one that the client asks for and its key allows, or the key's default. A client asks with the
+header `X-Baton-Class`, the body's `service_tier` (OpenAI's field) or its `priority` (vLLM's), in this order
+of precedence. A `priority` of 0 is vLLM's default and chooses no class.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 
 from baton.services.classes import Classes, ServiceClass
 from baton.services.router.errors import NotAllowed, Unsupported
-from baton.services.router.own import Own
 from baton.services.tenants.model import Caller
 
 HEADER = b"x-baton-class"
-# OpenAI's tiers that choose a class. The other tiers, and Anthropic's `standard_only`, leave it to the key.
-# Unknown tiers are refused.
+# OpenAI's tiers that choose a class. Other tiers, and Anthropic's `standard_only`, get the key's default;
+# unknown ones are refused.
 _TIERS = {"flex": "batch", "priority": "interactive"}
 _NO_CHOICE = ("auto", "default", "scale", "standard_only", None)
+
+
+class Own(msgspec.Struct):
+    """The router's fields, not yet type-checked."""
+
+    model: Any = None
+    service_tier: Any = None
+    priority: Any = None
+    baton: Any = msgspec.UNSET  # null is an error, absence is not
+
+
+NOTHING = Own()
+_decoder = msgspec.json.Decoder(Own)
+
+
+def own_fields(body: bytes) -> Own:
+    """Return the router's fields in a body; the defaults if it is malformed, as vLLM will refuse it."""
+    if not body:
+        return NOTHING
+    try:
+        return _decoder.decode(body.removeprefix(codecs.BOM_UTF8))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return NOTHING
 
 
 def by_header(
@@ -31,7 +58,7 @@ def by_header(
 
 
 def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
-    """Return the class that a request's body chooses, or None. Raises Unsupported and NotAllowed."""
+    """Return the class that the body asks for, or None. Raises Unsupported and NotAllowed."""
     tier, priority = own.service_tier, own.priority
     if tier not in _NO_CHOICE:
         if not isinstance(tier, str) or tier not in _TIERS:
@@ -39,14 +66,14 @@ def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
             raise Unsupported(f"service_tier: {tier!r} is not known; use one of {known}")
         return _allowed(classes, caller, _TIERS[tier], f"service_tier {tier!r}")
     if not isinstance(priority, int) or isinstance(priority, bool) or priority == 0:
-        return None  # not a number: the front end refuses it
+        return None  # the front end refuses one that is no number
     mine = [one for one in classes if caller.may_use(one.name)]
     behind = [one for one in mine if one.priority <= priority]
     return behind[-1] if behind else mine[0] if mine else None
 
 
 def by_default(classes: Classes, caller: Caller) -> ServiceClass:
-    """Return the class of a request that chooses none. Raises Unsupported and NotAllowed."""
+    """Return the class of a request that asks for none. Raises Unsupported and NotAllowed."""
     if name := caller.default_class:
         return _allowed(classes, caller, name, "the default class of this API key")
     standard = classes.get("interactive")

@@ -1,0 +1,61 @@
+"""Requests to a cluster of fake workers, and what their answers have to be."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+
+from baton.services.router.recovery import SHORT_PROMPT_TOKENS
+from baton.services.router.vllm.engine_client import RefusedByRouter
+from harness import scheduling
+from harness.fake_worker import FakeWorker, Fault, answer, until
+from harness.router import Answer, Cluster
+
+PROMPT = [5, 6, 7]
+LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
+
+
+def right(got: Answer, prompt: list[int], count: int) -> None:
+    assert got.error is None
+    assert got.tokens == answer(prompt, count)
+    assert got.reason == "length"
+
+
+def refused(got: Answer, because: str) -> int:
+    """Return the status of a request that got nothing but an error."""
+    assert got.tokens == []
+    assert isinstance(got.error, RefusedByRouter)
+    assert re.search(because, str(got.error))
+    return int(got.error.http_status)
+
+
+def share(workers: Iterable[FakeWorker], *faults: Fault) -> deque[Fault]:
+    """Give workers a common queue of faults: each happens once, on any of them."""
+    shared = deque(faults)
+    for worker in workers:
+        worker.faults = shared
+    return shared
+
+
+async def booked(cluster: Cluster, worker_id: str, **reserved: int) -> None:
+    """Wait until the scheduler has this much booked on a worker."""
+
+    async def is_so() -> bool:
+        [worker] = [
+            one for one in (await cluster.scheduler.describe()).workers if one.identity.worker_id == worker_id
+        ]
+        return all(getattr(worker, f"reserved_{name}") == value for name, value in reserved.items())
+
+    await scheduling.until(is_so, 20)
+
+
+async def fill(cluster: Cluster) -> list[str]:
+    """Send requests until one waits; return their ids."""
+    sent: list[str] = []
+    while len(cluster.waiting) == 0:
+        sent.append(f"full{len(sent)}")
+        await cluster.send(sent[-1], [0])
+        state = cluster.client._relays[sent[-1]].state
+        await until(lambda state=state: state.attempts or len(cluster.waiting), "it is placed or waits")
+    return sent

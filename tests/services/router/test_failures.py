@@ -1,0 +1,403 @@
+"""Workers that fail on demand: the request goes on elsewhere, and each token comes once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
+from baton.scheduler.booking import Assignment
+from baton.scheduler.need import Need
+from baton.scheduler.placer import Placer
+from baton.scheduler.policy import NoChoice
+from baton.services.engine.args import VLLM_VERSION
+from baton.services.router import pool, stream
+from baton.services.router.vllm.engine_client import RefusedByRouter
+from harness.fake_worker import FakeWorker, Fault, answer, until
+from harness.router import Cluster
+from harness.scheduling import need
+from harness.support import PATIENCE
+from tests.services.router.asking import LONG, PROMPT, booked, right, share
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(PHASE_PREFILL, die=True),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_FULL),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_DRAINING),
+        Fault(PHASE_PREFILL, failed=Failed.CODE_STALE),
+    ],
+    ids=str,
+)
+async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
+    first, second, decode = await cluster.pair(prefill=2)
+    share((first, second), fault)
+    started = time.monotonic()
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert time.monotonic() - started < 2 * PATIENCE
+    chosen, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    assert [start.epoch for start in chosen.seen.starts] == [1]
+    assert [start.epoch for start in other.seen.starts] == [2]
+    sources = {start.epoch: start.source for start in decode.seen.starts}
+    assert sources[2].worker_id == other.worker_id
+    failed = sources.get(1)  # the prefill may fail before the decode worker is connected
+    assert failed is None or (failed.worker_id == chosen.worker_id and failed.key != sources[2].key)
+
+
+async def test_where_the_staging_of_the_only_prefill_worker_stays_full_the_decode_worker_prefills(
+    cluster: Cluster,
+) -> None:
+    """This happens while the staging of a 1P1D stays full (docs/decisions/0038)."""
+    prefill, decode = await cluster.pair()
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING))
+    right(await cluster.ask(LONG), LONG, 8)
+    assert [start.epoch for start in prefill.seen.starts] == [1]
+    tried = [(start.epoch, start.HasField("source")) for start in decode.seen.starts]
+    # The refusal may have come before the router was connected to the decode worker.
+    assert tried in ([(1, True), (2, False)], [(2, False)])
+    assert cluster.count("retries_total", trouble="refused", worker="p0") == 1
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request tries it again
+    assert len(prefill.seen.starts) == 2
+
+
+async def test_no_connection_to_the_prefill_worker(cluster: Cluster) -> None:
+    first, second, _ = await cluster.pair(prefill=2)
+    await first.die()
+    for _ in range(6):  # whichever is chosen
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert len(second.seen.starts) == 6
+
+
+@pytest.mark.parametrize("how", ["refuses", "is older"])
+async def test_a_worker_that_does_not_fit_is_left_alone(
+    cluster: Cluster, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, _ = await cluster.pair(prefill=2, connect=False)
+    if how == "refuses":
+        why = first.refusal = "vLLM 0.31 here, 0.32 there"
+    else:
+        first.protocol -= 1
+        why = f"it speaks protocol {first.protocol}"
+    for _ in range(6):
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert first.seen.starts == []
+    assert len(second.seen.starts) == 6
+    assert why in caplog.text
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("not_kept", [True, False], ids=["not kept", "not loaded"])
+async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bool) -> None:
+    """A short prompt is prefilled again by the decode worker, a long one by another prefill worker."""
+    first, second, decode = await cluster.pair(prefill=2)
+    if not_kept:
+        share((first, second), Fault(PHASE_PREFILL, not_kept=True))
+    else:
+        decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
+    right(await cluster.ask(prompt), prompt, 8)
+    last = decode.seen.starts[-1]
+    epochs = [start.epoch for start in decode.seen.starts]
+    assert epochs == sorted(set(epochs))  # workers refuse an epoch that they have seen
+    if prompt is PROMPT:
+        assert not last.HasField("source")
+        assert list(last.output_token_ids) == answer(prompt, 1)
+        assert cluster.count("recomputed_prompts_total") == 1
+    else:
+        _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+        assert last.source.worker_id == other.worker_id
+        assert list(last.output_token_ids) == answer(prompt, 1)
+        assert cluster.count("recomputed_prompts_total") == 0
+
+
+async def test_a_placement_that_is_kept_stays_booked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another pair was found, but other requests took its room."""
+    await cluster.pair(prefill=2)
+    place = Placer.place
+
+    def late(placer: Placer, need: Need) -> Assignment | NoChoice:
+        if need.attempt.epoch > 1:
+            return NoChoice(pb.Rejection.CODE_FULL, "all are full")
+        return place(placer, need)
+
+    monkeypatch.setattr(Placer, "place", late)
+    faults = [Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF), Fault(PHASE_DECODE, 2, silent=True)]
+    share(cluster.members.workers.values(), *faults)
+    await cluster.send("q", LONG)
+    await until(lambda: len(cluster.got["q"].tokens) > 1, "it decodes")
+    for name in ("p0", "p1"):
+        await booked(cluster, name, requests=0)
+    await booked(cluster, "d0", requests=1)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize("how", ["die", "drain"])
+async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how: str) -> None:
+    *_, first, second = await cluster.pair(decode=2, step_s=0.002)
+    fault = {
+        "die": Fault(PHASE_DECODE, after, die=True),
+        "drain": Fault(PHASE_DECODE, after, failed=Failed.CODE_DRAINING),
+    }[how]
+    share((first, second), fault)
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    _, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
+    [start] = other.seen.starts
+    assert start.epoch == 2
+    so_far = list(start.output_token_ids)
+    assert so_far == answer(PROMPT, len(so_far))
+    # The new prefill adds one token. A worker that refuses does so before the first token.
+    assert len(so_far) == after + 1 or (how, after) == ("drain", 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "because"),
+    [
+        ({"request_timeout_s": 0.7}, 504, "longer than 0.7 s"),
+        ({"replace_wait_s": 0.7}, 503, "no worker can take over within 0.7 s (router.replace_wait_s)"),
+    ],
+    ids=["its own deadline", "the wait for a worker"],
+)
+async def test_no_other_worker_can_decode(
+    cluster: Cluster, limits: dict[str, float], status: int, because: str
+) -> None:
+    """The request waits until its limit, and its error says what happened."""
+    cluster.remake(**limits)  # type: ignore[arg-type]
+    for one in await cluster.pair():
+        one.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    got = await cluster.ask(PROMPT, 20)
+    assert got.tokens == answer(PROMPT, 7)  # one of the prefill, three of each decode worker
+    assert isinstance(got.error, RefusedByRouter)
+    assert got.error.http_status == status
+    assert because in str(got.error)
+    assert re.search("worker [pd]0", str(got.error))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "crosses"),
+    [(PROMPT, False), (LONG, False), (PROMPT, True)],
+    ids=["recomputed", "prefilled elsewhere", "with a token in flight"],
+)
+async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
+    cluster: Cluster, prompt: list[int], crosses: bool
+) -> None:
+    """The pull's own deadline is much later. A token that is in flight is not the next attempt's."""
+    cluster.remake(silence_s=0.5)
+    *prefills, decode = await cluster.pair(prefill=2)
+    decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=crosses))  # it waits for the KV
+    asking = asyncio.create_task(cluster.ask(prompt, 20))
+    await until(lambda: "q0" in cluster.got and cluster.got["q0"].tokens, "the pull has begun")
+    [source] = [one for one in prefills if one.seen.starts]
+    source.hangs = True
+    right(await asking, prompt, 20)
+    assert decode.seen.aborts == [decode.seen.starts[0].request_id]
+    assert [start.epoch for start in decode.seen.starts] == [1, 2]
+    assert cluster.count("retries_total", trouble="handoff", worker=source.worker_id) == 1
+
+
+async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], answer(PROMPT, 4)]
+
+
+def with_weights(fingerprint: str, name: str) -> FakeWorker:
+    worker = FakeWorker(name, pb.ROLE_MIXED)
+    worker.model_fingerprint = fingerprint
+    return worker
+
+
+async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster) -> None:
+    """Before the first token, workers with any weights may take over."""
+    old = await cluster.members.add(with_weights("f1", "old"))
+    old.faults.append(Fault(PHASE_DECODE, 5, die=True))
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: old.seen.starts, "the old one has begun")
+    new = [await cluster.members.add(with_weights("f2", f"new{number}")) for number in range(2)]
+    await until(lambda: cluster.count("retries_total", trouble="lost", worker="old") == 1, "it was lost")
+    other = await cluster.members.add(with_weights("f1", "other"))
+    right(await asking, PROMPT, 20)
+    assert [list(start.output_token_ids) for start in other.seen.starts] == [answer(PROMPT, 5)]
+    assert not any(worker.seen.starts for worker in new)
+    await cluster.members.leave(other)
+    new[0].faults = new[1].faults = deque([Fault(PHASE_DECODE, 0, die=True)])
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert all(worker.seen.starts for worker in new)
+
+
+async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
+    """Neither by the scheduler nor by the router: their requests are encoded differently."""
+    theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
+    theirs.vllm_version = "0.1.0"
+    theirs.refusal = "another vLLM"
+    for worker in (theirs, ours):
+        await cluster.members.add(worker)
+    for _ in range(6):
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert not theirs.seen.starts
+    assert cluster.count("retries_total", trouble="unreachable", worker="theirs") == 0
+    await cluster.scheduler.refresh()
+    router = cluster.scheduler.router_id
+    needs = (need(f"a{number}", 1, 3, 1, router_id=router, vllm_version=VLLM_VERSION) for number in range(6))
+    alone = [cluster.scheduler.place_alone(one) for one in needs]
+    for placement in alone:
+        cluster.scheduler.reporter.finished(placement.attempt, "stop")
+    assert {placement.decode.worker_id for placement in alone} == {"ours"}
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(
+    cluster: Cluster, after: int
+) -> None:
+    """Even without a token: it was admitted, so its client should not notice the loss."""
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults.append(Fault(PHASE_DECODE, after, die=True))
+    asking = asyncio.create_task(cluster.ask(PROMPT, 20))
+    await until(lambda: cluster.count("rejections_total", code="NO_WORKERS"), "no worker is there")
+    assert not cluster.got["q0"].over
+    again = await cluster.members.add(FakeWorker("m0-again", pb.ROLE_MIXED))
+    right(await asking, PROMPT, 20)
+    assert len(again.seen.starts) == 1
+
+
+async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
+    """Its stream broke, but it still sends heartbeats, and there is no other worker."""
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        (Failed.CODE_FULL, "full"),
+        (Failed.CODE_STAGING, "refused"),
+        (Failed.CODE_DRAINING, "refused"),
+    ],
+)
+async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code, trouble: str) -> None:
+    cluster.remake(max_attempts=1)
+    mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert len(mixed.seen.starts) == 3
+    assert cluster.count("retries_total", trouble=trouble, worker="m0") == 2
+
+
+@pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
+async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
+    cluster: Cluster, phase: Phase, after: int
+) -> None:
+    """Its connections stay open and its lease is valid: only the silent stream reveals it."""
+    cluster.remake(silence_s=0.4)
+    workers = await cluster.pair(prefill=2, decode=2)
+    shared = deque([Fault(phase, after, hang=True)])
+    for worker in workers:
+        worker.faults = shared
+    began = time.monotonic()
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    assert time.monotonic() - began < 2 * PATIENCE
+    [hung] = [worker for worker in workers if worker.hangs]
+    assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # it is avoided from now on
+    assert len(hung.seen.starts) == 1
+
+
+async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler still gets its heartbeats and places requests on it."""
+    monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
+    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
+    cluster.remake(silence_s=1.0)
+    _, first, second = await cluster.pair(decode=2)
+    share((first, second), Fault(PHASE_DECODE, 3, hang=True))
+    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
+    cut = first if first.hangs else second
+    longest, end = 0.0, time.monotonic() + 2.5  # it is tried again within 2 s
+    while time.monotonic() < end:
+        began = time.monotonic()
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        longest = max(longest, time.monotonic() - began)
+        await asyncio.sleep(0.01)
+    assert longest < 1.0
+    assert len(cut.seen.starts) == 1
+    cut.hangs = False
+    await until(lambda: not cluster.pool.suspects(), "it is reached again")
+
+
+async def test_workers_that_only_the_scheduler_lost_still_serve() -> None:
+    async with Cluster(worker_lease_s=2.0) as cluster:
+        prefill, decode = await cluster.pair()
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        await cluster.scheduler.refresh()
+        for worker in (prefill, decode):
+            await cluster.members.lose(worker)
+        deadline = time.monotonic() + 10 * PATIENCE
+        while (await cluster.scheduler.describe()).workers:
+            assert time.monotonic() < deadline, "the scheduler still knows workers"
+            await asyncio.sleep(0.1)
+        await cluster.scheduler.refresh(reached=cluster.pool.reached())
+        right(await cluster.ask(PROMPT), PROMPT, 8)
+        assert len(prefill.seen.starts) == len(decode.seen.starts) == 2
+        await cluster.members.leave(prefill)
+        await cluster.settled()
+
+
+async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
+    cluster.remake(silence_s=0.3)
+    _, decode = await cluster.pair(step_s=0.01)
+    await cluster.send("q", PROMPT, 60)
+    await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
+    time.sleep(1.0)  # noqa: ASYNC251 (as a stopped process would)
+    right(await cluster.answer("q"), PROMPT, 60)
+    assert len(decode.seen.starts) == 1
+
+
+async def test_attempts_run_out(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=2)
+    workers = await cluster.pair(prefill=1, decode=3)
+    for worker in workers[1:]:
+        worker.faults.append(Fault(PHASE_DECODE, 0, failed=Failed.CODE_STALE))
+    got = await cluster.ask(PROMPT, 20)
+    assert "2 workers of at most 2 failed under the request" in str(got.error)
+    assert got.tokens == answer(PROMPT, len(got.tokens))
+
+
+async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
+    cluster.remake(max_attempts=2)
+    faults = share(await cluster.pair(decode=2), *[Fault(PHASE_DECODE, 2, failed=Failed.CODE_STALE)] * 5)
+    right(await cluster.ask(PROMPT, 200), PROMPT, 200)
+    assert not faults
+
+
+async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Cluster) -> None:
+    first, second, _ = await cluster.pair(prefill=2)
+    for worker in (first, second):
+        worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
+    got = await cluster.ask(PROMPT)
+    assert isinstance(got.error, RefusedByRouter)
+    assert "the test wants it" in str(got.error)
+    assert got.error.http_status == 400
+    assert len(first.seen.starts) + len(second.seen.starts) == 1
+
+
+async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
+    """The worker dies after the last token, before its finish reason."""
+    *_, first, second = await cluster.pair(decode=2)
+    for worker in (first, second):
+        worker.faults.append(Fault(PHASE_DECODE, 7, die=True))
+    await cluster.send("q", PROMPT, 30)
+    cluster.client._relays["q"].state.max_tokens = 8  # the fake workers still generate 30
+    got = await cluster.answer("q")
+    right(got, PROMPT, 8)
+    assert len(first.seen.starts) + len(second.seen.starts) == 1

@@ -1,0 +1,165 @@
+"""Requests that wait because all workers are full."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.protos.worker_pb2 import PHASE_DECODE, Failed
+from baton.scheduler.client import Placement
+from baton.scheduler.need import Need
+from baton.services.router import relay
+from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.timings import HttpTimes
+from baton.services.router.vllm.engine_client import RefusedByRouter
+from harness.fake_worker import FakeWorker, Fault, until
+from harness.router import Cluster
+from tests.services.router.asking import PROMPT, fill, refused, right
+
+
+async def full_house(cluster: Cluster, **limits: Any) -> tuple[FakeWorker, list[str]]:
+    """Fill a decode worker with requests that do not end. Return it, and the ids; the last one waits."""
+    cluster.remake(**limits)
+    _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
+    decode.faults += [Fault(PHASE_DECODE, silent=True)] * 9
+    return decode, await fill(cluster)
+
+
+async def test_requests_without_room_wait(cluster: Cluster) -> None:
+    await cluster.pair(step_s=0.001, max_num_seqs=2)
+    prompts = [[number] for number in range(40)]
+    for number, prompt in enumerate(prompts):
+        await cluster.send(f"r{number}", prompt)  # returns before the placement
+    await until(lambda: len(cluster.waiting) > 20, "most of them wait")
+    assert cluster.count("waiting_requests") == len(cluster.waiting)
+    for number, prompt in enumerate(prompts):
+        right(await cluster.answer(f"r{number}"), prompt, 8)
+    assert cluster.count("wait_seconds_count") > 20
+    await cluster.settled()
+    assert len(cluster.waiting) == 0
+
+
+async def test_a_client_may_send_again_right_after_its_last_token(cluster: Cluster) -> None:
+    """A slot is free before its request's last token reaches the client."""
+    cluster.remake(max_waiting=1)
+    _, decode = await cluster.pair(max_num_seqs=1)
+    del decode
+    for number in range(50):
+        right(await cluster.ask([number], 3), [number], 3)
+
+
+async def test_the_upload_of_a_request_gives_it_no_earlier_turn(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.pair()
+    place = cluster.scheduler.place
+    waited: list[float] = []
+
+    async def noted(asked: Need) -> Placement:
+        waited.append(asked.waited_s)
+        return await place(asked)
+
+    monkeypatch.setattr(cluster.scheduler, "place", noted)
+    now = time.monotonic()
+    current_admission.set(Admission(http=HttpTimes(arrived=now - 30, received=now)))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    assert waited[0] < 10
+
+
+async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> None:
+    await full_house(cluster, max_waiting=1)
+    assert refused(await cluster.ask(PROMPT), r"1 wait already \(router.max_waiting\)") == 503
+    assert cluster.count("rejections_total", code="QUEUE") == 1
+    with pytest.raises(RefusedByRouter, match="max_waiting"):
+        cluster.client.check_room()  # called before the prompt is rendered
+    assert cluster.count("rejections_total", code="QUEUE") == 2
+    assert cluster.count("requests_total", outcome="refused") == 2
+
+
+async def test_waiting_has_an_end(cluster: Cluster) -> None:
+    await full_house(cluster, max_wait_s=0.3)
+    because = r"within 0.3 s \(router.max_wait_s\).*d0: \d of \d requests: engine.max_num_seqs"
+    assert refused(await cluster.ask(PROMPT), because) == 503
+
+
+async def test_the_client_s_own_deadline_ends_the_wait(cluster: Cluster) -> None:
+    await full_house(cluster)
+    cluster.client.limits = replace(cluster.client.limits, request_timeout_s=0.4)
+    assert refused(await cluster.ask(PROMPT), "waiting for room") == 504
+
+
+async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster: Cluster) -> None:
+    _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
+    decode.faults.append(Fault(PHASE_DECODE, silent=True))
+    while len(cluster.scheduler.standby.workers) < 2:
+        await cluster.scheduler.refresh()  # as a router does every second
+    held = await fill(cluster)
+    await cluster.lose_scheduler()
+    decode.faults.clear()
+    await cluster.client.abort_requests_async(held[:-1])
+    right(await cluster.answer(held[-1]), [0], 8)
+
+
+async def test_the_first_token_waits_for_a_slot(cluster: Cluster) -> None:
+    """A stream must not stand still after its first token because the decode worker's batch is full.
+
+    A loaded KV cache is no slot: an engine loads those of requests that wait.
+    """
+    _, decode = await cluster.pair(max_num_seqs=4)
+    decode.faults += [Fault(PHASE_DECODE, silent=True, loaded=True)] * 5
+    for number in range(4):
+        await cluster.send(f"r{number}", [number], 20)
+        await until(lambda number=number: cluster.got[f"r{number}"].tokens, "there is a slot for it")
+    await cluster.send("last", [9], 20)
+    loaded = {"worker": "d0", "transport": "shm"}
+    await until(lambda: cluster.count("handoff_seconds_count", **loaded) == 5, "its KV cache is loaded")
+    assert cluster.got["last"].tokens == []
+    assert cluster.count("time_to_first_token_seconds_count") == 4
+    decode.go_on()
+    right(await cluster.answer("last"), [9], 20)
+    assert cluster.count("time_to_first_token_seconds_count") == 5
+
+
+async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluster: Cluster) -> None:
+    """Its client sees a stalled stream."""
+    _, dies, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
+    for worker in (dies, full):
+        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
+    held = await fill(cluster)
+    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    await cluster.send("newcomer", PROMPT)
+    await until(lambda: len(cluster.waiting) == 2, "two wait")
+    lost = {start.request_id for start in dies.seen.starts}
+    stays = [start.request_id for start in full.seen.starts]
+    for worker in (dies, full):
+        worker.faults.clear()
+    await dies.die()
+    await until(lambda: len(cluster.waiting) == 2 + len(lost), "it waits, too")
+    await cluster.client.abort_requests_async(stays)
+    for name in (*lost, held[-1]):
+        right(await cluster.answer(name), [0], 8)
+    right(await cluster.answer("newcomer"), PROMPT, 8)
+    after = [start.request_id for start in full.seen.starts[len(stays) :]]
+    assert set(after[: len(lost)]) == lost
+
+
+async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_are_full(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later requests wait for it, even if only that worker has room."""
+    monkeypatch.setattr(relay, "EXCLUDED_S", 0.2)
+    _, fails, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)
+    for worker in (fails, full):
+        worker.faults += [Fault(PHASE_DECODE, silent=True, after_tokens=2)] * 2
+    held = await fill(cluster)
+    await until(lambda: all(len(cluster.got[one].tokens) == 3 for one in held[:-1]), "the others decode")
+    lost = {start.request_id for start in fails.seen.starts}
+    fails.faults.clear()
+    fails.go_on(Fault(PHASE_DECODE, failed=Failed.CODE_STALE))
+    for name in (*lost, held[-1]):
+        right(await cluster.answer(name), [0], 8)
+    assert {start.request_id for start in fails.seen.starts[len(lost) :]} == {*lost, held[-1]}
+    await cluster.client.abort_requests_async([one for one in held[:-1] if one not in lost])
