@@ -4,7 +4,7 @@ BatonError
 └── ServiceError
     ├── ConfigError      the configuration is invalid: raised before anything starts
     ├── StartError       a service cannot start: port taken, model missing, scheduler unreachable
-    └── PeerRefused      two processes do not fit together: another vLLM version, another model
+    └── PeerRefused      two processes are incompatible, as by vLLM version or model
 """
 
 import re
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
-# PyYAML also raises these: for `!!int x`, for 2024-02-30, for lists thousands deep.
+# PyYAML also raises these, for example for `!!int x`, 2024-02-30, or lists thousands deep.
 NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -26,17 +26,17 @@ class ConfigError(ServiceError):
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command prints this line and exits with a nonzero status."""
+    """A service cannot start. The command prints the text and exits with a nonzero status."""
 
 
 class PeerRefused(ServiceError):
-    """Two processes of one deployment do not fit together."""
+    """Two processes of one deployment are incompatible."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error's text in one line.
+    """Return the error's text on one line.
 
-    pydantic's own text would quote the invalid values, secrets among them, over several lines.
+    pydantic's own text has several lines and quotes the invalid values, which may be secrets.
     """
     if isinstance(error, ValidationError):
         found = error.errors(include_input=False, include_context=False, include_url=False)

@@ -1,4 +1,4 @@
-"""The command `baton node`: the workers of one machine, reported to a terminal or to the ordering program."""
+"""The command `baton node`: the workers of one machine, for a terminal or for a program that gives orders."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from baton.services.printing import say
 
 
 def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoReturn:
-    """Run the workers until a signal, or with `orders` the ones that stdin names; exit when none is left.
+    """Run the fleet, or with `orders` the parts that stdin lists, until a signal; then exit.
 
     Raises ConfigError and StartError.
     """
     if bool(fleet.roles) == orders:
-        raise ConfigError("give the workers to run (--prefill, --decode, --mixed), or --orders, one of both")
+        raise ConfigError("give either the workers to run (--prefill, --decode, --mixed) or --orders")
     folder = log_folder(log_dir)
     if orders:
-        # Libraries' output goes to stderr, apart from the events.
         events = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # keeps libraries' output out of the events
         run_node([], folder, Lines(events), listen=True)
     else:
         settings.scheduler.check_shared()
@@ -64,4 +63,4 @@ class _Terminal:
         say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
     def parts(self, states: Mapping[str, str]) -> None:
-        del states  # each change is printed, too
+        del states  # `said` prints each change

@@ -1,4 +1,4 @@
-"""The command `baton up`: a whole deployment on one machine, reported on a terminal."""
+"""The command `baton up`: a whole deployment on one machine, for a terminal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from baton.services.printing import say
 
 
 def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
-    """Run the deployment until a signal, stop it, exit. Its workers are `fleet`, or the configuration's.
+    """Run the deployment until a signal, stop it and exit. Raises ConfigError and StartError.
 
-    Raises ConfigError and StartError with one line that says what to do.
+    `fleet`: its workers; None for those of the configuration.
     """
     whole = started(settings, fleet)
     if settings.ops.listen is None:
@@ -33,9 +33,9 @@ def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
 
 
 def beside_router(settings: Settings, models: Iterable[Model]) -> str:
-    """Return an address on loopback for the live page: the port after the router's, or a free one.
+    """Return a loopback address for the live page, with the port after the router's or a free one.
 
-    A port that the settings name is not free, though its process has not taken it yet.
+    Ports that the settings name are not free, even if their processes have not started yet.
     """
     named = {settings.router.metrics_port}
     for model in models:
@@ -46,16 +46,16 @@ def beside_router(settings: Settings, models: Iterable[Model]) -> str:
     for wanted in (0,) if after in named else (after, 0):
         with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:
             return join(*sock.getsockname()[:2])
-    return ""  # no port is free; the router will say so of its own
+    return ""  # no port is free
 
 
 class _Terminal:
-    """The supervisor's observer that prints lines on stdout."""
+    """An observer of the supervisor that prints to stdout."""
 
     def __init__(self, settings: Settings, whole: Sequence[Started]) -> None:
         self._settings = settings
         self._whole = whole
-        self._width = 12 + max(len(one.model.prefix) for one in whole)  # of a part's name
+        self._width = 12 + max(len(one.model.prefix) for one in whole)  # of the column of names
 
     def begun(self, log_dir: Path) -> None:
         models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in self._whole)

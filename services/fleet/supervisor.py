@@ -3,9 +3,9 @@
 `baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for
 another Python process.
 
-vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
-core, a fork next to nothing (processes.py names the exception). Therefore this process stays free of threads,
-gRPC and CUDA; a small watcher process (watch.py) finds out which parts are ready.
+vLLM is imported once and every engine process is forked from here, because an import takes 6 to 11 s on a
+laptop core (processes.py names the exception). So this process must stay free of threads, gRPC and CUDA; a
+small watcher process (watch.py) finds out which parts are ready.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Started:
 
 
 def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
-    """Return the models to start. `fleet` is the command's; with several models the configuration has it.
+    """Return the models to start. Raises ConfigError.
 
-    Raises ConfigError.
+    `fleet` comes from the command line. With several models, the configuration must have the numbers instead.
     """
     if settings.models and fleet is not None:
         raise ConfigError(
@@ -121,23 +121,23 @@ class Observer(Protocol):
     """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
 
     def begun(self, log_dir: Path) -> None:
-        """Note that the checks passed and processes are being started."""
+        """Handle the start of the first process, after the checks."""
 
     def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Note that part `name` came one step further, or that it died and is restarted or given up."""
+        """Handle an event of part `name`: a step of its start, a death, a restart."""
 
     def ready(self) -> None:
-        """Note that every part is ready. Called once."""
+        """Handle the moment when every part is ready. Called once."""
 
     def ending(self, drain_s: float) -> None:
-        """Note that the processes are being stopped; running streams have `drain_s` seconds."""
+        """Handle the start of the shutdown; running streams have `drain_s` seconds."""
 
     def ended(self) -> None:
-        """Note that no process is left."""
+        """Handle the end of the last process."""
 
 
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
-    """Check all that can be checked before a process starts; set the schedulers' addresses.
+    """Check what can be checked before anything starts; set the schedulers' addresses.
 
     Raises ConfigError and StartError.
     """
@@ -177,10 +177,9 @@ def supervise(
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when it has stopped.
 
-    Its workers are `fleet`, or those that the configuration names. `owner` is a pidfd: the death of its
-    process ends the deployment as a signal does. `log_dir` is created if missing; "" means a new temporary
-    folder. Raises ConfigError and StartError with one line that says what to do; even then no process is
-    left.
+    `fleet`: its workers; None for those of the configuration. `owner`: a pidfd; the death of its process ends
+    the deployment like a signal. `log_dir`: created if missing; "" for a new temporary folder. Raises
+    ConfigError and StartError; no process is left then, either.
     """
     whole = started(settings, fleet)
     _check(settings, whole)
@@ -199,7 +198,7 @@ def supervise(
     observer.begun(folder)
     # The watcher and its successors share one pipe: messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = [_peers(one) for one in whole]  # as the schedulers' clients see them
+    peers = [_peers(one) for one in whole]
     plans = [
         Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
     ]
@@ -224,7 +223,7 @@ def supervise(
         say("engine", "importing vLLM; the first time takes longest")
         with left_on_signals(stops, end, observer.ended):
             children.preload(settings, "up")
-            # Arguments that vLLM refuses are refused here, before a model is loaded.
+            # Raises for arguments that vLLM refuses, before a model is loaded.
             for peer in peers:
                 engine_args(peer.settings.engine)
                 frontend_namespace(peer.settings.engine, peer.settings.router)
@@ -245,7 +244,7 @@ def supervise(
 
 
 def _peers(one: Started) -> Model:
-    """Return the model as its scheduler's clients see it: the scheduler may listen on all addresses."""
+    """Return the model with schedulers' addresses that clients can use: one may listen on all addresses."""
 
     def seen(settings: Settings) -> Settings:
         peers = settings.model_copy(deep=True)

@@ -1,4 +1,4 @@
-"""The progress display: a bar on a terminal, a line every few seconds where stderr is a file."""
+"""The progress display: a bar on a terminal, or a line every few seconds."""
 
 from __future__ import annotations
 

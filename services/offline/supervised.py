@@ -1,9 +1,9 @@
 """The process that runs a deployment for another Python process; started by deployment.py, never by hand.
 
-It is a separate process because a supervisor forks engines, which is not safe in a process with threads
-or one that has used a GPU. It stops, with all of its processes, on SIGTERM or when its owner is gone,
-however the owner died: a pidfd watches it. (PR_SET_PDEATHSIG would signal the end of the thread that started
-this process, which in a notebook or a pool is not the end of the owner.)
+It is a separate process because a supervisor forks engines, which is not safe in a process with threads or
+one that has used a GPU. It stops, with all its processes, on SIGTERM or when its owner dies, which a pidfd
+reports. (PR_SET_PDEATHSIG would report the end of the thread that started this process, which in a notebook
+or a pool is not the end of the owner.)
 
 stdin: one JSON object, `Order`. stderr: its log. stdout: one line of JSON per event, named by "event":
 "step" (since_start_s, name, text), "ready", "ended", and "failed" (kind, text).
@@ -44,7 +44,7 @@ class Order:
 
 
 class _Events:
-    """The supervisor's observer that writes lines of JSON, until the owner is gone."""
+    """An observer of the supervisor that writes lines of JSON."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -74,7 +74,7 @@ def main() -> None:
     owner = os.pidfd_open(order.owner)
     if os.getppid() != order.owner:  # it died before the line above, and its pid may have been reused
         leave(1)
-    # What libraries print to stdout goes to stderr, so as not to mix with the events.
+    # Keep libraries' output out of the events.
     events = _Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     guard()
@@ -83,7 +83,7 @@ def main() -> None:
     except BatonError as error:
         events.send("failed", kind=type(error).__name__, text=str(error))
         leave(1)
-    except Exception as error:  # noqa: BLE001 (the owner must learn of it, whatever it is)
+    except Exception as error:  # noqa: BLE001 (the owner is sent it)
         complain("".join(traceback.format_exception(error)).rstrip())
         events.send("failed", kind="StartError", text=f"{type(error).__name__}: {error}")
         leave(1)

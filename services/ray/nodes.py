@@ -1,4 +1,4 @@
-"""The nodes that a deployment on Ray uses, each with its keeper: what it runs, and how all of it ends."""
+"""The nodes in use by a deployment on Ray, each with its keeper, and how their parts are ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Report
 from baton.services.ray.turns import TURN_S
 
-ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
+ANSWER_S = 2.0  # for the keepers' answers in one turn; a slower node is read in a later turn
 
 
 @dataclass
@@ -23,20 +23,20 @@ class Node:
 
     machine: Machine
     keeper: Any
-    order: int = -1  # number of the latest that was sent
-    parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
+    order: int = -1  # number of the last order sent
+    parts: list[dict[str, Any]] | None = None  # in that order; None: it must be sent again
     report: Report = field(default_factory=lambda: Report(-1))
-    heard: float | None = None  # when it answered last; None: it starts
+    heard: float | None = None  # time.monotonic of its last answer; None before the first
     silent: bool = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs there, or is to run, as it said itself."""
+        """Whether no part runs or should run there, by its own report."""
         return self.parts == [] and self.report.order == self.order and not self.report.states
 
 
 def failed_start(machine: str, report: Report) -> str:
-    """Return why parts cannot start on a node, "" if they can."""
+    """Return why a part cannot start on a node, or ""."""
     if report.failed:
         return f"{machine}: {report.failed}"
     given_up = next((name for name, state in report.states.items() if state == "given up"), "")
@@ -57,7 +57,7 @@ def end_in_order(nodes: Collection[Node], settings: ClusterSettings) -> None:
 
 
 def _all_ended(nodes: Collection[Node]) -> bool:
-    """Tell whether only ordered parts run on the nodes that answer."""
+    """Return whether only ordered parts run on the nodes that answer."""
     reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
     return all(
         report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}

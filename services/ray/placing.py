@@ -1,4 +1,4 @@
-"""Computes names and nodes of parts, without asking Ray."""
+"""Compute names of workers and nodes of routers, without calling Ray."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.services.ray.cluster import Machine
 
 
 def new_names(role: str, taken: Collection[str], number: int) -> list[str]:
-    """Return `number` free names of workers, the lowest first: prefill-0, prefill-1."""
+    """Return `number` unused worker names, the lowest first: prefill-0, prefill-1."""
     candidates = (f"{role}-{at}" for at in range(len(taken) + number))
     return [name for name in candidates if name not in taken][:number]
 
@@ -16,9 +16,9 @@ def new_names(role: str, taken: Collection[str], number: int) -> list[str]:
 def place_routers(
     there: Mapping[str, str], machines: Mapping[str, Machine], home: str, number: int
 ) -> dict[str, str]:
-    """Return each router's node: its own if that lives, otherwise one without a router, `home` first.
+    """Return each router's node: its current one if that is alive, else one without a router, `home` first.
 
-    There is at most one a node, as all use one port. Routers without a node are left out.
+    All routers use one port, so a node has at most one. Routers without a node are left out.
     """
     placed = {name: node for name, node in there.items() if node in machines}
     free = [node for node in machines if node not in placed.values()]

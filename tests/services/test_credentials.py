@@ -45,8 +45,8 @@ def test_precedence_of_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "holds no key"),
-        (b"\n# c4nary\n", "holds no key"),
+        (b"", "contains no key"),
+        (b"\n# c4nary\n", "contains no key"),
         (b"# x\nc4nary # of today", "line 2 of"),
         (b"\xffc4nary", "not a text file"),
     ],

@@ -1,4 +1,4 @@
-"""Printing with stdout and stderr in any state: nothing raises, and nothing waits."""
+"""Printing with stdout and stderr in any state: nothing raises or blocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_pipe_that_nobody_reads_keeps_nobody_waiting() -> None:
     for _ in range(2_000):  # 160 kB; the pipe holds 64 KiB
         one.write(LINE)
     assert one.behind
-    assert os.get_blocking(writing)  # it is shared with others, such as a shell
+    assert os.get_blocking(writing)  # it may be shared with a shell
     found = b""
     while one.behind:
         found += read(reading)
@@ -124,7 +124,7 @@ def test_a_child_does_not_print_what_its_parent_could_not() -> None:
 
 @pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: Path) -> None:
-    """Otherwise it would print to the next file that it opens."""
+    """Otherwise it would print into the next file that it opens."""
     code = (
         "from baton.services import printing; printing.open_streams(); f = open('f', 'w');"
         "printing.say('out'); printing.complain('err'); print('out', flush=True); f.close()"
@@ -136,7 +136,7 @@ def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: P
 
 
 def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
-    """It was printed by Python itself, to a full pipe."""
+    """The library prints through Python's own stream, to a full pipe."""
     code = (
         "import os, sys; from baton.services import printing; from baton.services.leave import leave;"
         "sys.stdout.write('y' * 4000); os.set_blocking(1, False)\n"
@@ -153,7 +153,7 @@ def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
 
 
 def test_a_stopped_terminal_keeps_nobody_waiting() -> None:
-    """As with Ctrl-S."""
+    """For example by Ctrl-S."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [PYTHON, "-c", "from baton.services import printing\nfor _ in range(9_999): printing.say('x' * 79)"],

@@ -1,4 +1,4 @@
-"""The command `baton` as a process: signals end it, whatever its shell does with them."""
+"""The command `baton` as a process: signals, terminals, and where its output may go."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_signal_ends_what_a_script_started(scheduler: str, how: signal.Signa
 
 @pytest.mark.parametrize("where", ["xterm", "dumb", "file"])
 def test_watching_prints_each_refresh_at_once(scheduler: str, where: str, tmp_path: Path) -> None:
-    """Check a terminal with a cursor, one without, and a file."""
+    """On a terminal with a cursor, on one without, and in a file."""
     file = tmp_path / "shown" if where == "file" else None
     with watching(scheduler, where, file) as (_, shown):
         eventually(lambda: shown().count(b"requests in flight") >= 2, 60, "it shows two of them")
@@ -133,7 +133,7 @@ def test_what_cannot_be_printed_is_told_in_a_line() -> None:
 
 
 def test_the_words_of_a_bug_are_the_last_ones() -> None:
-    """Output of extension modules at exit would bury them: dozens of lines if vLLM is imported."""
+    """At exit, extension modules would print dozens of lines after it if vLLM is imported."""
     code = """
 import atexit, os
 import baton.services.cli.main as command
@@ -150,7 +150,7 @@ command.main()"""
 
 @pytest.mark.parametrize("how", ["full", "blocked", "left", "closed"])
 def test_a_process_serves_whatever_becomes_of_its_logs(how: str) -> None:
-    """It also ends on the first signal. `blocked`: the reader lives but does not read."""
+    """It also ends on the first signal. `blocked`: the reader is alive but does not read."""
     port = free_port()
     reading, writing = os.pipe()
     if how == "full":

@@ -1,4 +1,4 @@
-"""Checks of a deployment whose workers differ, lie or are silent."""
+"""Checks of a deployment whose workers differ, report wrong data or do not answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from baton.services.diagnosis.machine import Needs
 from harness.fake_worker import FakeWorker
 from harness.scheduling import Options
 
-SPEED = 50_000_000  # bytes a second
+SPEED = 50_000_000  # bytes per second
 
 
 class Told(FakeWorker):
-    """A fake worker whose clock, versions and pulls are what the test wants."""
+    """A fake worker whose clock, versions and pulls the test sets."""
 
     ahead_s = 0.0
     versions: dict[str, str] = {}  # noqa: RUF012
@@ -56,7 +56,7 @@ class Told(FakeWorker):
 
 
 class Old(FakeWorker):
-    """A worker of a version without these questions."""
+    """A worker of an older version, which cannot answer these calls."""
 
 
 @asynccontextmanager
@@ -107,7 +107,7 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
     findings = [one for one in await found(*workers) if one.area == "handoff"]
     tried = [(one.subject, one.what.partition(":")[0]) for one in findings]
     assert sorted(tried) == [
-        ("m -> d", "tcp"),  # shared memory is not tried between two machines
+        ("m -> d", "tcp"),  # no shm between two machines
         ("p -> d", "tcp"),
         ("p -> m", "shm"),
         ("p -> m", "tcp"),

@@ -1,4 +1,4 @@
-"""Shares of a machine: GPUs, as many as each worker needs, whole or shared where the settings say so."""
+"""Shares of a machine: cores, or GPUs, whole or shared by workers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_wide_worker_shares_each_of_its_gpus() -> None:
 
 
 def test_who_shares_a_gpu_must_say_how_much_of_it() -> None:
-    """vLLM would take nine tenths of it for the first worker, and refuse the second."""
+    """vLLM would give nine tenths of it to the first worker, and refuse the second."""
     lone = settings([0, 1, 1], kv_cache_gib=8)
     sharing = settings([])
     plans = [Plan(lone, ["mixed"], "a-"), Plan(sharing, ["prefill", "decode"], "b-")]
@@ -100,7 +100,7 @@ def test_a_gpu_that_is_hidden_cannot_be_named() -> None:
 
 
 def test_a_variable_that_names_a_gpu_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA then sees no GPU in the processes that are not workers, and their imports fail."""
+    """CUDA would then see no GPU in other processes, and their imports would fail."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     for work in (lambda: devices.assign([1, 1]), lambda: devices.assign([1], ["0"])):
         with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES \(0,0\).* fleet.devices to 0,0"):

@@ -1,4 +1,4 @@
-"""Logs of parts: bounded in size, recreated if they are gone, and read only from the end."""
+"""Logs of parts: bounded in size, recreated if they are missing, and read only from the end."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def test_lines_of_a_predecessor_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     log.write_bytes(b"before\nafter\n")
     assert log_files.tail(log, 7) == ["after"]
-    assert log_files.tail(log, 99) == ["before", "after"]  # it was truncated meanwhile
+    assert log_files.tail(log, 99) == ["before", "after"]  # it has been truncated
     assert log_files.tail(tmp_path / "none.log") == []

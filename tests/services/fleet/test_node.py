@@ -73,7 +73,7 @@ def test_it_runs_what_is_ordered(owner: Owner) -> None:
     owner.order(one, other)
     owner.until(one="running", other="running")
     pids = {child.pid for child in owner.children}
-    owner.order(other)  # what is still wanted is not touched
+    owner.order(other)  # the other part goes on
     owner.until(other="running")
     owner.order(one, other)
     owner.until(one="running", other="running")
@@ -97,7 +97,7 @@ def test_what_dies_is_restarted(owner: Owner) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_port_that_is_taken_meanwhile_is_waited_for(owner: Owner, tmp_path: Path) -> None:
-    """An outgoing connection, for instance, may get any port."""
+    """For example, an outgoing connection may have got it."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         owner.order(scheduler("one", port))
@@ -146,7 +146,7 @@ def test_without_workers_and_orders_it_says_what_to_give() -> None:
 def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process asks for the role when it starts: an autoscaler or an operator may have changed it."""
+    """Its process looks the role up when it starts: an autoscaler or an operator may have changed it."""
     asked: list[Callable[[], str]] = []
     monkeypatch.setattr(children, "Worker", lambda _tree, _name, role, _where: asked.append(role))
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
@@ -157,14 +157,14 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
     assert asked[0]() == "decode"
     one._wanted = {"decode-0": replace(order, role="prefill")}
     assert asked[0]() == "prefill"
-    one._wanted = {}  # it leaves, and may die meanwhile
+    one._wanted = {}  # it leaves, and may die before
     assert asked[0]() == "decode"
 
 
 def test_what_is_ordered_away_during_the_import_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An autoscaler may change its mind in those ten seconds, and the room be another's by then."""
+    """An autoscaler may change its orders during those ten seconds."""
     orders, owner = os.pipe()
     stop, waker = socket.socketpair()
     monkeypatch.setattr(node, "_STDIN", orders)
@@ -177,7 +177,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(
     try:
         one._reconcile()
         assert not one._parts.members
-        one._wanted = {"decode-0": order}  # once more, with all imported
+        one._wanted = {"decode-0": order}  # again, after the import
         one._reconcile()
         assert [part.name for part in one._parts.members] == ["decode-0"]
     finally:

@@ -1,6 +1,6 @@
 """Parts that die are restarted after growing pauses, and given up when they keep dying.
 
-Parts are real processes that do next to nothing; `said` holds the lines printed about them.
+Parts are real processes that do little; `said` has the lines printed about them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fleet:
         self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def end(self, part: Part, act: Callable[[int], object]) -> None:
-        """Do `act` to a part's process, then what the supervisor does, until it runs again or is given up."""
+        """Call `act` on a part's process, then reap like a supervisor, until it runs again or is given up."""
         assert part.child is not None
         pid = part.child.process.pid or 0
         act(pid)
@@ -59,12 +59,12 @@ class Fleet:
 
 
 def wail() -> None:
-    os.write(1, b"the model cannot be fetched: no such host\n")  # not where pytest listens
+    os.write(1, b"the model cannot be fetched: no such host\n")  # past pytest, which captures sys.stdout
     signal.pause()
 
 
 def test_who_waits_hears_what_is_waited_for_said_last(fleet: Fleet) -> None:
-    """As of a model that is fetched, and does not come."""
+    """For example of a model whose download hangs."""
     part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
     assert part.child is not None
     eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")
@@ -124,7 +124,7 @@ def engine() -> None:
 
 
 def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
-    """A request may cause this again and again, and must not end the deployment."""
+    """A request may cause this repeatedly, and must not end the deployment."""
     fleet.add("scheduler", Kind.SCHEDULER)
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
     fleet.add("router", Kind.ROUTER)
@@ -238,7 +238,7 @@ def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
 
 
 def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
-    """A dead worker stays registered for a lease, and the watcher's message may have waited in the pipe."""
+    """A dead worker stays registered for a lease, and the watcher's message may be late."""
     _, decode, router = pair(fleet)
     before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
     fleet.kill(decode)
@@ -270,7 +270,7 @@ def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
     (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
 
     def fail() -> None:
-        os.write(2, b"baton: error: no room\n")  # past pytest, which holds sys.stderr here
+        os.write(2, b"baton: error: no room\n")  # past pytest, which captures sys.stderr
         sys.exit(1)
 
     fleet.parts.add("mixed-0", Kind.WORKER, fail)
@@ -292,7 +292,7 @@ def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let this many forks fail, as at a process limit."""
+    """Make this many forks fail, as at a process limit."""
     fork, left = os.fork, [times]
 
     def failing() -> int:
@@ -312,17 +312,17 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     fleet.kill(decode)
     why = "this machine cannot start another process: Resource temporarily unavailable"
     assert [line for line in fleet.said if "not started" in line] == [
-        f"decode-0: not started, {why}; tried again in {pause} s" for pause in ("0.05", "0.1", "0.2")
+        f"decode-0: not started: {why}; retrying in {pause} s" for pause in ("0.05", "0.1", "0.2")
     ]
     fleet.see(decode)
     assert not fleet.parts.waiting_for
-    assert len(decode.deaths) == 1  # it is not the part's fault
+    assert len(decode.deaths) == 1  # not counted for the failed starts
 
 
 def test_a_first_start_without_room_for_a_process_is_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody waits for the outcome."""
+    """A user is waiting for it."""
     no_room(monkeypatch, 99)
     part = fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
 
@@ -344,7 +344,7 @@ def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -
     folder = fleet.parts.log_dir
     assert folder is not None
     shutil.rmtree(folder)
-    if how == "a file":  # it cannot be made anew
+    if how == "a file":  # the folder cannot be recreated
         folder.touch()
     fleet.kill(decode)
     fleet.see(decode)

@@ -99,7 +99,7 @@ async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
     requests = write(tmp_path / "in.jsonl", "a", "a")
     status, said = await run(served, requests)
     assert status == 2
-    assert "line 2: custom_id 'a' is that of line 1 too" in said
+    assert "line 2: custom_id 'a' is also on line 1" in said
     assert not requests.with_name("out.jsonl").exists()
     assert not served.seen
 
@@ -112,7 +112,7 @@ async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: s
     served.crowd = len(slow)
     process = await start(served, requests, "--concurrency", str(len(slow)), by=IGNORING)
     async with asyncio.timeout(30 * PATIENCE):
-        await served.crowded.wait()  # only the slow ones are left in flight
+        await served.crowded.wait()  # only slow requests are in flight
     process.send_signal(how)
     status, said = await end(process)
     assert status == (-9 if how is signal.SIGKILL else 130), said

@@ -1,4 +1,4 @@
-"""Requests are bounded in number, retried while that helps, and failed when it does not."""
+"""The HTTP client: bounded concurrency, retries, and when they end."""
 
 from __future__ import annotations
 

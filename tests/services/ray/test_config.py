@@ -1,4 +1,4 @@
-"""cluster.yaml: Ray's words over Baton's tree, what a worker reserves, and the refusal of what is wrong."""
+"""cluster.yaml: Ray's keys over Baton's settings, the resources of a worker, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_engine_kwargs_lie_over_the_engine_section_of_each_side() -> None:
     prefill, decode = settings.engine_of("prefill"), settings.engine_of("decode")
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (4, 8)
     assert (prefill.kv_cache_gib, prefill.model, prefill.served_model_name) == (0.5, WEIGHTS, "demo")
-    # What is vLLM's own goes on to vLLM; what Ray's users must give, and Baton does itself, does not.
+    # vLLM gets its own arguments, without the one that Ray's users must give and Baton sets itself.
     assert prefill.extra == {"gpu_memory_utilization": 0.5}
     assert decode.extra == {}
 
@@ -79,7 +79,7 @@ def test_a_parts_tree_is_batons_own_with_its_secrets() -> None:
     ("group", "bundle"),
     [
         ({"placement_group_config": {"bundles": [{"CPU": 2}]}}, {"CPU": 2.0}),
-        # Ray's way of a rank each: they are added up, as they must lie on one node.
+        # Ray reserves a bundle for each rank; here they are added up, as the worker runs on one node.
         (
             {
                 "engine_kwargs": {"tensor_parallel_size": 2},
@@ -105,7 +105,7 @@ def test_what_a_worker_reserves(group: dict[str, Any], bundle: dict[str, float])
 def test_what_a_worker_reserves_unasked(
     on_cpu: bool, bundle: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A core or a GPU each rank: which of them says the installed vLLM, here one that is not."""
+    """A core or a GPU for each rank, depending on the installed vLLM, which the test replaces."""
     monkeypatch.setattr("baton.services.ray.config.cpu_build", lambda: on_cpu)
     assert read(cluster({"engine_kwargs": {"tensor_parallel_size": 2}})).bundle("prefill") == bundle
 
@@ -256,7 +256,7 @@ def test_keys_by_which_serve_decides_are_read_and_named() -> None:
 
 
 def test_the_keys_are_those_of_the_installed_ray() -> None:
-    """All keys of Serve's are known: what means something here, and what does not. Needs Serve."""
+    """Baton knows all of Serve's keys, including those that it ignores. Needs Serve."""
     serve = pytest.importorskip("ray.serve.config", exc_type=ImportError)
     known = {*Autoscaling.model_fields, *SERVES_OWN}
     assert not serve.AutoscalingConfig.model_fields.keys() - known
@@ -279,6 +279,6 @@ def test_the_examples_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_ray_is_not_imported() -> None:
-    """The configuration is read without Ray, and `baton.ray` is imported without it."""
+    """Neither reading the configuration nor importing `baton.ray` needs Ray."""
     code = "import sys, baton.ray, baton.services.cli.main; baton.ray.deploy; assert 'ray' not in sys.modules"
     subprocess.run([PYTHON, "-c", code], check=True, timeout=CALL_S)

@@ -1,4 +1,4 @@
-"""A deployment on Ray as a fleet: its places, the orders that it follows, what Ray's autoscaler is asked."""
+"""Autoscaling on Ray: places, the scheduler's orders, and requests to Ray's autoscaler."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_places_of_sides_that_differ_belong_to_one(prefill: dict[str, Any]) -> N
 
 
 async def test_it_follows_a_schedulers_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode worker more is ordered than there are, and a role that changed is told as it is."""
+    """Another decode worker is ordered, and a changed role is reported."""
     monkeypatch.setattr(fleet, "ORDERS_S", 0.0)
     goals = Goals("on", 1.0, 0.05, Bounds(1, 2), Bounds(2, 2), 0.05, 0.5, 0.1)
     one = made()
@@ -76,7 +76,7 @@ async def test_it_follows_a_schedulers_orders(monkeypatch: pytest.MonkeyPatch) -
         SchedulerClient(server.address) as client,
     ):
         await one.ask(client)
-        assert one.numbers == {"prefill": 1, "decode": 1}  # nobody has decided yet
+        assert one.numbers == {"prefill": 1, "decode": 1}  # before the first decision
         sessions = [
             WorkerSession(client, identity(name, role), pb.WorkerLoad)
             for name, role in (("prefill-0", pb.ROLE_PREFILL), ("decode-0", pb.ROLE_DECODE))
@@ -91,7 +91,7 @@ async def test_it_follows_a_schedulers_orders(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Schedulers:
-    """Deciders that follow each other: what the next call is answered."""
+    """Schedulers that decide one after another: `reply` is the answer to the next call."""
 
     def __init__(self) -> None:
         self.reply = pb.OrdersReply()
@@ -142,7 +142,7 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
     room.want([(CPU, {})])
     assert calls[1:] == [([CPU], [{}])]
     now += fleet.ROOM_S / 2
-    room.want([(CPU, {}), (CPU, {})])  # too soon
+    room.want([(CPU, {}), (CPU, {})])  # before ROOM_S
     assert len(calls) == 2
     now += fleet.ROOM_S
     room.want([(CPU, {}), (CPU, {})])
@@ -153,7 +153,7 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
 
 
 class Deciding(Remote):
-    """A deployment elsewhere, of which only the state is known."""
+    """A stand-in for a deployment that only has a state."""
 
     def __init__(self, mode: str) -> None:
         super().__init__(None, "")

@@ -1,4 +1,4 @@
-"""The arguments of build_pd_openai_app: Ray's are taken, ignored with a word, or refused with the reason."""
+"""The arguments of build_pd_openai_app: Ray's are used, ignored with a warning, or refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def args(prefill: Any = SIDE, decode: Any = SIDE, **more: Any) -> dict[str, Any]
 
 
 class Loading(BaseModel):
-    """As Ray's ModelLoadingConfig."""
+    """Like Ray's ModelLoadingConfig."""
 
     model_id: str
     model_source: str | None = None
@@ -40,7 +40,7 @@ class Accelerator(BaseModel):
 
 
 class LLMConfig(BaseModel, validate_assignment=True):
-    """As Ray's: it fills in the accelerator itself, and has defaults that nobody set."""
+    """Like Ray's: it fills in the accelerator itself, and has defaults."""
 
     model_loading_config: Loading
     engine_kwargs: dict[str, Any] = {}
@@ -167,19 +167,25 @@ def loading(source: Any) -> dict[str, Any]:
             {"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
             "accelerator_config: 'tpu' is not served",
         ),
-        (loading("gs://bucket/model"), "model_source: nothing is read from a bucket (gs://bucket/model)"),
-        (loading({"bucket_uri": "s3://bucket/model"}), "nothing is read from a bucket (s3://bucket/model)"),
+        (
+            loading("gs://bucket/model"),
+            "model_source: models cannot be loaded from a bucket (gs://bucket/model)",
+        ),
+        (
+            loading({"bucket_uri": "s3://bucket/model"}),
+            "models cannot be loaded from a bucket (s3://bucket/model)",
+        ),
         (
             loading({"extra_files": [{"bucket_uri": "s3://b/f", "destination_path": "/f"}]}),
-            "nothing is read from a bucket (s3://b/f)",
+            "models cannot be loaded from a bucket (s3://b/f)",
         ),
         (loading({"bucket": "s3://b"}), "model_source: unknown key 'bucket'; did you mean 'bucket_uri'"),
-        (loading(["a"]), "model_source: a mapping is expected, not list"),
+        (loading(["a"]), "model_source: expected a mapping, not list"),
         (
             {"placement_group_config": {"strategy": "SPREAD"}},
             "prefill_config.placement_group_config.strategy",
         ),
-        ({"deployment_config": ["a"]}, "prefill_config.deployment_config: a mapping is expected, not list"),
+        ({"deployment_config": ["a"]}, "prefill_config.deployment_config: expected a mapping, not list"),
         ({"engine_kwarg": {}}, "'prefill_config.engine_kwarg'; did you mean 'engine_kwargs'"),
     ],
 )
@@ -194,8 +200,8 @@ def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None
     ("given", "said"),
     [
         (args("nowhere.yaml"), "prefill_config: cannot read the file 'nowhere.yaml': No such file"),
-        (args(7), "prefill_config: a mapping is expected, not int"),
-        (7, "the arguments: a mapping is expected, not int"),
+        (args(7), "prefill_config: expected a mapping, not int"),
+        (7, "the arguments: expected a mapping, not int"),
         (args(ingress_config={}), "unknown key 'ingress_config'; did you mean 'ingress_deployment_config'"),
         (args({**SIDE, **loading("other/model")}), "name different models"),
     ],
