@@ -99,10 +99,10 @@ def test_the_stores_password(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
 def test_a_password_is_one_line(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match="in one line") as error:
+    with pytest.raises(ConfigError, match="on one line") as error:
         credentials.store_password(SchedulerSettings(store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
-    with pytest.raises(ConfigError, match="in one line") as error:
+    with pytest.raises(ConfigError, match="on one line") as error:
         credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
 

@@ -89,7 +89,7 @@ def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> N
     (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
     server = start("", "--aclfile", str(tmp_path / "users.acl"))
     *_, policy, scripts = found(f"redis://baton:{PASSWORD}@127.0.0.1:{server.port}/0")
-    assert "it has to be noeviction" in policy.what
+    assert "it must be noeviction" in policy.what
     assert scripts.verdict is (Verdict.OK if enough else Verdict.WRONG)
     if not enough:
         assert "docs/security.md" in scripts.what

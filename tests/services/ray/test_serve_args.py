@@ -160,12 +160,12 @@ def loading(source: Any) -> dict[str, Any]:
             {"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
             "lora_config: adapters are loaded at the start",
         ),
-        ({"callback_config": {"callback_class": "a.B"}}, "callback_config: no code of yours runs"),
+        ({"callback_config": {"callback_class": "a.B"}}, "callback_config: workers run no callbacks"),
         ({"server_cls": "a.SGLangServer"}, "server_cls: the server is Baton's own"),
-        ({"llm_engine": "SGLang"}, "llm_engine: 'SGLang' is not served"),
+        ({"llm_engine": "SGLang"}, "llm_engine: 'SGLang' is not supported"),
         (
             {"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
-            "accelerator_config: 'tpu' is not served",
+            "accelerator_config: 'tpu' is not supported",
         ),
         (
             loading("gs://bucket/model"),
