@@ -35,7 +35,6 @@ def api_keys(router: RouterSettings) -> list[str]:
 
 
 def guarded(router: RouterSettings) -> bool:
-    """Return whether the router needs a key."""
     stock = os.environ.get(ENV_VLLM_KEY)
     return bool(router.api_key or router.api_key_file or router.has_tenants or stock)
 
@@ -124,7 +123,6 @@ def check_book(path: str) -> None:
 
 
 def _password(key: str, path: str) -> str:
-    """Return the only line of a file, or "" without a file."""
     if not path:
         return ""
     lines = _read(key, path).splitlines()

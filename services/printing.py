@@ -62,7 +62,6 @@ class Printer:
             self._flush()
 
     def _written(self, data: bytes) -> bytes:
-        """Write to a file and return the remainder."""
         try:
             return data[os.write(self._descriptor, data) :]
         except OSError:  # handled at the next try
@@ -156,7 +155,6 @@ class Printer:
                     raise
 
     def _drop(self) -> None:
-        """Drop the buffered lines and count them as lost."""
         self._lost += sum(one.count(b"\n") for one in self._waiting)
         self._waiting.clear()
         self._kept = 0

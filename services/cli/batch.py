@@ -87,7 +87,6 @@ def batch(
 
 
 def _key(given: str, file: str, settings: Settings) -> str:
-    """Return the API key from the flag, the file or the configuration, or ""."""
     if given and file:
         raise ConfigError("--api-key and --api-key-file exclude each other: leave one out")
     if file:

@@ -36,8 +36,6 @@ app = typer.Typer(
 
 
 class Joiner(StrEnum):
-    """The roles that can join."""
-
     worker = "worker"
     router = "router"
     scheduler = "scheduler"

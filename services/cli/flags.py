@@ -124,7 +124,6 @@ def _path(name: str) -> tuple[str, str]:
 
 
 def secret_flags() -> set[str]:
-    """Return the flags whose values are secret."""
     return {flag_name(section, key) for section, key in SECRET}
 
 

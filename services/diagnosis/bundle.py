@@ -75,7 +75,6 @@ async def _gathered(settings: Settings, log_dir: str) -> dict[str, str]:
 
 
 async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, str]]:
-    """Yield name and text of each file."""
     yield "versions.json", json.dumps(machine.versions(), indent=2)
     yield "configuration.yaml", yaml.safe_dump(masked(settings), sort_keys=False)
     yield "variables.txt", "\n".join(_variables())

@@ -45,7 +45,6 @@ async def gathered(settings: Settings, description: pb.Description | None) -> di
 
 
 def _named(settings: Settings) -> dict[str, str]:
-    """Return the metrics URLs from the settings."""
     found = {"router": f"{settings.router.url}/metrics"}
     ports = {
         "scheduler": (settings.scheduler.address.split(",")[0], settings.scheduler.metrics_port),

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The severity of a finding."""
-
     OK = "ok"
     WARNING = "warning"  # it works, but not as well as it could, or not for long
     WRONG = "wrong"  # something cannot work
@@ -30,8 +28,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class About:
-    """Makes findings about one subject."""
-
     area: str
     subject: str
 

@@ -40,7 +40,6 @@ class Needs:
 
     @classmethod
     def of_router(cls, settings: Settings) -> Needs:
-        """Return the needs of a router."""
         wanted = settings.router.max_connections + SPARE_CONNECTIONS + OWN_DESCRIPTORS
         return cls(uses_shm=False, files=wanted, files_key="router.max_connections")
 

@@ -42,8 +42,6 @@ def masked(settings: Settings) -> dict[str, Any]:
 
 
 class Hider:
-    """Replaces secrets in texts."""
-
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for one in secrets if len(one) >= SHORTEST for form in _forms(one)}
         # Longest first, as one may be the beginning of another.
@@ -55,7 +53,6 @@ class Hider:
         return cls([*_configured(settings), *_in_files(settings), *_in_environment(environment)])
 
     def hide(self, text: str) -> str:
-        """Replace secrets in the text by asterisks."""
         return self._pattern.sub(HIDDEN, text)
 
 

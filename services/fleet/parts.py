@@ -88,7 +88,6 @@ class Part:
 
     @property
     def state(self) -> str:
-        """Its state as of the last check."""
         if self.leaves_by is not None:
             return "leaving"
         if self.given_up:
@@ -118,7 +117,6 @@ class Parts:
     forks: bool = True  # False once forking has failed
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
-        """Start a part, and restart it whenever it dies."""
         # The readiness of the watcher, and of a part of a larger deployment, is not reported here.
         unwatched = kind is Kind.WATCHER or not self.whole
         part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered)

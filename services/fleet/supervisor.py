@@ -46,8 +46,6 @@ STILL_WAITING_S = 10.0
 
 @dataclass(frozen=True)
 class Fleet:
-    """The number of workers of each role, and of schedulers."""
-
     prefill: int
     decode: int
     mixed: int
@@ -93,7 +91,6 @@ class Started:
 
     @property
     def schedulers(self) -> list[str]:
-        """The addresses of the model's schedulers."""
         return [one.strip() for one in self.model.settings.scheduler.address.split(",")]
 
 

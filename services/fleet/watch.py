@@ -28,8 +28,6 @@ CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 
 @dataclass(frozen=True)
 class Watched:
-    """A model to watch."""
-
     scheduler: str  # its address
     health_url: str  # the router's, for this model
     prefix: str = ""  # of its parts' names
@@ -38,8 +36,6 @@ class Watched:
 
 @dataclass(frozen=True)
 class Seen:
-    """One part that was seen ready."""
-
     name: str  # the router, a model's scheduler, or a worker's id
     detail: str  # for people
     at: float  # time.monotonic, before the poll; one clock for all processes of a machine

@@ -30,8 +30,6 @@ _KEYS = {"custom_id", "method", "url", "body"}
 
 @dataclass(frozen=True)
 class Item:
-    """One request of a batch."""
-
     custom_id: str
     url: str
     body: dict[str, Any]
@@ -181,7 +179,6 @@ def _item(line: bytes) -> Item | str:
 
 
 def _problem(item: Item, served: Container[str]) -> str:
-    """Return why this request cannot be sent; "" if it can."""
     if item.url not in _NEEDED:
         known = "is not served here" if item.url in _NOT_SERVED else "is unknown"
         return f"url {item.url!r} {known}; allowed: {', '.join(_NEEDED)}"

@@ -36,8 +36,6 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A router that requests are sent to."""
-
     url: str  # http://host:port, without /v1
     request_timeout_s: float  # the router's
     api_key: str = ""
@@ -46,8 +44,6 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A final HTTP response."""
-
     status: int
     body: Body  # parsed JSON, an error object where the status is not 200
 
@@ -56,7 +52,6 @@ class HttpResponse:
         return self.status == 200
 
     def error(self) -> RequestError:
-        """Return the router's error as an exception."""
         return RequestError(_message(self.body), self.status)
 
 

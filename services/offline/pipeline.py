@@ -104,7 +104,6 @@ class Pipeline:
 
     @property
     def deployment(self) -> OwnDeployment:
-        """The private deployment: its address, logs and process id."""
         return self._deployment
 
     @overload
@@ -190,7 +189,6 @@ class _Loop:
             raise
 
     def close(self) -> None:
-        """Cancel all tasks and stop the thread."""
         self.run(self._cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)

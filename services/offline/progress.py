@@ -54,7 +54,6 @@ class Progress:
             self._bar.stop()
 
     def count(self, tokens: int, *, failed: bool) -> None:
-        """Count one finished request and its output tokens."""
         self.done += 1
         self.failed += failed
         self.tokens += tokens

@@ -47,8 +47,6 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request."""
-
     path: str
     body: dict[str, Any]
 

@@ -73,7 +73,6 @@ def disconnect() -> None:
 
 
 def here() -> str:
-    """Return the id of this process's node."""
     import ray
 
     node: str = ray.get_runtime_context().get_node_id()
@@ -119,7 +118,6 @@ def named(name: str, namespace: str) -> Any:
 
 
 def kill(one: Any) -> None:
-    """End an actor for good."""
     import ray
 
     ray.kill(one)
@@ -134,7 +132,6 @@ def reserve(name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -
 
 
 def give_up(group: Any) -> None:
-    """Remove a placement group."""
     from ray.util import remove_placement_group
 
     remove_placement_group(group)
@@ -151,7 +148,6 @@ def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> No
 
 
 def places() -> dict[str, Place]:
-    """Return the placement groups' states and nodes, by id."""
     from ray.util import placement_group_table
 
     found = {}

@@ -57,7 +57,6 @@ class ClusterSettings(Settings):
 
     @property
     def model(self) -> str:
-        """The model's name in the API."""
         return served_model_name(self.engine_of("decode"))
 
     def workers(self, role: str) -> Workers:
@@ -228,7 +227,6 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        """Raise ConfigError if a bundle's GPUs do not suit the engine."""
         ranks = engine.tensor_parallel_size
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:

@@ -196,7 +196,6 @@ class Deployment:
                 await asyncio.sleep(wait_s)
 
     def _turn(self) -> None:
-        """Do one turn of the loop."""
         machines = cluster.machines(loopback=self._loopback)
         with self._lock:
             self._machines = machines
@@ -249,7 +248,6 @@ class Deployment:
         return ""
 
     def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
-        """Return the parts that each node should run."""
         orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
         plain = self._key(self._home, {})
         orders.setdefault(plain, []).append(self._ordered("scheduler", "scheduler", self._home))
@@ -382,11 +380,9 @@ class Deployment:
 
     @property
     def _states(self) -> dict[str, str]:
-        """Return the states of all parts by the nodes' last reports."""
         return {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
 
     def _lacking(self) -> list[str]:
-        """Return the parts that are not ready, with their states."""
         return [
             f"{part['name']} ({part['state']})" for part in self.status()["parts"] if part["state"] != "ready"
         ]

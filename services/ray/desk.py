@@ -66,13 +66,11 @@ class Desk:
         return self._status
 
     def scale(self, numbers: dict[str, int]) -> bool:
-        """Order these numbers of workers by role."""
         self._orders += 1
         self._numbers = {**self._numbers, **numbers}
         return True
 
     def down(self) -> bool:
-        """Order the deployment to end."""
         self._down = True
         return True
 

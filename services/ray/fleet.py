@@ -62,7 +62,6 @@ class Fleet:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The wanted number of workers by role."""
         return {role: list(self.roles.values()).count(role) for role in WORKER_ROLES}
 
 

@@ -19,8 +19,6 @@ ANSWER_S = 2.0  # for the keepers' answers in one turn; a slower node is read in
 
 @dataclass
 class Node:
-    """A node in use."""
-
     machine: Machine
     keeper: Any
     order: int = -1  # number of the last order sent

@@ -49,8 +49,6 @@ class _Section(BaseModel):
 
 
 class ModelLoading(_Section):
-    """The model, in Ray's keys."""
-
     model_id: str = Field("", description="Model name in the API.")
     model_source: str = Field(
         "", description="A folder in Hugging Face's layout, or a name there; model_id if unset."
@@ -110,8 +108,6 @@ class Autoscaling(_Section):
 
 
 class Deploying(_Section):
-    """The number of workers or routers."""
-
     num_replicas: int | None = Field(None, ge=0, description="A fixed number; 1 if unset.")
     autoscaling_config: Autoscaling | None = Field(None, description="Bounds for changes of the number.")
 
@@ -147,8 +143,6 @@ class Placing(_Section):
 
 
 class Workers(_Section):
-    """The workers of one role."""
-
     model_loading_config: ModelLoading = Field(default_factory=ModelLoading)
     engine_kwargs: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="Engine arguments, which override the section `engine`."

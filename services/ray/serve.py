@@ -115,8 +115,6 @@ class _Part:
 
 
 class Scheduler(_Part):
-    """The replica that runs the scheduler."""
-
     def __init__(self, tree: Mapping[str, Any]) -> None:
         super().__init__("scheduler", tree)
         self._address = addresses.join(self._host, self._keeper.port(self._host))
@@ -157,8 +155,6 @@ class Scheduler(_Part):
 
 
 class Worker(_Part):
-    """A replica that runs one worker."""
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, role: str, tree: Mapping[str, Any], cores: int, scheduler: Any
     ) -> None:

@@ -108,7 +108,6 @@ class Slots:
         return changed
 
     def locate(self, places: Mapping[str, Place], machines: Mapping[str, Machine]) -> None:
-        """Update the workers' nodes and devices."""
         for slot in self._all:
             place = places.get(slot.key, Place("PENDING"))
             node = place.node if place.node in machines else ""
@@ -139,7 +138,6 @@ class Slots:
             self._say(slot.name, "has left")
 
     def close(self) -> None:
-        """Remove all placement groups."""
         for slot in self._all:
             cluster.give_up(slot.group)
         self._all.clear()

@@ -68,7 +68,6 @@ class Trust:
             self._tokens.revoke(token.id)
 
     async def _extend(self) -> None:
-        """Keep the tokens valid while this process lives."""
         while True:
             await asyncio.sleep(EXTEND_S)
             try:

@@ -264,7 +264,6 @@ class Top(App[None]):
         self._ask("Undrain", "it takes requests again", undrain)
 
     def action_flip(self) -> None:
-        """Give the worker under the cursor the other role."""
         row = self._row(self._selected())
         other = _OTHER.get(row.side, "") if row else ""
         if row is not None and not other:

@@ -23,8 +23,6 @@ class Seen:
 
 @dataclass(frozen=True)
 class Row:
-    """One worker."""
-
     worker_id: str
     side: str
     state: str
@@ -38,14 +36,11 @@ class Row:
 
     @property
     def load(self) -> int:
-        """Requests on it."""
         return self.running + self.waiting
 
 
 @dataclass(frozen=True)
 class Side:
-    """All workers of a role."""
-
     name: str
     ready: int
     workers: int
@@ -80,7 +75,6 @@ SORTS: Mapping[str, Sort] = {
 
 
 def rows(now: Seen, before: Seen | None) -> list[Row]:
-    """Return all workers, unsorted."""
     old = {} if before is None else {w.identity.worker_id: w for w in before.description.workers}
     passed_s = 0.0 if before is None else now.at - before.at
     return [_row(worker, old.get(worker.identity.worker_id), passed_s) for worker in now.description.workers]

@@ -140,7 +140,9 @@ def test_without_workers_and_orders_it_says_what_to_give() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("baton: error: give either the workers to run (--prefill, --decode, --mixed)")
+    assert done.stderr.startswith(
+        "baton: error: give either the workers to run (--prefill, --decode, --mixed)"
+    )
 
 
 def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
