@@ -1,11 +1,4 @@
-"""Errors of the services.
-
-BatonError
-└── ServiceError
-    ├── ConfigError      the configuration is invalid: raised before anything starts
-    ├── StartError       a service cannot start: port taken, model missing, scheduler unreachable
-    └── PeerRefused      two processes are incompatible, as by vLLM version or model
-"""
+"""Errors of the services."""
 
 import re
 
@@ -22,15 +15,15 @@ class ServiceError(BatonError):
 
 
 class ConfigError(ServiceError):
-    """A key is unknown or its value not allowed; the text names the key, the value and what is allowed."""
+    """The configuration is invalid. The text names the key, the value and what is allowed."""
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command prints the text and exits with a nonzero status."""
+    """A service cannot start: port taken, model missing, scheduler unreachable."""
 
 
 class PeerRefused(ServiceError):
-    """Two processes of one deployment are incompatible."""
+    """Two processes of one deployment are incompatible, as by vLLM version or model."""
 
 
 def one_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from baton.services.config import Settings
 from baton.services.fleet import children
@@ -33,8 +33,9 @@ from baton.services.fleet.devices import Cores, Devices, cpu_build
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
 from baton.services.leave import leave
-from baton.services.printing import catch_up, put
+from baton.services.printing import catch_up
 
+Tell = Callable[[dict[str, Any]], None]
 _ROUTER, _SCHEDULER = "router", "scheduler"
 _STDIN = 0
 _CHUNK = 1 << 16  # bytes
@@ -69,45 +70,19 @@ class PartOrder:
         return drains.get(self.kind, 0.0) + STOP_TIMEOUT_S
 
 
-class Observer(Protocol):
-    """Receiver of a node's events."""
-
-    def said(self, name: str, text: str) -> None:
-        """Handle an event of a part."""
-
-    def parts(self, states: Mapping[str, str]) -> None:
-        """Handle the states of all parts, after one has changed."""
-
-
-class Lines:
-    """An observer that writes lines of JSON, for a program."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def said(self, name: str, text: str) -> None:
-        self._write({"event": "said", "name": name, "text": text})
-
-    def parts(self, states: Mapping[str, str]) -> None:
-        self._write({"event": "parts", "states": states})
-
-    def _write(self, event: Mapping[str, Any]) -> None:
-        put(self._out, json.dumps(event) + "\n")
-
-
-def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
+def run_node(orders: Sequence[PartOrder], log_dir: Path, tell: Tell, *, listen: bool) -> None:
     """Run `orders` until a signal, then drain all parts. `listen`: take new orders from stdin.
 
-    A process is restarted three times within ten minutes, then given up.
+    `tell` is called with each event. A process is restarted three times within ten minutes, then given up.
     """
-    _Node(log_dir, observer, listen=listen).run(orders)
+    _Node(log_dir, tell, listen=listen).run(orders)
 
 
 class _Node:
-    def __init__(self, log_dir: Path, observer: Observer, *, listen: bool) -> None:
-        self._observer = observer
+    def __init__(self, log_dir: Path, tell: Tell, *, listen: bool) -> None:
+        self._tell = tell
         self._listen = listen
-        self._parts = Parts(log_dir, observer.said, whole=False)
+        self._parts = Parts(log_dir, self._say, whole=False)
         self._stop = wake_on_signals()
         self._wanted: dict[str, PartOrder] = {}
         self._running: dict[str, PartOrder] = {}  # including draining ones
@@ -116,6 +91,9 @@ class _Node:
         self._preloaded = False
         self._line = b""  # the beginning of the next line
         self._told: dict[str, str] = {}
+
+    def _say(self, name: str, text: str) -> None:
+        self._tell({"event": "said", "name": name, "text": text})
 
     def run(self, orders: Sequence[PartOrder]) -> None:
         self._wanted = {one.name: one for one in orders}
@@ -168,21 +146,21 @@ class _Node:
             self._add(one)
         states = {part.name: part.state for part in self._parts.members}
         if states != self._told:
-            self._observer.parts(states)
+            self._tell({"event": "parts", "states": states})
             self._told = states
 
     def _add(self, one: PartOrder) -> None:
         self._running[one.name] = one
         self._parts.add(one.name, one.kind, self._work(one))
-        self._observer.said(one.name, "started")
+        self._say(one.name, "started")
 
     def _preload(self, settings: Settings) -> None:
-        self._observer.said("engine", "importing vLLM; the first time takes longest")
+        self._say("engine", "importing vLLM; the first time takes longest")
         began = time.monotonic()
         with left_on_signals([self._stop], self._end, lambda: None):
             children.preload(settings, "node")
         self._preloaded = True
-        self._observer.said("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
+        self._say("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
 
     def _work(self, one: PartOrder) -> Callable[[], None]:
         if one.kind is Kind.WORKER:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 from urllib.parse import quote
 
 from baton import addresses
@@ -42,6 +42,8 @@ from baton.services.router.vllm.frontend_args import check_names, frontend_names
 
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
 STILL_WAITING_S = 10.0
+
+Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -114,25 +116,6 @@ def _started(model: Model, fleet: Fleet | None) -> Started:
     return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers))
 
 
-class Observer(Protocol):
-    """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
-
-    def begun(self, log_dir: Path) -> None:
-        """Handle the start of the first process, after the checks."""
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Handle an event of part `name`: a step of its start, a death, a restart."""
-
-    def ready(self) -> None:
-        """Handle the moment when every part is ready. Called once."""
-
-    def ending(self, drain_s: float) -> None:
-        """Handle the start of the shutdown; running streams have `drain_s` seconds."""
-
-    def ended(self) -> None:
-        """Handle the end of the last process."""
-
-
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
     """Check what can be checked before anything starts; set the schedulers' addresses.
 
@@ -170,9 +153,17 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
 
 
 def supervise(
-    settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
+    settings: Settings, fleet: Fleet | None, log_dir: str, tell: Tell, owner: int | None = None
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when it has stopped.
+
+    `tell` is called with events, in this order:
+
+        begun   log_dir    the checks have passed, and processes are being started
+        step    since_start_s, name, text    of a part: a step of its start, a death, a restart
+        ready              every part is ready; once
+        ending  drain_s    all is being stopped; running streams have this long
+        ended              no process is left
 
     `fleet`: its workers; None for those of the configuration. `owner`: a pidfd; the death of its process ends
     the deployment like a signal. `log_dir`: created if missing; "" for a new temporary folder. Raises
@@ -184,7 +175,7 @@ def supervise(
     began = time.monotonic()
 
     def say(name: str, text: str) -> None:
-        observer.step(time.monotonic() - began, name, text)
+        tell({"event": "step", "since_start_s": time.monotonic() - began, "name": name, "text": text})
 
     parts = Parts(folder, say)
     if settings.security.tls and not settings.security.join:
@@ -192,7 +183,7 @@ def supervise(
 
         Authority.at(expanded(settings.security.ca, "security.ca"))  # the parts' certificates come from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
-    observer.begun(folder)
+    tell({"event": "begun", "log_dir": str(folder)})
     # The watcher and its successors share one pipe: messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
     peers = [_peers(one) for one in whole]
@@ -205,7 +196,10 @@ def supervise(
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
-        parts.stop(drain_s, told=lambda: observer.ending(drain_s))
+        parts.stop(drain_s, told=lambda: tell({"event": "ending", "drain_s": drain_s}))
+
+    def ended() -> None:
+        tell({"event": "ended"})
 
     try:
         parts.add("watcher", Kind.WATCHER, partial(_watch, settings, watched, theirs))
@@ -218,7 +212,7 @@ def supervise(
                     f"there is no folder {own.settings.engine.model}: it is fetched from Hugging Face",
                 )
         say("engine", "importing vLLM; the first time takes longest")
-        with left_on_signals(stops, end, observer.ended):
+        with left_on_signals(stops, end, ended):
             children.preload(settings, "up")
             # Raises for arguments that vLLM refuses, before a model is loaded.
             for peer in peers:
@@ -230,14 +224,14 @@ def supervise(
         parts.add("router", Kind.ROUTER, partial(children.router, settings, peers))
         say("processes", "started; the engines load the model")
         _until_ready(parts, places, say, ours, stops)
-        observer.ready()
+        tell({"event": "ready"})
         while True:
             _wait(parts, places, ours, stops)
     except Stopped:
         pass
     finally:
         end()
-    observer.ended()
+    ended()
 
 
 def _peers(one: Started) -> Model:

@@ -5,8 +5,8 @@ one that has used a GPU. It stops, with all its processes, on SIGTERM or when it
 reports. (PR_SET_PDEATHSIG would report the end of the thread that started this process, which in a notebook
 or a pool is not the end of the owner.)
 
-stdin: one JSON object, `Order`. stderr: its log. stdout: one line of JSON per event, named by "event":
-"step" (since_start_s, name, text), "ready", "ended", and "failed" (kind, text).
+stdin: one JSON object, `Order`. stderr: its log. stdout: a JSON line for each event: those of `supervise`, or
+"failed" (kind, text).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from baton.errors import BatonError
 from baton.services.config import REVEAL, Settings
@@ -43,31 +43,6 @@ class Order:
         return json.dumps(asdict(self)).encode()
 
 
-class _Events:
-    """An observer of the supervisor that writes lines of JSON."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def send(self, event: str, **fields: Any) -> None:
-        put(self._out, json.dumps({"event": event, **fields}) + "\n")
-
-    def begun(self, log_dir: Path) -> None:
-        del log_dir  # the owner chose it
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        self.send("step", since_start_s=since_start_s, name=name, text=text)
-
-    def ready(self) -> None:
-        self.send("ready")
-
-    def ending(self, drain_s: float) -> None:
-        del drain_s  # the owner requested it, or is sent the reason
-
-    def ended(self) -> None:
-        self.send("ended")
-
-
 def main() -> None:
     """Run the deployment ordered on stdin until SIGTERM or the owner's death."""
     order = Order(**json.load(sys.stdin))
@@ -75,17 +50,21 @@ def main() -> None:
     if os.getppid() != order.owner:  # it died before the line above, and its pid may have been reused
         leave(1)
     # Keep libraries' output out of the events.
-    events = _Events(os.fdopen(os.dup(1), "w"))
+    events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     guard()
+
+    def tell(event: dict[str, Any]) -> None:
+        put(events, json.dumps(event) + "\n")
+
     try:
-        supervise(Settings(**order.settings), Fleet(**order.fleet), order.log_dir, events, owner)
+        supervise(Settings(**order.settings), Fleet(**order.fleet), order.log_dir, tell, owner)
     except BatonError as error:
-        events.send("failed", kind=type(error).__name__, text=str(error))
+        tell({"event": "failed", "kind": type(error).__name__, "text": str(error)})
         leave(1)
     except Exception as error:  # noqa: BLE001 (the owner is sent it)
         complain("".join(traceback.format_exception(error)).rstrip())
-        events.send("failed", kind="StartError", text=f"{type(error).__name__}: {error}")
+        tell({"event": "failed", "kind": "StartError", "text": f"{type(error).__name__}: {error}"})
         leave(1)
     leave(0)
 

@@ -6,10 +6,9 @@
     keeper.py      the actor of a node, which owns one `baton node`
     deployment.py  the control loop
     turns.py       its pauses and reports when Ray fails
-    nodes.py       the nodes in use, and how their parts are ended
+    nodes.py       the nodes in use, the routers on them, and how parts are ended
     slots.py       the wanted workers and their placement groups
     fleet.py       the scheduler's orders for workers, and requests to Ray's autoscaler
-    placing.py     names of workers, nodes of routers
     desk.py        the actor that other processes call: `baton ray status`, `scale`, `down`
     trust.py       the CA and the tokens of the parts
     serve.py       the same parts as an application of Ray Serve

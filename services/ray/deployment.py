@@ -36,8 +36,7 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
 from baton.services.ray.fleet import Fleet, Room
 from baton.services.ray.keeper import Keeper
-from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start
-from baton.services.ray.placing import place_routers
+from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start, place_routers
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 from baton.services.ray.turns import TURN_S, Turns

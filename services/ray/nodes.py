@@ -1,9 +1,9 @@
-"""The nodes in use by a deployment on Ray, each with its keeper, and how their parts are ended."""
+"""The nodes in use by a deployment on Ray, each with its keeper; where routers run; how parts are ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,20 @@ def failed_start(machine: str, report: Report) -> str:
         return f"{machine}: {report.failed}"
     given_up = next((name for name, state in report.states.items() if state == "given up"), "")
     return given_up and f"{given_up} could not start; its log: {machine}:{report.log_dir}/{given_up}.log"
+
+
+def place_routers(
+    there: Mapping[str, str], machines: Mapping[str, Machine], home: str, number: int
+) -> dict[str, str]:
+    """Return each router's node: its current one if that is alive, else one without a router, `home` first.
+
+    All routers use one port, so a node has at most one. Routers without a node are left out.
+    """
+    placed = {name: node for name, node in there.items() if node in machines}
+    free = [node for node in machines if node not in placed.values()]
+    free.sort(key=lambda node: (node != home, machines[node].name, node))
+    missing = [name for at in range(number) if (name := f"router-{at}") not in placed]
+    return placed | dict(zip(missing, free, strict=False))
 
 
 def end_in_order(nodes: Collection[Node], settings: ClusterSettings) -> None:

@@ -11,7 +11,6 @@ from baton.services.fleet.parts import Say
 from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine, Place
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
-from baton.services.ray.placing import new_names
 
 
 @dataclass
@@ -70,7 +69,7 @@ class Slots:
         taken = [slot.name for slot in self._all]
         for role, number in wanted.items():
             there = [slot.name for slot in self._all if slot.role == role and not slot.leaving][:number]
-            names = [*there, *new_names(role, taken, number - len(there))]
+            names = [*there, *_new_names(role, taken, number - len(there))]
             chosen |= dict.fromkeys(names, role)
         return chosen
 
@@ -155,3 +154,9 @@ def _find_devices(slot: Slot) -> None:
         slot.devices = cluster.visible(slot.group, slot.bundle)
     else:
         (slot.environment,) = cluster.get([slot.devices], 0.1)
+
+
+def _new_names(role: str, taken: Collection[str], number: int) -> list[str]:
+    """Return `number` unused worker names, the lowest first: prefill-0, prefill-1."""
+    candidates = (f"{role}-{at}" for at in range(len(taken) + number))
+    return [name for name in candidates if name not in taken][:number]

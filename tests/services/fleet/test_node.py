@@ -5,7 +5,6 @@ The parts are schedulers: real processes that need no model. tests/e2e/test_ray_
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -152,7 +151,7 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
     asked: list[Callable[[], str]] = []
     monkeypatch.setattr(children, "Worker", lambda _tree, _name, role, _where: asked.append(role))
     monkeypatch.setattr(node, "wake_on_signals", lambda: None)
-    one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=False)
+    one = node._Node(tmp_path, print, listen=False)
     order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
     one._wanted = {"decode-0": order}
     one._work(order)
@@ -173,7 +172,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(
     monkeypatch.setattr(node, "wake_on_signals", lambda: stop)
     monkeypatch.setattr(children, "preload", lambda *_: os.write(owner, b"[]\n"))
     monkeypatch.setattr(children, "Worker", lambda *_: signal.pause)
-    one = node._Node(tmp_path, node.Lines(io.StringIO()), listen=True)
+    one = node._Node(tmp_path, print, listen=True)
     order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
     one._wanted = {"decode-0": order}
     try:
