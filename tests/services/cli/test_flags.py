@@ -78,22 +78,7 @@ def help_of(*command: str) -> str:
     return result.output
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "up",
-        "batch",
-        "router",
-        "scheduler",
-        "prefill",
-        "decode",
-        "mixed",
-        "status",
-        "drain",
-        "undrain",
-        "role",
-    ],
-)
+@pytest.mark.parametrize("command", ["up", "batch", "router", "scheduler", "decode", "status", "role"])
 def test_help_lists_every_flag_under_its_section(command: str) -> None:
     """The command's own flags come first, then those of each section under a heading."""
     text = help_of(command)

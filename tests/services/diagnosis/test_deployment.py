@@ -55,10 +55,6 @@ class Told(FakeWorker):
         )
 
 
-class Old(FakeWorker):
-    """A worker of an older version, which cannot answer these calls."""
-
-
 @asynccontextmanager
 async def deployed(*workers: FakeWorker) -> AsyncIterator[SchedulerClient]:
     async with AsyncExitStack() as stack:
@@ -123,7 +119,7 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
 
 
 async def test_a_worker_that_cannot_be_asked_is_wrong() -> None:
-    findings = await found(Told("p", pb.ROLE_PREFILL), Old("d", pb.ROLE_DECODE))
+    findings = await found(Told("p", pb.ROLE_PREFILL), FakeWorker("d", pb.ROLE_DECODE))
     assert of("workers", findings)["d"].verdict is Verdict.WRONG
     assert "worker d at 127.0.0.1:" in of("workers", findings)["d"].what
 

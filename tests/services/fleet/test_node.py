@@ -67,31 +67,20 @@ def scheduler(name: str, port: int) -> PartOrder:
 
 
 @pytest.mark.timeout(60)
-def test_it_runs_what_is_ordered(owner: Owner) -> None:
+def test_it_runs_what_is_ordered_and_restarts_what_dies(owner: Owner) -> None:
     one, other = scheduler("one", free_port()), scheduler("other", free_port())
     owner.order(one, other)
     owner.until(one="running", other="running")
     pids = {child.pid for child in owner.children}
     owner.order(other)  # the other part goes on
     owner.until(other="running")
+    (left,) = owner.children
+    assert left.pid in pids
+    left.kill()
+    eventually(lambda: len(owner.children) == 1 and left not in owner.children, 10, "it is restarted")
     owner.order(one, other)
     owner.until(one="running", other="running")
-    assert len({child.pid for child in owner.children} & pids) == 1
-
-
-@pytest.mark.timeout(60)
-def test_what_dies_is_restarted(owner: Owner) -> None:
-    port = free_port()
-    owner.order(scheduler("one", port))
-    owner.until(one="running")
-    (first,) = owner.children
-    first.kill()
-
-    def another() -> bool:
-        return [child.pid for child in owner.children] not in ([], [first.pid])
-
-    eventually(another, 10, "another one runs")
-    eventually(lambda: listening(port), 10, "it serves")
+    assert not {child.pid for child in owner.children} & pids
 
 
 @pytest.mark.timeout(60)

@@ -41,8 +41,9 @@ class Fleet:
     def see(self, part: Part) -> None:
         self.parts.note(Seen(part.known_as, "here", time.monotonic()))
 
-    def kill(self, part: Part) -> None:
-        self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
+    def kill(self, part: Part, times: int = 1) -> None:
+        for _ in range(times):
+            self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def end(self, part: Part, act: Callable[[int], object]) -> None:
         """Call `act` on a part's process, then reap like a supervisor, until it runs again or is given up."""
@@ -90,8 +91,7 @@ def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
 def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     began = time.monotonic()
-    fleet.kill(decode)
-    fleet.kill(decode)
+    fleet.kill(decode, 2)
     assert time.monotonic() - began >= QUICK.before_restart_s(2) == 0.05
     assert fleet.said[-2:] == [
         "decode-0: died (signal SIGKILL); restarting, 1 of 2 within 1 min",
@@ -110,13 +110,8 @@ def printed(part: Part) -> str:
     return part.child.log.read_text()[part.child.log_from :]
 
 
-def break_engine(fleet: Fleet, part: Part) -> None:
-    """End a worker's process as if its engine had failed."""
-    fleet.end(part, lambda pid: os.kill(pid, signal.SIGUSR1))
-    fleet.see(part)
-
-
 def engine() -> None:
+    """Fail like an engine on SIGUSR1."""
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
     while True:
@@ -130,15 +125,15 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
     fleet.add("router", Kind.ROUTER)
     for _ in range(6):
         eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
-        break_engine(fleet, worker)
+        fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
+        fleet.see(worker)
     assert not worker.given_up
     assert not worker.deaths
     said = [line for line in fleet.said if "engine failed" in line]
     assert said[0] == "mixed-0: its engine failed: the engine failed: ValueError: shape mismatch; restarting"
     assert said[1].endswith("; restarting in 0.05 s")
     assert said[2].endswith("; restarting in 0.1 s")
-    fleet.kill(worker)
-    fleet.kill(worker)
+    fleet.kill(worker, 2)
     assert not worker.given_up, "all of its restarts were left"
 
 
@@ -157,58 +152,42 @@ def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None
 
 def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
-    for _ in range(3):
-        fleet.kill(decode)
+    fleet.kill(decode, 3)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
     assert "the others go on serving" in fleet.said[-1]
     assert not fleet.parts.waiting_for
-    for _ in range(2):
-        fleet.kill(prefill)
+    fleet.kill(prefill, 2)
     with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
         fleet.kill(prefill)
 
 
-@pytest.mark.parametrize("name", ["router", "scheduler"])
-def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) -> None:
-    pair(fleet)
-    part = next(part for part in fleet.parts.members if part.name == name)
-    for _ in range(2):
-        fleet.kill(part)
-    with pytest.raises(StartError, match=f"{name} died 3 times .* nothing can serve without it"):
-        fleet.kill(part)
+def test_without_a_router_nothing_can_serve(fleet: Fleet) -> None:
+    *_, router = pair(fleet)
+    fleet.kill(router, 2)
+    with pytest.raises(StartError, match=r"router died 3 times .* nothing can serve without it"):
+        fleet.kill(router)
 
 
-def test_one_of_several_schedulers_can_be_given_up(fleet: Fleet) -> None:
+def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
     pair(fleet)
-    one, other = (
-        next(part for part in fleet.parts.members if part.name == "scheduler"),
-        fleet.add("scheduler-1", Kind.SCHEDULER),
-    )
-    for _ in range(3):
-        fleet.kill(one)
+    one, other = fleet.parts.members[1], fleet.add("scheduler-1", Kind.SCHEDULER)
+    fleet.kill(one, 3)
     assert "given up, the others go on serving" in fleet.said[-1]
-    for _ in range(2):
-        fleet.kill(other)
+    fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can serve without it"):
         fleet.kill(other)
 
 
-def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
+def test_the_watcher_is_given_up_unless_a_start_needs_it(fleet: Fleet) -> None:
     pair(fleet)
-    watcher = fleet.parts.members[0]
-    for _ in range(3):
-        fleet.kill(watcher)
+    watcher, other = fleet.parts.members[0], fleet.add("watcher-1", Kind.WATCHER)
+    fleet.kill(watcher, 3)
     assert fleet.said[-3].startswith("watcher: died (signal SIGKILL); restarting")
     assert "readiness is no longer reported" in fleet.said[-1]
-
-
-def test_a_start_fails_without_a_watcher(fleet: Fleet) -> None:
-    watcher = fleet.add("watcher", Kind.WATCHER)
     fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
-    for _ in range(2):
-        fleet.kill(watcher)
+    fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can tell when the others are ready"):
-        fleet.kill(watcher)
+        fleet.kill(other)
 
 
 def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
@@ -265,29 +244,28 @@ def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet: Fleet)
     assert fleet.parts.waiting_for == ["decode-0"]
 
 
-def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
+def fail() -> None:
+    os.write(2, b"baton: error: no room\n")  # past pytest, which captures sys.stderr
+    sys.exit(1)
+
+
+def end_by_a_signal() -> None:
+    os.write(2, b"WARNING: something else\n")
+    os.kill(os.getpid(), signal.SIGXCPU)  # pytest's fault handler adds lines to what a fault prints
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (fail, "no room"),
+        (end_by_a_signal, "it ended with signal SIGXCPU; it said last: WARNING: something else"),
+    ],
+)
+def test_a_part_that_cannot_start_says_why(fleet: Fleet, run: Callable[[], None], said: str) -> None:
     """It quotes its own error line, not that of a predecessor in the same log."""
     (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
-
-    def fail() -> None:
-        os.write(2, b"baton: error: no room\n")  # past pytest, which captures sys.stderr
-        sys.exit(1)
-
-    fleet.parts.add("mixed-0", Kind.WORKER, fail)
-    with pytest.raises(StartError, match="mixed-0 could not start: no room"):
-        eventually(fleet.parts.reap, 10, "its end is seen")
-
-
-def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
-    """Its last line may be unrelated."""
-
-    def end() -> None:
-        os.write(2, b"WARNING: something else\n")
-        os.kill(os.getpid(), signal.SIGXCPU)  # pytest's fault handler adds lines to what a fault prints
-
-    fleet.parts.add("mixed-0", Kind.WORKER, end)
-    said = "mixed-0 could not start: it ended with signal SIGXCPU; it said last: WARNING: something else"
-    with pytest.raises(StartError, match=said):
+    fleet.parts.add("mixed-0", Kind.WORKER, run)
+    with pytest.raises(StartError, match=f"mixed-0 could not start: {said}"):
         eventually(fleet.parts.reap, 10, "its end is seen")
 
 

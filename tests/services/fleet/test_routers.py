@@ -118,6 +118,13 @@ class Stream:
             self.lost = True
 
 
+async def streaming(http: httpx.AsyncClient) -> list[Stream]:
+    """Return 16 streams that have begun."""
+    streams = [Stream(http) for _ in range(16)]
+    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    return streams
+
+
 async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
     """Return the sum of each metric family's samples, by process."""
     found: dict[tuple[str, str], float] = {}
@@ -183,8 +190,7 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     before = routers.pids
     assert len(before) == 2
 
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     found = await metrics(http)
     live = [found["baton_router_live_requests", number] for number in ("0", "1")]
     assert sum(live) == 16
@@ -236,8 +242,7 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
 async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.AsyncClient) -> None:
     """First one process, as in a rolling restart, then all: streams finish, and no connection is reset."""
     await serving(routers, http, 2)
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     seen: list[int] = []
     over = asyncio.Event()
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
@@ -257,8 +262,7 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
 
     await serving(routers, http, 3)
     routers.worker.step_s = SLOW_S
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     last = routers.pids
     for pid in last:
         os.kill(pid, signal.SIGSTOP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 from baton.services.errors import ConfigError
 from baton.services.ray.serve_args import read
 from harness.deployment import MODEL
-from harness.support import CALL_S, PYTHON
 
 KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 SIDE: dict[str, Any] = {
@@ -187,39 +185,25 @@ def loading(source: Any) -> dict[str, Any]:
         ),
         ({"deployment_config": ["a"]}, "prefill_config.deployment_config: expected a mapping, not list"),
         ({"engine_kwarg": {}}, "'prefill_config.engine_kwarg'; did you mean 'engine_kwargs'"),
+        (loading("other/model"), "name different models"),
     ],
 )
 def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(args({**SIDE, **more}))
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
+    test_arguments_are_refused_in_one_line(args({**SIDE, **more}), said)
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (args("nowhere.yaml"), "prefill_config: cannot read the file 'nowhere.yaml': No such file"),
+        (args(__file__), "test_serve_args.py' is not valid YAML"),
         (args(7), "prefill_config: expected a mapping, not int"),
         (7, "the arguments: expected a mapping, not int"),
         (args(ingress_config={}), "unknown key 'ingress_config'; did you mean 'ingress_deployment_config'"),
-        (args({**SIDE, **loading("other/model")}), "name different models"),
     ],
 )
-def test_other_arguments_are_refused_in_one_line(given: Any, said: str) -> None:
+def test_arguments_are_refused_in_one_line(given: Any, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(given)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_no_yaml(tmp_path: Path) -> None:
-    path = tmp_path / "side.yaml"
-    path.write_text("a: [")
-    with pytest.raises(ConfigError, match=r"side\.yaml' is not valid YAML"):
-        read(args(str(path)))
-
-
-def test_ray_is_not_imported() -> None:
-    code = "import sys, baton.services.ray.serve_args; assert 'ray' not in sys.modules"
-    subprocess.run([PYTHON, "-c", code], check=True, timeout=CALL_S)
