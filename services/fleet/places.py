@@ -71,7 +71,7 @@ class Places:
         roles, prefix = fleet.roles, fleet.prefix
         self._roles = {
             f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # the workers that shall run
+        }  # of the workers that should run
         self.names = [*self._roles, *(f"{prefix}worker-{number}" for number in range(len(roles), most))]
         self._devices = {name: next(shares) for name in self.names}
 
