@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from baton.services.cli.batch import _key
+from baton.services.config import load
+from baton.services.errors import ConfigError
 from harness.support import BATON, IGNORING, PATIENCE, full_pipe
 from tests.services.offline.router import Router
 
@@ -51,8 +54,8 @@ def answered(requests: Path) -> list[str]:
 async def test_all_good(served: Router, tmp_path: Path) -> None:
     prompts = [f"word-{number}" for number in range(200)]
     requests = write(tmp_path / "in.jsonl", *prompts)
-    status, said = await run(served, requests)
-    assert status == 0, said
+    status, said = await run(served, requests, "--api-key", "own")
+    assert (status, served.keys) == (0, {"Bearer own"}), said
     assert "200 done, 0 of them failed" in said
     assert answered(requests) == sorted(prompts)
     assert served.most <= 64
@@ -71,28 +74,16 @@ async def test_a_failed_request_leaves_the_others_alone(served: Router, tmp_path
     assert served.seen.total() == seen
 
 
-async def test_source_of_the_api_key(served: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# new\nof-the-file\nolder\n")
-    keys.chmod(0o600)
-    (tmp_path / "baton.yaml").write_text(f"router: {{api_key_file: {keys}}}")
     monkeypatch.setenv("VLLM_API_KEY", "of-vllm")
-    for flags, key in (
-        (("--api-key", "own"), "own"),
-        (("--api-key-file", str(keys)), "of-the-file"),
-        (("--config", str(tmp_path / "baton.yaml")), "of-the-file"),
-    ):
-        requests = write(tmp_path / "in.jsonl", "a")
-        served.keys.clear()
-        requests.with_name("out.jsonl").unlink(missing_ok=True)
-        status, said = await run(served, requests, *flags)
-        assert (status, served.keys) == (0, {f"Bearer {key}"}), said
-        assert "of-the-file" not in said
-    status, said = await run(served, requests, "--api-key", "own", "--api-key-file", str(keys))
-    assert (status, said) == (
-        1,
-        "baton: error: --api-key and --api-key-file exclude each other: leave one out\n",
-    )
+    settings = load({"router": {"api_key_file": str(keys)}})
+    assert _key("own", "", settings) == "own"
+    assert _key("", str(keys), load()) == _key("", "", settings) == "of-the-file"
+    assert _key("", "", load()) == "of-vllm"
+    with pytest.raises(ConfigError, match="--api-key and --api-key-file exclude each other"):
+        _key("own", str(keys), settings)
 
 
 async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
