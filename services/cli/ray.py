@@ -54,10 +54,14 @@ def up(
 
     guard()
     settings = read(config)
-    terminal, stop = _Terminal(), threading.Event()
+    began, stop = time.monotonic(), threading.Event()
+
+    def tell(name: str, text: str) -> None:
+        say(f"  [{time.monotonic() - began:5.1f} s] {name:<12} {text}")
+
     say(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}")
     _on_first_signal(stop)
-    with deploy(settings, address=address, log_dir=log_dir, tell=terminal.step, stop=stop) as deployment:
+    with deploy(settings, address=address, log_dir=log_dir, tell=tell, stop=stop) as deployment:
         _on_first_signal(stop)  # again, because Ray has set its own handler
         if not stop.is_set():
             say(_banner(settings, deployment.status()))
@@ -131,14 +135,6 @@ def _on_first_signal(stop: threading.Event) -> None:
 
     for number in signals.ending():
         signal.signal(number, on_signal)
-
-
-class _Terminal:
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def step(self, name: str, text: str) -> None:
-        say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
 
 def _banner(settings: Settings, status: dict[str, Any]) -> str:

@@ -72,7 +72,6 @@ def _folders() -> Iterator[Path]:
                 base = _CGROUPS / "memory" if controllers else _CGROUPS
                 yield base / path.lstrip("/")
                 yield base  # in a container the path may be that of the host
-    return
 
 
 def _field(file: Path, name: str) -> int | None:

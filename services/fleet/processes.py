@@ -9,6 +9,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +24,7 @@ from typing import Any, cast
 import setproctitle
 
 from baton.errors import BatonError
+from baton.services.config import ENV_PREFIX
 from baton.services.engine.forking import cuda_begun
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
@@ -140,6 +142,25 @@ def stop_all(
     for child in stubborn:
         child.process.join(KILLED_S)
     return stubborn
+
+
+def start_supervisor(*arguments: str, log: Path, cwd: str | None = None) -> subprocess.Popen[str]:
+    """Start a module of ours that supervises parts for this process and talks over stdin and stdout.
+
+    Its settings come over stdin, not from the environment. Raises OSError.
+    """
+    with os.fdopen(log_files.open_log(log), "ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments],  # -P: the current folder must not shadow modules
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env={key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)},
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C must only reach the command in the terminal
+        )
 
 
 class _Descriptor(int):

@@ -211,7 +211,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
     raise RequestError("the stream ended before its last event")
 
 
-def json_object(data: bytes) -> Body | None:
+def json_object(data: str | bytes) -> Body | None:
     """Parse a JSON object; return None for anything else."""
     try:
         found = json.loads(data)

@@ -7,7 +7,6 @@ import queue
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,12 +17,13 @@ from typing import IO, Any, Self, cast
 
 from pydantic import SecretStr
 
-from baton.services.config import ENV_PREFIX, Settings
+from baton.services.config import Settings
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.fleet.endings import ending
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.fleet.ports import reserved
+from baton.services.fleet.processes import start_supervisor
 from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.client import json_object
 from baton.services.offline.errors import DeploymentEnded
@@ -123,20 +123,9 @@ class OwnDeployment:
         own.scheduler.metrics_port = own.worker.metrics_port = own.router.metrics_port = 0
         return own
 
-    def _start(self, order: Order) -> subprocess.Popen[bytes]:
-        # All settings come with the order.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-        with (self.log_dir / "supervisor.log").open("ab") as log:
-            process = subprocess.Popen(
-                # -P: modules in the current folder must not shadow others
-                [sys.executable, "-P", "-m", "baton.services.offline.supervised"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C must only reach the owner, which stops the deployment
-            )
-        stdin = cast(IO[bytes], process.stdin)
+    def _start(self, order: Order) -> subprocess.Popen[str]:
+        process = start_supervisor("baton.services.offline.supervised", log=self.log_dir / "supervisor.log")
+        stdin = cast(IO[str], process.stdin)
         with suppress(BrokenPipeError):  # it has exited, which the reader will notice
             stdin.write(order.to_json())
             stdin.close()
@@ -144,12 +133,12 @@ class OwnDeployment:
 
     def _read(self) -> None:
         try:
-            with cast(IO[bytes], self._process.stdout) as events:
+            with cast(IO[str], self._process.stdout) as events:
                 self._follow(events)
         finally:
             self._events.put(None)  # wakes `_until_ready`
 
-    def _follow(self, events: IO[bytes]) -> None:
+    def _follow(self, events: IO[str]) -> None:
         ready = False
         for line in events:
             event = json_object(line)

@@ -39,8 +39,8 @@ class Order:
     def of(cls, settings: Settings, fleet: Fleet, log_dir: Path) -> Order:
         return cls(os.getpid(), settings.model_dump(mode="json", context=REVEAL), asdict(fleet), str(log_dir))
 
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from baton.keeping import keep_thread
-from baton.services.config import ENV_PREFIX
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
 from baton.services.fleet.ports import check_port, reserved
+from baton.services.fleet.processes import start_supervisor
 
 EVENTS = 1_000  # kept until fetched; older ones are dropped
 STARTS = 5  # failed starts of `baton node` in a row; then it stays down and its owner is told
@@ -125,21 +124,8 @@ class Keeper:
 
     def _start(self) -> subprocess.Popen[str]:
         self._starts += 1
-        # -P: modules in the current folder must not shadow others
-        command = [sys.executable, "-P", "-m", "baton.services.cli.main", "node", "--orders"]
-        # All settings come with the orders.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
-        with os.fdopen(log_files.open_log(self._log_dir / "node.log"), "ab") as log:
-            process = subprocess.Popen(
-                [*command, "--log-dir", str(self._log_dir)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                cwd=self._cwd,
-                start_new_session=True,  # Ctrl-C must only reach the command in the terminal
-            )
+        command = ("baton.services.cli.main", "node", "--orders", "--log-dir", str(self._log_dir))
+        process = start_supervisor(*command, log=self._log_dir / "node.log", cwd=self._cwd)
         self._process = process
         self._raise_priority(process.pid)
         keep_thread(partial(self._hear, process), "baton node events").start()
