@@ -68,23 +68,11 @@ def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
         return devices._cpus(max(len(gpus), 2))[: len(gpus)]
 
     devices.assign = one_core_each
-    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
+    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _log)
 
 
-class _Log:
-    """The supervisor's observer, which prints."""
-
-    def begun(self, log_dir: object) -> None:
-        del log_dir
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        print(f"[{since_start_s:5.1f} s] {name} {text}", flush=True)
-
-    def ready(self) -> None:
-        print("Ready.", flush=True)
-
-    def ending(self, drain_s: float) -> None:
-        del drain_s
-
-    def ended(self) -> None:
-        print("ended", flush=True)
+def _log(event: dict[str, Any]) -> None:
+    if event["event"] == "step":
+        print(f"[{event['since_start_s']:5.1f} s] {event['name']} {event['text']}", flush=True)
+    elif event["event"] in ("ready", "ended"):
+        print("Ready." if event["event"] == "ready" else "ended", flush=True)

@@ -55,6 +55,22 @@ _first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", 
 _ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))
 
 
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """Yield the writing end of a pipe that is full and is not read."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(512))
+    os.set_blocking(writing, True)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
 def free_port() -> int:
     """Return a free loopback TCP port that no other process of pytest gets."""
     for port in itertools.islice(_ports, _PORTS_EACH):

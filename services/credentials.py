@@ -1,6 +1,6 @@
 """Read API keys and passwords from the configuration, from files and from vLLM's environment variable.
 
-Each file is read at start by the process that needs it, so a worker's host needs no router keys.
+Each process reads only the files it needs, at start, so a worker's host needs no router keys.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from baton.services.errors import ConfigError
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import BookError
 
-ENV_VLLM_KEY = "VLLM_API_KEY"  # guards Baton as it guards vLLM: a replacement must not be open by surprise
+ENV_VLLM_KEY = "VLLM_API_KEY"  # also honoured here, so that replacing vLLM by Baton does not open the API
 
 log = logging.getLogger(__name__)
 
 
 def api_keys(router: RouterSettings) -> list[str]:
-    """Return the keys that the router accepts, in the order of the file; none if it needs no key.
+    """Return the keys that the router accepts, in file order; none if it needs no key.
 
     Raises ConfigError.
     """
@@ -35,19 +35,18 @@ def api_keys(router: RouterSettings) -> list[str]:
 
 
 def guarded(router: RouterSettings) -> bool:
-    """Return whether the router needs a key."""
     stock = os.environ.get(ENV_VLLM_KEY)
     return bool(router.api_key or router.api_key_file or router.has_tenants or stock)
 
 
 def open_to_all(router: RouterSettings, host: str = "") -> str:
-    """Return a warning if other machines can reach the router without a key (at `host` or its own), or ""."""
+    """Return a warning, or "" unless other machines can reach the router (at `host`) without a key."""
     host = host or router.host
     if guarded(router) or only_from_here(host):
         return ""
     return (
-        f"no key is needed, and {host} can be reached from other machines: whoever reaches it may use the "
-        "router. Set router.api_key_file or router.keys_file, or let only a proxy that checks keys reach it "
+        f"no key is needed, and {host} can be reached from other machines: anyone who reaches it can use the "
+        "router. Set router.api_key_file or router.keys_file, or put a proxy that checks keys in front "
         "(docs/tenants.md)"
     )
 
@@ -64,21 +63,21 @@ def keys_in(key: str, path: str) -> list[str]:
             continue
         if len(words) > 1:
             raise ConfigError(
-                f"{key}: line {number} of {path!r} contains a blank: write one key per line, comments apart"
+                f"{key}: line {number} of {path!r} contains a space: write one key per line, no comment"
             )
         found += words
     if not found:
-        raise ConfigError(f"{key}: {path!r} holds no key: write one per line")
+        raise ConfigError(f"{key}: {path!r} contains no key: write one per line")
     return found
 
 
 def store_password(scheduler: SchedulerSettings) -> str:
-    """Return the password from the file; "" without a file, as it may be in the URL. Raises ConfigError."""
+    """Return the store's password from its file, or "": it may be in the URL. Raises ConfigError."""
     return _password("scheduler.store_password_file", scheduler.store_password_file)
 
 
 def keys_store_password(router: RouterSettings) -> str:
-    """Return the password of the Redis that holds keys and limits, likewise. Raises ConfigError."""
+    """Return the password of the Redis with keys and limits from its file, or "". Raises ConfigError."""
     return _password("router.keys_store_password_file", router.keys_store_password_file)
 
 
@@ -90,12 +89,12 @@ def page_key(ops: OpsSettings) -> str:
         return ""
     keys = keys_in("ops.key_file", ops.key_file)
     if len(keys) != 1:
-        raise ConfigError(f"ops.key_file: {ops.key_file!r} must hold one key, in one line")
+        raise ConfigError(f"ops.key_file: {ops.key_file!r} must hold one key, on one line")
     return keys[0]
 
 
 def token(security: SecuritySettings) -> str:
-    """Return the token with which a process joins. Raises ConfigError."""
+    """Return the token for joining. Raises ConfigError."""
     if security.token:
         return security.token.get_secret_value()
     if not security.token_file:
@@ -106,7 +105,7 @@ def token(security: SecuritySettings) -> str:
 
 
 def check(settings: Settings) -> None:
-    """Raise ConfigError if this process could not use one of its files. Call it before anything starts."""
+    """Raise ConfigError if a file with keys or passwords cannot be used."""
     api_keys(settings.router)
     page_key(settings.ops)
     if settings.router.keys_file:
@@ -124,12 +123,11 @@ def check_book(path: str) -> None:
 
 
 def _password(key: str, path: str) -> str:
-    """Return the only line of a file, or "" without a file."""
     if not path:
         return ""
     lines = _read(key, path).splitlines()
     if len(lines) != 1 or not lines[0]:
-        raise ConfigError(f"{key}: {path!r} must hold the password, in one line")
+        raise ConfigError(f"{key}: {path!r} must hold the password, on one line")
     return lines[0]
 
 
@@ -143,5 +141,5 @@ def _read(key: str, path: str) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path!r} is not a text file in UTF-8") from None
     if readable_by_all:
-        log.warning("%s: everybody on this machine can read %s; chmod o-r prevents that", key, path)
+        log.warning("%s: every user of this machine can read %s; chmod o-r prevents that", key, path)
     return text

@@ -1,11 +1,4 @@
-"""Errors of the services.
-
-BatonError
-└── ServiceError
-    ├── ConfigError      the configuration is invalid: raised before anything starts
-    ├── StartError       a service cannot start: port taken, model missing, scheduler unreachable
-    └── PeerRefused      two processes do not fit together: another vLLM version, another model
-"""
+"""Errors of the services."""
 
 import re
 
@@ -13,7 +6,7 @@ from pydantic import ValidationError
 
 from baton.errors import BatonError
 
-# PyYAML also raises these: for `!!int x`, for 2024-02-30, for lists thousands deep.
+# PyYAML also raises these, for example for `!!int x`, 2024-02-30, or lists thousands deep.
 NOT_YAML = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -22,21 +15,21 @@ class ServiceError(BatonError):
 
 
 class ConfigError(ServiceError):
-    """A key is unknown or its value not allowed; the text names the key, the value and what is allowed."""
+    """The configuration is invalid. The text names the key, the value and what is allowed."""
 
 
 class StartError(ServiceError):
-    """A service cannot start. The command prints this line and exits with a nonzero status."""
+    """A service cannot start: port taken, model missing, scheduler unreachable."""
 
 
 class PeerRefused(ServiceError):
-    """Two processes of one deployment do not fit together."""
+    """Two processes of one deployment are incompatible, as by vLLM version or model."""
 
 
 def one_line(error: BaseException) -> str:
-    """Return the error's text in one line.
+    """Return the error's text on one line.
 
-    pydantic's own text would quote the invalid values, secrets among them, over several lines.
+    pydantic's own text has several lines and quotes the invalid values, which may be secrets.
     """
     if isinstance(error, ValidationError):
         found = error.errors(include_input=False, include_context=False, include_url=False)

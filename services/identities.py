@@ -1,7 +1,7 @@
-"""Give a process its certificate, from wherever the settings say.
+"""Give a process its certificate, from the source that the settings name.
 
 security.join     the CA's service: join with a token, renew with the last certificate
-security.folder   a folder that somebody else renews (alone, without security.join)
+security.folder   a folder that another program renews, if security.join is unset
 security.ca       the CA's own folder, on its machine
 """
 
@@ -29,15 +29,15 @@ from baton.services.config import SecuritySettings, Settings
 if TYPE_CHECKING:  # plain text needs no cryptography
     from baton.security.identity import Credentials, Identity, Pems
 
-JOIN_WAIT_S = 15.0  # lets a CA start at the same time
+JOIN_WAIT_S = 15.0  # the CA may be starting at the same time
 _TEMPORARY = "baton-identity-"
 _YOUNG_S = 60.0  # a new folder may not be locked yet
 
 
 def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
-    """Give this process its identity and keep it renewed; without security.tls it speaks plain text.
+    """Give this process its identity and keep it renewed, or let it use plain text if security.tls is off.
 
-    Call it once, before any server or channel is made. Raises SecurityError and ConfigError, one line each.
+    Call once, before any server or channel is made. Raises SecurityError and ConfigError.
     """
     own = settings.security
     if not own.tls:
@@ -48,7 +48,7 @@ def take_on(settings: Settings, role: Role, worker_id: str = "") -> None:
 
 
 def check(settings: Settings) -> None:
-    """Raise NotSecured if anything would listen to other machines in plain text, before anything starts."""
+    """Raise NotSecured if a part would listen to other machines in plain text."""
     if settings.security.tls or settings.security.insecure:
         return
     listen = {
@@ -99,7 +99,7 @@ def _issued(own: SecuritySettings, name: Name) -> Identity:
 
 
 def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]) -> Identity:
-    """Return the identity in a folder, after writing the first files there, and keep it fresh."""
+    """Write the first certificate, if any; return the folder's identity and keep it renewed."""
     from baton.security import identity
     from baton.security.renewal import Renewal
 
@@ -111,12 +111,12 @@ def _kept(folder: Path, first: Pems | None, renew: Callable[[Credentials], Pems]
 
 
 def _temporary() -> Path:
-    """Return a folder that lives as long as this process; remove those of processes that died silently.
+    """Return a folder that exists as long as this process; remove those that killed processes left.
 
-    Live processes hold a lock on theirs: process ids say nothing if containers share a folder.
+    Each live process locks its folder. A process id would not do, because containers may share /tmp.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
-        with suppress(OSError):  # somebody else's, or removed meanwhile
+        with suppress(OSError):  # another user's, or already removed
             if time.time() - left.stat().st_mtime > _YOUNG_S and (lock := _lock(left)) is not None:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
@@ -127,7 +127,7 @@ def _temporary() -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder; return the descriptor that holds the lock, or None if another process has it."""
+    """Lock a folder; return the descriptor with the lock, or None if another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,17 +13,17 @@ from typing import NoReturn
 from baton import signals
 from baton.services import printing
 
-# Exit status of a worker whose engine failed while it served. Requests can cause this, so a supervisor should
-# not count it as the worker's fault. (EX_SOFTWARE in sysexits.h)
+# Exit status of a worker whose engine failed while serving (EX_SOFTWARE in sysexits.h). A request can cause
+# this, so a supervisor should not count it as the worker's fault.
 ENGINE_FAILED = 70
 
 
 def leave(status: int) -> NoReturn:
     """Flush the logs and exit at once, without the interpreter's shutdown.
 
-    That shutdown takes 1.5 s for torch's and vLLM's objects, waits for a thread that may still load a model,
-    and prints what extension modules leaked. Everything must have been released before. The process ends
-    within seconds even if nobody reads its output, and with this status even if that cannot be written.
+    With torch and vLLM that shutdown takes 1.5 s, waits for a thread that may still be loading a model, and
+    prints what extension modules leaked. Release everything first. The process exits with `status` within
+    seconds even if its output cannot be written.
     """
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGALRM, lambda *_: os._exit(status))
@@ -38,8 +38,8 @@ def leave(status: int) -> NoReturn:
 def on_signals(react: Callable[[], None]) -> None:
     """Call `react` on SIGINT, SIGTERM and SIGHUP, until other handlers are installed.
 
-    `react` must end the process itself. While vLLM is imported nothing polls for signals, and an exception
-    would be lost: imports run callbacks in which Python drops exceptions.
+    `react` must end the process itself. For use while vLLM is imported: nothing polls for signals then, and
+    an exception may be lost, because imports run callbacks in which Python drops exceptions.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -51,5 +51,5 @@ def on_signals(react: Callable[[], None]) -> None:
 
 
 def leave_on_signals(status: int) -> None:
-    """Exit at once on SIGINT, SIGTERM and SIGHUP, while a start has nothing to clean up."""
+    """Exit at once on SIGINT, SIGTERM and SIGHUP, while there is nothing to clean up."""
     on_signals(lambda: leave(status))

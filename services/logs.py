@@ -1,6 +1,6 @@
-"""Logging: one configured logger per process, as text for people or as one JSON object per line.
+"""Set up a process's logging, as text or as one JSON object per line.
 
-docs/observability.md, "Logs", says which lines are shown and where.
+docs/observability.md, "Logs", says what is logged where.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LOGGER = "baton"
 _FORM = "_BATON_LOG"  # FORMAT:PROCESS, inherited by every child process
 LEVEL_VARIABLE = "VLLM_LOGGING_LEVEL"
 _FOREIGN = ("vllm", "torch", "transformers", "huggingface_hub", "grpc", "uvicorn", "asyncio", "py.warnings")
-_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs that a model cannot be read, then raises it too
-# Fields for the log lines of this task and of tasks that it starts from now on.
+_SAYS_TWICE = "vllm.transformers_utils.repo_utils"  # logs an unreadable model, then raises the same error
+# Fields added to the log lines of this task and of tasks that it starts later.
 _concerns: ContextVar[MappingProxyType[str, str]] = ContextVar("concerns", default=MappingProxyType({}))
 _MADE_HERE = frozenset({"message", "asctime", "fields"})
 
@@ -58,7 +58,7 @@ class _Json(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Print records on stderr. Neither an idle reader nor a full disk holds up the process."""
+    """Prints records on stderr without blocking on a stalled reader or a full disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class _Stderr(logging.Handler):
 
 
 def concern(**fields: str) -> None:
-    """Add fields such as request_id or trace_id to every later log line of this task and its children."""
+    """Add fields such as request_id to all later log lines of this task and its children."""
     _concerns.set(MappingProxyType({**_concerns.get(), **fields}))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields passed as `extra` and those of the logging task."""
+    """Return the fields passed as `extra` and those of the current task."""
     # Libraries (vLLM) replace the record factory, so the usual fields can change.
     usual = vars(logging.makeLogRecord({})).keys() | _MADE_HERE
     own = {key: value for key, value in vars(record).items() if key not in usual}
@@ -87,10 +87,10 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 def configure(
     log_format: Literal["text", "json"], process: str, *, libraries: str = "ERROR"
 ) -> logging.Logger:
-    """Send all logs of this process to stderr in one form. Call it once, before vLLM is imported.
+    """Send all logs of this process to stderr in one format. Call once, before vLLM is imported.
 
-    Baton's own logs are shown from INFO on. Logs of libraries and Python's warnings are shown from level
-    `libraries` on, or from VLLM_LOGGING_LEVEL if set. Raises ConfigError if that is not a level.
+    Baton logs from INFO on. Libraries' logs and Python's warnings are shown from level `libraries` on, or
+    from VLLM_LOGGING_LEVEL if set. Raises ConfigError if that is not a level.
     """
     level = _level(os.environ.get(LEVEL_VARIABLE) or libraries)
     handler = _Stderr()
@@ -98,8 +98,7 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))
-    # Otherwise vLLM adds its own handler on import.
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # or vLLM adds its own handler on import
     for name in _FOREIGN:
         foreign = logging.getLogger(name)
         foreign.handlers.clear()
@@ -123,7 +122,7 @@ def formatter(log_format: Literal["text", "json"], process: str) -> logging.Form
 
 
 def follow() -> None:
-    """Log as the parent does, in a process that vLLM spawned (a tensor-parallel rank)."""
+    """Log in the parent's format, in a process that vLLM spawned (a tensor-parallel rank)."""
     log_format, _, process = os.environ.get(_FORM, "").partition(":")
     if process and not logging.getLogger().handlers:
         configure("json" if log_format == "json" else "text", process)

@@ -1,8 +1,8 @@
-"""Print lines on stdout and stderr without ever raising or waiting.
+"""Print to stdout and stderr without ever raising or blocking.
 
-Printing must neither end a process nor hold it up: the reader of a pipe may have left or stopped reading, a
-disk may be full, a terminal gone. Lines that cannot be written now are kept, up to a limit, and retried. The
-number of lost lines is printed as soon as something can be written.
+A pipe's reader may be gone or stalled, a disk full, a terminal closed; none of these may crash or block a
+process. Lines that cannot be written now are buffered, up to a limit, and retried. The number of lost lines
+is printed once writing works again.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
-MOST_KEPT = 1 << 20  # bytes of lines that wait for a reader
-RETRY_S = 0.5  # pause between tries while lines wait
+MOST_KEPT = 1 << 20  # bytes of buffered lines
+RETRY_S = 0.5
 LAST_S = 1.0  # time for the remaining lines when the process ends
-_LOOK_S = 1.0  # pause between checks whether a descriptor was redirected
+_LOOK_S = 1.0  # between checks whether a descriptor was redirected
 _PIECE = select.PIPE_BUF  # a writable pipe has room for at least this much
 
-_GONE = {errno.EPIPE, errno.ENXIO}  # nobody reads; a named pipe may get another reader later
+_GONE = {errno.EPIPE, errno.ENXIO}  # no reader; a named pipe may get one later
 
 
 class Printer:
-    """Writes lines to a descriptor of this process. Thread-safe, also in signal handlers."""
+    """Writes lines to a file descriptor. Safe in threads and signal handlers."""
 
     def __init__(self, descriptor: int, *, tells: bool = True) -> None:
-        """Write to `descriptor`. tells: print the number of lost lines; not for output read by a program."""
+        """Write to `descriptor`. `tells`: report lost lines; False for output that a program parses."""
         self._descriptor = descriptor
         self._tells = tells
         self._lock = threading.RLock()
         self._waiting: deque[bytes] = deque()
         self._kept = 0  # bytes in `_waiting`
-        self._begun = False  # part of the first line was written
-        self._lost = 0  # lost lines
-        self._full = False  # the waiting lines come before the lost ones
-        self._own = -1  # a non-blocking descriptor of this process alone; -1 for none
-        self._seen: tuple[int, int] | None = None  # the file behind `_own`
+        self._begun = False  # the first line is partly written
+        self._lost = 0  # lines
+        self._full = False  # the buffer overflowed: its lines are older than the lost ones
+        self._own = -1  # a non-blocking descriptor private to this process, or -1
+        self._seen: tuple[int, int] | None = None  # device and inode of `_own`
         self._is_file = False
-        self._look_at = 0.0  # time.monotonic of the next check of the descriptor
+        self._look_at = 0.0  # time.monotonic of the next redirection check
 
     def write(self, data: bytes) -> None:
-        """Write one or more lines, now or later."""
+        """Write one or more lines, or buffer them."""
         with self._lock:
             if not self._waiting and not self._lost and self._is_file and time.monotonic() < self._look_at:
-                data = self._written(data)  # the fast path of log lines, where each microsecond counts
+                data = self._written(data)  # fast path for log lines
                 if not data:
                     return
             if self._kept + len(data) > MOST_KEPT:
@@ -62,7 +62,6 @@ class Printer:
             self._flush()
 
     def _written(self, data: bytes) -> bytes:
-        """Write to a file and return the remainder."""
         try:
             return data[os.write(self._descriptor, data) :]
         except OSError:  # handled at the next try
@@ -73,12 +72,12 @@ class Printer:
         return bool(self._waiting)
 
     def catch_up(self) -> None:
-        """Write as many waiting lines as possible now."""
+        """Write as many buffered lines as possible."""
         with self._lock:
             self._flush()
 
     def forget(self) -> None:
-        """Drop all waiting lines: after a fork they belong to the parent."""
+        """Drop the buffered lines, which belong to the parent after a fork."""
         self._lock = threading.RLock()
         self._waiting.clear()
         self._kept = self._lost = 0
@@ -139,9 +138,9 @@ class Printer:
         return self._descriptor if poll.poll(0) else -1
 
     def _reopen(self, found: os.stat_result) -> None:
-        """Reopen the pipe or terminal, so that this process has its own description, which never blocks.
+        """Reopen the pipe or terminal as a private, non-blocking file description.
 
-        The inherited description is shared with others, such as a shell.
+        The inherited one is shared with other processes, such as the shell, and must stay blocking.
         """
         if self._own >= 0:
             os.close(self._own)
@@ -156,7 +155,6 @@ class Printer:
                     raise
 
     def _drop(self) -> None:
-        """Count all waiting lines as lost: no reader, no disk space, or no terminal."""
         self._lost += sum(one.count(b"\n") for one in self._waiting)
         self._waiting.clear()
         self._kept = 0
@@ -176,7 +174,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def printer(descriptor: int) -> Printer:
     """Return the one printer of a descriptor, shared by all callers."""
-    if descriptor not in _printers:  # it carries events for a program, so keep our own lines out
+    if descriptor not in _printers:  # it carries events for a program: keep our own lines out
         _printers[descriptor] = Printer(descriptor, tells=False)
     return _printers[descriptor]
 
@@ -190,12 +188,12 @@ def complain(text: str) -> None:
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write text to one of this process's streams without raising or waiting."""
+    """Write text to a stream without raising or blocking."""
     if stream is None:  # closed when Python started
         return
     try:
         descriptor = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # not a file: a stream of a test or notebook
+    except (OSError, ValueError, AttributeError):  # not a file, as in a test or notebook
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
         return
@@ -204,7 +202,7 @@ def put(stream: TextIO | None, text: str) -> None:
 
 
 class Unfailing(io.TextIOBase):
-    """A stream for libraries to write to, which never raises and never waits."""
+    """A stream for libraries that never raises or blocks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -225,13 +223,13 @@ class Unfailing(io.TextIOBase):
 
 
 def guard() -> None:
-    """Keep output of this process and its libraries from raising or waiting. For long-running ones."""
+    """Make output of this process and its libraries never raise or block. For long-running processes."""
     if not isinstance(sys.stdout, Unfailing):
         sys.stdout, sys.stderr = Unfailing(sys.stdout), Unfailing(sys.stderr)
 
 
 def catch_up() -> float | None:
-    """Write waiting lines. Return the seconds until the next call; None if nothing waits."""
+    """Retry buffered lines. Return the seconds until the next retry, or None if nothing is buffered."""
     for one in list(_printers.values()):
         if one.behind:
             one.catch_up()
@@ -239,16 +237,16 @@ def catch_up() -> float | None:
 
 
 def finish(within_s: float = LAST_S) -> None:
-    """Write waiting lines for at most this many seconds, before the process ends."""
+    """Write buffered lines for at most this many seconds, before the process exits."""
     deadline = time.monotonic() + within_s
     while catch_up() is not None and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def open_streams() -> None:
-    """Open /dev/null for each of stdin, stdout and stderr that this process was started without.
+    """Open /dev/null in place of each standard stream that this process was started without.
 
-    Otherwise the next file it opens would take that number and be printed to.
+    Otherwise the next file opened would get that descriptor's number, and output would go into it.
     """
     for descriptor in (0, 1, 2):
         try:

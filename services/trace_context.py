@@ -1,4 +1,4 @@
-"""Read and write W3C Trace Context: a request's trace comes from its client's headers or begins here."""
+"""Read and write W3C Trace Context headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        """The header that makes the request's span the parent of others."""
+        """The header that passes this request's span on as a parent."""
         return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
 
 
@@ -38,7 +38,7 @@ def new_span_id() -> str:
 def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> TraceContext:
     """Return a request's place in its client's trace, or in a new one.
 
-    A client's trace is sampled if the client says so, a new one with probability `ratio`. An invalid
+    A client's trace is sampled if its flags say so, a new trace with probability `ratio`. An invalid
     traceparent is ignored.
     """
     parent, state = "", ""
@@ -63,7 +63,7 @@ def begin(headers: Iterable[tuple[bytes, bytes]] = (), ratio: float = 0.0) -> Tr
 
 
 def trace_id_of(traceparent: str) -> str:
-    """Return the trace's id for a log line; empty for an invalid traceparent."""
+    """Return the trace id in a traceparent, or "" if that is invalid."""
     match = _TRACEPARENT.fullmatch(traceparent)
     return match["trace"] if match else ""
 

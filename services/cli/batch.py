@@ -45,7 +45,7 @@ def batch(
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(help="Most requests in flight. [default: as many as the workers batch]", min=1),
+        typer.Option(help="Most requests in flight. [default: as many as the workers' batches hold]", min=1),
     ] = None,
     log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
 ) -> None:
@@ -87,7 +87,6 @@ def batch(
 
 
 def _key(given: str, file: str, settings: Settings) -> str:
-    """Return the key of the flag, the file or the configuration, "" for none."""
     if given and file:
         raise ConfigError("--api-key and --api-key-file exclude each other: leave one out")
     if file:

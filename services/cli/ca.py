@@ -1,4 +1,4 @@
-"""The commands `baton ca ...`: the CA of a deployment with security.tls, and tokens to join with."""
+"""The commands `baton ca ...`: the CA of a deployment with security.tls, and its join tokens."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ app = typer.Typer(
     name="ca",
     short_help="Certificates of a deployment with security.tls.",
     help="Certificates for a deployment with security.tls: docs/security.md.\n\n"
-    "On one machine, `baton up --secure` needs none of this. For several: `baton ca init` once, "
-    "`baton ca serve` on the same machine, and `baton ca token` for the processes of the others.",
+    "On one machine, `baton up --secure` needs none of this. For several machines, run `baton ca init` once, "
+    "`baton ca serve` on the same machine, and `baton ca token` for the processes on the others.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
 class Joiner(StrEnum):
-    """The roles that can join."""
-
     worker = "worker"
     router = "router"
     scheduler = "scheduler"
@@ -46,7 +44,7 @@ class Joiner(StrEnum):
 
 @command(app, "security.ca")
 def init(settings: Settings) -> None:
-    """Make a CA, in a folder that only you can read."""
+    """Create a CA, in a folder that only you can read."""
     from baton.security.authority import Authority
 
     made = Authority.create(expanded(settings.security.ca, "security.ca"))
@@ -57,16 +55,16 @@ def init(settings: Settings) -> None:
 def token(
     settings: Settings,
     role: Annotated[Joiner, typer.Option(help="Role of the processes that join with it.")],
-    uses: Annotated[int, typer.Option(help="How often it may be used; 0: any number of times.", min=0)] = 1,
-    valid_s: Annotated[float, typer.Option(help="For how long it may be used, in seconds.", min=1)] = _HOUR_S,
+    uses: Annotated[int, typer.Option(help="How many times it may be used; 0: any number.", min=0)] = 1,
+    valid_s: Annotated[float, typer.Option(help="How long it may be used, in seconds.", min=1)] = _HOUR_S,
     life_s: Annotated[
         float,
-        typer.Option(help="Life of each certificate, in seconds; it is renewed at half of that.", min=10),
+        typer.Option(help="Lifetime of each certificate, in seconds; renewed after half of it.", min=10),
     ] = _HOUR_S,
 ) -> None:
-    """Print a token to join with, once or --uses times.
+    """Print a token for joining, once or --uses times.
 
-    A process that is restarted joins again, unless its security.folder still holds a certificate of its own.
+    A restarted process joins again, unless its security.folder still has its certificate.
     """
     from baton.security.names import Role
 
@@ -102,16 +100,17 @@ def revoke(
         ),
     ],
 ) -> None:
-    """Revoke a token, or certificates: all of a SPIFFE id, or one and those that it was renewed into.
+    """Revoke a token, or certificates: all those of a SPIFFE id, or one and its renewals.
 
-    The token can no longer be used to join; processes that joined with it stay. Certificates are no longer
-    renewed, and stay good until they expire. Also revoke a token with which their holder could join again.
+    A revoked token can no longer be used to join; processes that joined with it stay. A revoked certificate
+    is not renewed, but stays valid until it expires. Also revoke any token with which its holder could
+    rejoin.
     """
     from baton.security.tokens import is_token_id
 
     authority, token_id = _authority(settings), what.partition(".")[0]
     if not is_token_id(token_id):
-        print(f"{authority.revoked.add(what)} is revoked: it is not renewed any more")
+        print(f"{authority.revoked.add(what)} is revoked: it will not be renewed")
     elif authority.revoke_token(token_id):
         print(f"{token_id} is revoked")
     else:
@@ -130,9 +129,9 @@ def serve(
     settings: Settings,
     listen: Annotated[str, typer.Option(help="host:port to listen on; port 0 takes a free one.")] = LISTEN,
 ) -> None:
-    """Give certificates to holders of a token, and renew them.
+    """Issue certificates to holders of a token, and renew them.
 
-    It listens with TLS, whatever the address.
+    It always listens with TLS.
     """
     from baton.security.join_service import JoinService
     from baton.signals import until_ending

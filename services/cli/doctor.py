@@ -21,7 +21,7 @@ from baton.services.models import Model
 
 app = typer.Typer(
     name="debug",
-    help="What a bug report needs.",
+    help="Collect data for a bug report.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -45,8 +45,8 @@ def bundle(
 ) -> None:
     """Write an archive for a bug report: versions, configuration, status, metrics, ends of logs.
 
-    Secrets of the configuration and of the environment are left out. Look through it before you send it:
-    a log may hold something of your own.
+    Secrets of the configuration and the environment are left out. Review it before you send it: logs may
+    contain private data.
     """
     from baton.services.diagnosis.bundle import write
 
@@ -61,7 +61,7 @@ def bundle(
 
 
 def run_doctor(models: Sequence[Model], *, as_json: bool) -> None:
-    """Print findings of each model, each as soon as it is made; exit with 1 when something is wrong."""
+    """Print each model's findings as they are made; exit with status 1 if something is wrong."""
     found = []
     for model in models:
         if model.entry is not None and not as_json:
@@ -78,7 +78,7 @@ def run_doctor(models: Sequence[Model], *, as_json: bool) -> None:
 
 
 async def _findings(settings: Settings, *, show: bool) -> list[Finding]:
-    from baton.services.diagnosis.doctor import examine  # late: it imports what routers are made of
+    from baton.services.diagnosis.doctor import examine  # late: imports the router's modules
 
     found = []
     async for one in examine(settings):
@@ -89,6 +89,6 @@ async def _findings(settings: Settings, *, show: bool) -> list[Finding]:
 
 
 def line(one: Finding) -> str:
-    """Return a finding as text; what to do is on a line of its own."""
+    """Return a finding as text, with the advice on a second line."""
     text = f"{one.verdict:<{_WIDTH}}  {one.area}, {one.subject}: {one.what}"
     return f"{text}\n{'':<{_WIDTH}}  -> {one.todo}" if one.todo else text

@@ -1,6 +1,6 @@
 """Command-line flags made from the configuration tree: one source for flag, environment, YAML key and help.
 
-A flag is its key with dashes, with the section as a prefix where the key alone would mean nothing.
+A flag is its key with dashes, prefixed with the section where the key alone would be unclear.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ _OF_MODEL = "of_model"
 
 ConfigFlag = Annotated[
     str | None,
-    typer.Option("--config", "-c", metavar="FILE", help="YAML file of the same keys, by section."),
+    typer.Option("--config", "-c", metavar="FILE", help="YAML file with the same keys, by section."),
 ]
 
 
 OfModelFlag = Annotated[
-    str, typer.Option(FLAG, metavar="NAME", help="Which of the configuration's models; where it has several.")
+    str, typer.Option(FLAG, metavar="NAME", help="The model to use, if the configuration has several.")
 ]
 
 
 class Of(Enum):
-    """The subject of a command where the configuration has several models."""
+    """The models that a command applies to, if the configuration has several."""
 
     WHOLE = "the deployment"
-    ONE = "one of them, which a flag names"
-    ANY = "one of them where a flag names it, else all"
+    ONE = "one model, which a flag names"
+    ANY = "the model that a flag names, else all"
 
 
 def with_settings(*names: str, of: Of = Of.WHOLE) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a typer command: it gets the flags of `names` and is called with the loaded `settings`.
+    """Give a typer command the flags of `names`, and call it with the loaded `settings`.
 
     A name is a whole section (`engine`) or one key (`scheduler.address`). The command keeps its other
-    parameters. With `of` one model, the settings are that model's. Invalid values raise ConfigError, or end
-    the command with status 2 where typer refuses them.
+    parameters. With Of.ONE, the settings are one model's. Invalid values raise ConfigError, or exit with
+    status 2 if typer rejects them.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -113,7 +113,7 @@ def flag_name(section: str, key: str) -> str:
 
 
 def gone(flag: str) -> str:
-    """Return what to do instead of giving a flag of an earlier version; "" for any other."""
+    """Return what to do about a flag that an earlier version had, or ""."""
     flag = flag.replace("--no-", "--", 1)
     return next((unknown(path) for path in map(_path, GONE) if flag_name(*path) == flag), "")
 
@@ -124,7 +124,6 @@ def _path(name: str) -> tuple[str, str]:
 
 
 def secret_flags() -> set[str]:
-    """Return the flags whose values others must not see."""
     return {flag_name(section, key) for section, key in SECRET}
 
 
@@ -196,12 +195,12 @@ def _text(value: Any) -> str:
 
 
 def warned(warning: str) -> str:
-    """Return a warning as a line to print under the banner; "" without a warning."""
+    """Return a warning as a line of the banner, or ""."""
     return f"\n  WARNING:  {warning}\n" if warning else ""
 
 
 def operator_flags(settings: Settings) -> str:
-    """Return the flags with which an operator is let in."""
+    """Return the flags that operators' commands need with TLS, or ""."""
     own = settings.security
     if not own.tls:
         return ""

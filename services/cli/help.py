@@ -1,4 +1,4 @@
-"""A command: its help by section, and a word about flags of earlier versions."""
+"""Commands with help by section, and errors for flags of earlier versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.services.errors import ConfigError
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose help has `rich_help_panel` as headings, without rich's tables, which cut long names."""
+    """A command with `rich_help_panel` as headings of its help. rich's own tables would cut long names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for one in self.get_params(ctx) for name in one.opts}
@@ -40,5 +40,5 @@ class SectionedCommand(TyperCommand):
 def command(
     app: Typer, *settings: str, of: Of = Of.WHOLE, name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a function: it becomes a command of `app` with the flags of these settings."""
+    """Register a function as a command of `app`, with the flags of these settings."""
     return lambda run: app.command(name, cls=SectionedCommand)(with_settings(*settings, of=of)(run))

@@ -23,19 +23,19 @@ PLACE = ("router.keys_file", "router.keys_store", "router.keys_store_password_fi
 
 keys = typer.Typer(
     name="key",
-    help="Add, list and remove API keys, and set the limits of tenants. Routers notice it within a second.",
+    help="Add, list and remove API keys, and set tenants' limits. Routers apply changes within a second.",
     no_args_is_help=True,
 )
 
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="The key's name.")]
-RequestsPerS = Annotated[int | None, typer.Option(help="Most requests a second.", min=1)]
+RequestsPerS = Annotated[int | None, typer.Option(help="Most requests per second.", min=1)]
 TokensPerMin = Annotated[
-    int | None, typer.Option(help="Most tokens a minute, of prompts and answers together.", min=1)
+    int | None, typer.Option(help="Most tokens per minute, prompt and output together.", min=1)
 ]
 Concurrency = Annotated[int | None, typer.Option(help="Most requests at a time.", min=1)]
-DefaultClass = Annotated[str | None, typer.Option(help="Class of requests that choose none.")]
+DefaultClass = Annotated[str | None, typer.Option(help="Class of requests that name none.")]
 ClassNames = Annotated[
-    str | None, typer.Option("--classes", help="Classes that may be chosen, separated by commas. [all]")
+    str | None, typer.Option("--classes", help="Allowed classes, separated by commas. [all]")
 ]
 
 
@@ -51,9 +51,9 @@ def add(
     default_class: DefaultClass = None,
     classes: ClassNames = None,
 ) -> None:
-    """Add a key, and print its secret, once: only its hash is kept.
+    """Add a key, and print its secret once: only its hash is stored.
 
-    The limits are the key's own, within those of its tenant.
+    The limits apply to this key, within those of its tenant.
     """
     secret = new_secret()
     key = checked(
@@ -72,7 +72,7 @@ def add(
 
 @command(keys, *PLACE)
 def remove(settings: Settings, name: KeyName) -> None:
-    """Remove a key. Its running requests are finished."""
+    """Remove a key. Its running requests finish."""
     _with_book(settings, lambda book: book.edit(lambda held: held.without_key(name)))
 
 
@@ -88,15 +88,13 @@ def tenant(
     classes: ClassNames = None,
     priority: Annotated[
         int,
-        typer.Option(
-            help="Turns that it gets while requests wait, for each of a tenant of priority 1.", min=1
-        ),
+        typer.Option(help="Its turns in the queue, for each turn of a tenant of priority 1.", min=1),
     ] = 1,
     cache_salt: Annotated[
-        bool, typer.Option(help="Keep its prefix cache apart from that of other tenants.")
+        bool, typer.Option(help="Keep its prefix cache separate from other tenants'.")
     ] = True,
 ) -> None:
-    """Set a tenant's limits, which its keys share. A limit that is not given is removed."""
+    """Set a tenant's limits, which its keys share. Limits that are not given are removed."""
     made = checked(
         Tenant,
         requests_per_s=requests_per_s,
@@ -126,7 +124,7 @@ def _listed(names: str | None) -> list[str] | None:
 
 
 def _classes(row: tuple[str, Limits]) -> str:
-    """Return the classes that may be chosen, the default in front with a mark."""
+    """Return the allowed classes; the default comes first, with a star."""
     default, names = row[1].default_class, row[1].classes
     shown = [f"{default}*"] if default else []
     return ", ".join(shown + [name for name in names or () if name != default]) or "-"
@@ -141,7 +139,7 @@ _LIMITS: list[Column[Any]] = [
     Column("tokens/min", _limit("tokens_per_min"), number=True, rank=3),
     Column("at a time", _limit("concurrency"), number=True, rank=2),
 ]
-_CLASSES: Column[Any] = Column("classes", _classes, rank=1)  # one with a star is the default
+_CLASSES: Column[Any] = Column("classes", _classes, rank=1)
 _KEYS: list[Column[tuple[str, ApiKey]]] = [
     Column("key", lambda row: row[0]),
     Column("tenant", lambda row: row[1].tenant),
@@ -159,7 +157,7 @@ _TENANTS: list[Column[tuple[str, Tenant]]] = [
 
 
 def _with_book(settings: Settings, use: Callable[[FileBook | RedisBook], Awaitable[Any]]) -> Any:
-    """Return what `use` returns for the book of the settings. Raises ConfigError and BookError."""
+    """Call `use` with the book that the settings name. Raises ConfigError and BookError."""
 
     async def used() -> Any:
         router = settings.router
@@ -169,9 +167,7 @@ def _with_book(settings: Settings, use: Callable[[FileBook | RedisBook], Awaitab
             password = credentials.keys_store_password(router)
             place = RedisBook(router.keys_store, settings.scheduler.topic, password)
         else:
-            raise ConfigError(
-                "give the place of the keys: --keys-file FILE or --keys-store redis://HOST:PORT/0"
-            )
+            raise ConfigError("say where the keys are: --keys-file FILE or --keys-store redis://HOST:PORT/0")
         try:
             return await use(place)
         finally:

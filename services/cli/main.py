@@ -82,8 +82,8 @@ def up(
     schedulers: Annotated[
         int,
         typer.Option(
-            help="Number of schedulers, which share the requests; several need scheduler.store to be Redis. "
-            "They listen on the ports from scheduler.address on, or where that names as many.",
+            help="Number of schedulers, which share the requests; more than one needs scheduler.store to be "
+            "Redis. They listen on consecutive ports from scheduler.address on, or on its addresses.",
             min=1,
         ),
     ] = 1,
@@ -128,13 +128,13 @@ def scheduler(settings: Settings) -> None:
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: prefill prompts, hand the KV cache over."""
+    """Run a prefill worker: prefill prompts and hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def decode(settings: Settings) -> None:
-    """Run a decode worker: load that KV cache and generate the output."""
+    """Run a decode worker: load the KV cache and generate the output."""
     _run_worker(settings, "decode")
 
 
@@ -152,13 +152,13 @@ def node(
     decode: Annotated[int, typer.Option(help="Number of decode workers.", min=0)] = 0,
     mixed: Annotated[int, typer.Option(help="Number of mixed workers.", min=0)] = 0,
     orders: Annotated[
-        bool, typer.Option("--orders", help="Take lists of parts from stdin: services/fleet/node.py.")
+        bool, typer.Option("--orders", help="Read lists of parts from stdin (services/fleet/node.py).")
     ] = False,
     log_dir: Annotated[str, typer.Option(help="Folder for the processes' logs.", metavar="FOLDER")] = "",
 ) -> None:
-    """Run the workers of one machine among several.
+    """Run this machine's workers of a larger deployment.
 
-    vLLM is imported once, and what dies is restarted.
+    Imports vLLM once, and restarts processes that die.
     """
     from baton.services.cli.node import run
     from baton.services.fleet.supervisor import Fleet
@@ -187,7 +187,7 @@ def drain(
 ) -> None:
     """Drain a worker: it finishes its requests and exits.
 
-    It takes no new requests meanwhile. Restarted under the same name, it stays drained until `baton undrain`.
+    It takes no new requests. Restarted under the same name, it stays drained until `baton undrain`.
     """
     from baton.services.cli.status import run_drain
 
@@ -233,12 +233,12 @@ def log_level(
         str,
         typer.Argument(
             metavar="PROCESS",
-            help="scheduler, routers, workers, all, or the id of a worker or router, or its beginning.",
+            help="scheduler, routers, workers, all, or the id of a worker or router, or a prefix of it.",
         ),
     ],
     level: Annotated[str, typer.Argument(metavar="LEVEL", help="debug, info, warning or error.")],
 ) -> None:
-    """Change what running processes log, until they end."""
+    """Change the log level of running processes, until they exit."""
     from baton.services.cli.status import run_log_level
 
     become_operator(settings)
@@ -249,11 +249,11 @@ def log_level(
 def top(settings: Settings) -> None:
     """Show the deployment live, and act on its workers.
 
-    `baton status` is for scripts.
+    For scripts use `baton status`.
     """
     import asyncio
 
-    from baton.services.top.app import Top, reachable  # textual, which nothing else needs
+    from baton.services.top.app import Top, reachable  # late: imports textual
 
     become_operator(settings)
     addresses = addresses_of(settings)
@@ -263,9 +263,9 @@ def top(settings: Settings) -> None:
 
 @command(app, "engine", "router", "scheduler", "worker", "handoff", "security", of=Of.ANY)
 def doctor(settings: Settings, json: Json = False) -> None:
-    """Check this machine and the deployment; say what to do.
+    """Check this machine and the deployment, and say what to fix.
 
-    The deployment only where its scheduler answers. Exit status: 1 when something is wrong.
+    The deployment is checked only if its scheduler answers. Exit status: 1 if something is wrong.
     """
     diagnosis.run_doctor(models_of(settings), as_json=json)
 
@@ -278,7 +278,7 @@ def _run_worker(settings: Settings, role: str) -> None:
 
 
 def main() -> None:
-    """Run the command line; an expected error is one line on stderr and status 1, never a traceback."""
+    """Run the command line. Expected errors print one line and exit with status 1, without a traceback."""
     printing.open_streams()
     hide_secrets(sys.argv[1:])
     # A script's shell starts background commands (`&`) with SIGINT ignored, and Python would keep that.
@@ -288,12 +288,12 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # here, where a full disk can still be reported
+            sys.stdout.flush()  # so that a full disk is reported below
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 (its own words must be the last ones)
+    except Exception as error:  # noqa: BLE001 (the error must be the last line printed)
         printing.complain(_words(error))
-        leave(1)  # at once: libraries print at exit, which would bury the message
+        leave(1)  # libraries print at exit, which would bury the message
 
 
 def _words(error: Exception) -> str:

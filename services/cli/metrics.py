@@ -1,4 +1,4 @@
-"""`baton metrics`: where the processes of a deployment serve their metrics."""
+"""The command `baton metrics`: where a deployment's processes serve their metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 @app.callback()
 def _all_commands() -> None:
-    """Keep `targets` a command of its own, though it is the only one."""
+    """Keep `targets` a sub-command, though it is the only one."""
 
 
 @command(app, *OPERATORS, of=Of.ANY)
@@ -32,7 +32,7 @@ def targets(settings: Settings) -> None:
     from baton.services.cli.status import describe
 
     become_operator(settings)
-    known: dict[str, members.Member] = {}  # by id: routers are known to the scheduler of each model
+    known: dict[str, members.Member] = {}  # by id: each model's scheduler lists the routers
     for address in addresses_of(settings).values():
         told = describe(address)
         found = members.members((worker.identity for worker in told.workers), told.processes)

@@ -1,39 +1,44 @@
-"""The command `baton node`: the workers of one machine, reported to a terminal or to the ordering program."""
+"""The command `baton node`: the workers of one machine, for a terminal or for a program that gives orders."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from baton.services import roles
 from baton.services.config import REVEAL, Settings
 from baton.services.errors import ConfigError
 from baton.services.fleet import devices
-from baton.services.fleet.node import Lines, PartOrder, run_node
+from baton.services.fleet.node import PartOrder, run_node
 from baton.services.fleet.supervisor import Fleet, log_folder
 from baton.services.leave import leave
-from baton.services.printing import say
+from baton.services.printing import put, say
 
 
 def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoReturn:
-    """Run the workers until a signal, or with `orders` the ones that stdin names; exit when none is left.
+    """Run the fleet, or with `orders` the parts that stdin lists, until a signal; then exit.
 
     Raises ConfigError and StartError.
     """
     if bool(fleet.roles) == orders:
-        raise ConfigError("give the workers to run (--prefill, --decode, --mixed), or --orders, one of both")
+        raise ConfigError("give either the workers to run (--prefill, --decode, --mixed) or --orders")
     folder = log_folder(log_dir)
     if orders:
-        # Libraries' output goes to stderr, apart from the events.
         events = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-        run_node([], folder, Lines(events), listen=True)
+        os.dup2(2, 1)  # keeps libraries' output out of the events
+        run_node([], folder, lambda event: put(events, json.dumps(event) + "\n"), listen=True)
     else:
         settings.scheduler.check_shared()
         say(f"{fleet} of the deployment at {settings.scheduler.address}, logs in {folder}")
-        run_node(_ordered(settings, fleet), folder, _Terminal(), listen=False)
+        began = time.monotonic()
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] == "said":
+                say(f"  [{time.monotonic() - began:5.1f} s] {event['name']:<12} {event['text']}")
+
+        run_node(_ordered(settings, fleet), folder, tell, listen=False)
         say("  stopped: no process is left")
     leave(0)
 
@@ -54,14 +59,3 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
         )
         for number, (role, share) in enumerate(zip(fleet.roles, shares, strict=True))
     ]
-
-
-class _Terminal:
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def said(self, name: str, text: str) -> None:
-        say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
-
-    def parts(self, states: Mapping[str, str]) -> None:
-        del states  # each change is printed, too

@@ -1,4 +1,4 @@
-"""The settings of an operator's command: they reach a scheduler, and let it in."""
+"""The settings that operators' commands need to reach a scheduler and to be let in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERATORS = (
 
 
 def addresses_of(settings: Settings) -> dict[str, str]:
-    """Return the schedulers' addresses, by model; without `models:` one, whose model's name is left empty."""
+    """Return the schedulers' addresses by model; a configuration without `models:` has one model named ""."""
     if not settings.models:
         return {"": settings.scheduler.address}
     return {one.name: one.settings.scheduler.address for one in models_of(settings)}
@@ -21,6 +21,6 @@ def addresses_of(settings: Settings) -> dict[str, str]:
 def become_operator(settings: Settings) -> None:
     """Give this process an operator's identity. Raises SecurityError and ConfigError."""
     from baton.security.names import Role
-    from baton.services import identities  # gRPC, which takes a third of a second of `baton --help`
+    from baton.services import identities  # late: gRPC would add a third of a second to `baton --help`
 
     identities.take_on(settings, Role.OPERATOR)

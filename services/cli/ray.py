@@ -42,10 +42,10 @@ RunningAddress = Annotated[str, typer.Option("--address", help=_RUNNING)]
 def up(
     config: Annotated[Path, typer.Argument(help="YAML file: docs/ray.md.", metavar="CLUSTER.YAML")],
     address: Annotated[
-        str, typer.Option(help=f"local: start a Ray for this command, on this machine. Else {_RUNNING}")
+        str, typer.Option(help=f"local: start Ray on this machine, for this command. Otherwise {_RUNNING}")
     ] = "local",
     log_dir: Annotated[
-        str, typer.Option(help="Folder for the logs, with one of each node's in it.", metavar="FOLDER")
+        str, typer.Option(help="Folder for the logs, with a subfolder for each node.", metavar="FOLDER")
     ] = "",
 ) -> None:
     """Run a deployment on a Ray cluster: scheduler, workers, routers. Ctrl-C ends all of it."""
@@ -54,15 +54,19 @@ def up(
 
     guard()
     settings = read(config)
-    terminal, stop = _Terminal(), threading.Event()
+    began, stop = time.monotonic(), threading.Event()
+
+    def tell(name: str, text: str) -> None:
+        say(f"  [{time.monotonic() - began:5.1f} s] {name:<12} {text}")
+
     say(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}")
     _on_first_signal(stop)
-    with deploy(settings, address=address, log_dir=log_dir, tell=terminal.step, stop=stop) as deployment:
-        _on_first_signal(stop)  # Ray has its own handler by now
+    with deploy(settings, address=address, log_dir=log_dir, tell=tell, stop=stop) as deployment:
+        _on_first_signal(stop)  # again, because Ray has set its own handler
         if not stop.is_set():
             say(_banner(settings, deployment.status()))
             deployment.wait(stop)
-        say("\n  stopping: requests are finished first; Ctrl-C again kills everything at once")
+        say("\n  stopping after the running requests; Ctrl-C again kills everything at once")
     say("  stopped: nothing is left on the cluster")
     leave(0)
 
@@ -82,7 +86,7 @@ def status(
 def scale(
     settings: Settings,
     numbers: Annotated[
-        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="As prefill=2 or decode=1, or both.")
+        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="prefill=2, decode=1, or both.")
     ],
     address: RunningAddress = "auto",
 ) -> None:
@@ -90,15 +94,15 @@ def scale(
     wanted = dict(_number(one) for one in numbers)
     with _running(address, settings) as deployment:
         deployment.scale(**wanted)
-    print(f"ordered: {' '.join(numbers)}; `baton ray status` shows what comes of it")
+    print(f"ordered: {' '.join(numbers)}; `baton ray status` shows the progress")
 
 
 @command(app, "scheduler.topic")
 def down(settings: Settings, address: RunningAddress = "auto") -> None:
-    """End a deployment, and with it its `baton ray up`. Requests are finished first."""
+    """End a deployment and its `baton ray up`, after its running requests have finished."""
     with _running(address, settings) as deployment:
         deployment.down()
-    print("ended: nothing of it is left on the cluster")
+    print("ended: nothing is left on the cluster")
 
 
 def _running(address: str, settings: Settings) -> AbstractContextManager[Remote]:
@@ -117,9 +121,9 @@ def _number(text: str) -> tuple[str, int]:
 
 
 def _on_first_signal(stop: threading.Event) -> None:
-    """Set `stop` on SIGINT, SIGTERM and SIGHUP; a second signal kills this process, and Ray kills its actors.
+    """Set `stop` on SIGINT, SIGTERM and SIGHUP; a second SIGINT or SIGTERM kills this process.
 
-    SIGHUP never counts as the second signal.
+    Ray then kills its actors.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -131,14 +135,6 @@ def _on_first_signal(stop: threading.Event) -> None:
 
     for number in signals.ending():
         signal.signal(number, on_signal)
-
-
-class _Terminal:
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def step(self, name: str, text: str) -> None:
-        say(f"  [{time.monotonic() - self._began:5.1f} s] {name:<12} {text}")
 
 
 def _banner(settings: Settings, status: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The operator's commands to a running scheduler: `baton status`, `drain`, `undrain`, `role`, `log-level`."""
+"""Operators' commands to a running scheduler: `baton status`, `drain`, `undrain`, `role`, `log-level`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PIPE_WIDTH = 200  # columns
 
 
 def run_status(addresses: Mapping[str, str], *, as_json: bool, watch: bool) -> None:
-    """Print the state of each model, by its scheduler's address, once or every second.
+    """Print the state of each model, once or every second. Raises SchedulerUnavailable.
 
-    Raises SchedulerUnavailable where no scheduler answers.
+    `addresses`: the schedulers' addresses by model.
     """
     if as_json:
         found = {name: _as_json(one) for name, one in describe_all(addresses).items()}
@@ -43,7 +43,7 @@ def run_status(addresses: Mapping[str, str], *, as_json: bool, watch: bool) -> N
     elif not watch:
         _print(addresses)
     elif _can_be_painted_over():
-        # "visible": tables that are taller than the terminal are printed whole.
+        # "visible": tables taller than the terminal are printed whole.
         with Live(auto_refresh=False, vertical_overflow="visible") as live:
             while True:
                 live.update(_rendered(addresses, live.console.width), refresh=True)
@@ -73,7 +73,7 @@ def _rendered(addresses: Mapping[str, str], width: int) -> Group:
 def _print(addresses: Mapping[str, str]) -> None:
     # A pipe has no width: every column is printed.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    # Unlimited: the terminal wraps an id longer than its width, we never cut it.
+    # Unlimited, so that a long id is wrapped by the terminal instead of cut.
     Console(width=UNLIMITED, highlight=False).print(_rendered(addresses, width))
     sys.stdout.flush()
 
@@ -85,7 +85,7 @@ def _can_be_painted_over() -> bool:
 
 
 def run_drain(address: str, worker: str) -> None:
-    """Drain one worker. Raises ServiceError unless exactly one worker matches."""
+    """Drain a worker. Raises ServiceError unless exactly one matches."""
     reply = _ask(address, lambda client: client.drain(worker))
     if not reply.worker_id:
         raise ServiceError(reply.problem)
@@ -96,7 +96,7 @@ def run_drain(address: str, worker: str) -> None:
 
 
 def run_undrain(address: str, worker: str) -> None:
-    """Let one drained worker take requests again. Raises ServiceError unless exactly one matches."""
+    """Let a drained worker take requests again. Raises ServiceError unless exactly one matches."""
     reply = _ask(address, lambda client: client.undrain(worker))
     if not reply.name:
         raise ServiceError(reply.problem)
@@ -104,7 +104,7 @@ def run_undrain(address: str, worker: str) -> None:
 
 
 def run_role(address: str, worker: str, role: Role) -> None:
-    """Change one worker's role. Raises ServiceError when the scheduler or the worker refuses."""
+    """Change a worker's role. Raises ServiceError if the scheduler or the worker refuses."""
     reply = _ask(address, lambda client: client.set_role(worker, role.wire))
     if not reply.worker_id:
         raise ServiceError(reply.problem)
@@ -112,7 +112,7 @@ def run_role(address: str, worker: str, role: Role) -> None:
 
 
 def render(description: pb.Description, width: int) -> Group:
-    """Lay out the tables for a terminal of `width` columns: workers, speculation, last requests."""
+    """Lay out the tables of workers, speculation and last requests for `width` columns."""
     in_flight = len(description.attempts)
     models = sorted({worker.identity.model for worker in description.workers})
     head = (
@@ -139,21 +139,21 @@ def render(description: pb.Description, width: int) -> Group:
 
 
 def run_log_level(addresses: Sequence[str], process: str, level: str) -> None:
-    """Change the log level of processes of all models. Raises ServiceError for unknown ones or levels."""
+    """Change the log level of processes of all models. Raises ServiceError if either is unknown."""
     replies = [_ask(one, lambda client: client.set_log_level(process, level)) for one in addresses]
-    changed = dict.fromkeys(name for reply in replies for name in reply.processes)  # each once
+    changed = dict.fromkeys(name for reply in replies for name in reply.processes)
     if not changed:
         raise ServiceError(replies[0].problem)
-    print(f"from {level} on, within a second: {', '.join(changed)}")
+    print(f"log level {level}, within a second: {', '.join(changed)}")
 
 
 def describe(address: str) -> pb.Description:
-    """Return all that a scheduler knows. Raises SchedulerUnavailable."""
+    """Return a scheduler's description of the deployment. Raises SchedulerUnavailable."""
     return _ask(address, SchedulerClient.describe)
 
 
 def describe_all(addresses: Mapping[str, str]) -> dict[str, pb.Description | SchedulerUnavailable]:
-    """Return what each scheduler knows, or why it does not say. Raises SchedulerUnavailable if none does."""
+    """Return each model's description, or the error. Raises SchedulerUnavailable if no scheduler answers."""
     found: dict[str, pb.Description | SchedulerUnavailable] = {}
     for name, address in addresses.items():
         try:
@@ -167,7 +167,7 @@ def describe_all(addresses: Mapping[str, str]) -> dict[str, pb.Description | Sch
 
 
 def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T:
-    """Ask the schedulers, until one answers. Raises SchedulerUnavailable where none does."""
+    """Ask the schedulers in turn until one answers. Raises SchedulerUnavailable if none does."""
 
     async def ask() -> T:
         async with SchedulerClient(address) as client:
@@ -180,7 +180,7 @@ def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T
 
 
 def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
-    """Lay out the requests: both worker ids side by side, or stacked where the terminal is too narrow."""
+    """Lay out the requests: both worker ids side by side, or stacked if the terminal is too narrow."""
     beside = fitted("last requests", [_PREFILL_WORKER, _DECODE_WORKER, *_REQUESTS], past, width)
     if needed(beside) <= width:
         return beside

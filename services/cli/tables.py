@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: columns are dropped, the least important first; no cell is ever cut."""
+"""Tables that fit a terminal: the least important columns are dropped, and no cell is ever cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEASURING = Console(width=UNLIMITED, file=io.StringIO())
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """One column of a table. Rank 0 is never dropped; of the others the lowest goes first."""
+    """One column of a table. Rank 0 is never dropped; the lowest other rank is dropped first."""
 
     title: str
     cell: Callable[[Row], str]
@@ -28,7 +28,7 @@ class Column(Generic[Row]):
 
 
 def fitted(title: str, columns: Iterable[Column[Row]], rows: Iterable[Row], width: int) -> Table:
-    """Return a table of at most `width` terminal columns, or one of only the columns of rank 0."""
+    """Return a table of at most `width` terminal columns, if dropping columns can achieve that."""
     left, rows = list(columns), list(rows)
     while True:
         table = _table(title, left, rows)

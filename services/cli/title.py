@@ -1,8 +1,8 @@
-"""The title under which `ps` shows a command: without the secrets of its command line.
+"""Hide the secrets of a command line from `ps`.
 
-Everybody on a machine can read the arguments of all its processes, and a forked process inherits those of its
-parent. The arguments stay visible for a moment, until `hide_secrets` runs: a secret that must never be seen
-belongs in a file or in the environment.
+Everybody on a machine can read the arguments of its processes, and forked processes inherit them. They are
+visible until `hide_secrets` runs, so a secret that must never be seen belongs in a file or in the
+environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HIDDEN = "***"
 
 
 def hide_secrets(arguments: Iterable[str]) -> None:
-    """Give this process its command line as its title, with asterisks in place of secret values."""
+    """Set this process's title to its command line, with asterisks in place of secret values."""
     setproctitle.setproctitle(" ".join(["baton", *_shown(arguments)]))
 
 

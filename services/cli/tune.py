@@ -12,7 +12,7 @@ from baton.services.config import Settings
 from baton.services.simulate.traces import KINDS
 
 WORKERS = (2, 4_096)
-# The bounds by which requests are placed (PlacementLimits of the scheduler).
+# The scheduler's PlacementLimits.
 LIMITS = ("max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "idle_decode_tokens")
 
 
@@ -23,35 +23,35 @@ def simulated_splits(
     trace: Annotated[
         str,
         typer.Argument(
-            metavar="TRACE", help=f"File of requests in Mooncake's format, or a kind: {', '.join(KINDS)}."
+            metavar="TRACE", help=f"Trace file in Mooncake's format, or a generated kind: {', '.join(KINDS)}."
         ),
     ],
     workers: Annotated[int, typer.Option(help="Number of workers.", min=WORKERS[0], max=WORKERS[1])],
     goal_ttft: Annotated[float, typer.Option(help="Goal for the time to first token, seconds.", min=0)] = 0.5,
     goal_itl: Annotated[
-        float, typer.Option(help="Goal for the mean gap between an answer's tokens, seconds.", min=0)
+        float, typer.Option(help="Goal for the mean gap between output tokens, seconds.", min=0)
     ] = 0.05,
     profile_file: Annotated[
         Path | None,
         typer.Option(
             "--profile",
-            help="JSON file with the workers' pace and size: docs/simulator.md. [default: assumed figures]",
+            help="JSON file with the workers' speed and size: docs/simulator.md. [default: assumed figures]",
             metavar="FILE",
         ),
     ] = None,
-    rate: Annotated[float, typer.Option(help="Requests a second, of a kind of trace.", min=0.001)] = 1.0,
-    seconds: Annotated[float, typer.Option(help="Simulated time, of a kind of trace.", min=1)] = 300.0,
+    rate: Annotated[float, typer.Option(help="Requests per second of a generated trace.", min=0.001)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Simulated seconds of a generated trace.", min=1)] = 300.0,
     speed: Annotated[
-        float, typer.Option(help="Factor by which a file's requests arrive faster than recorded.", min=0.001)
+        float, typer.Option(help="Factor by which to speed up the arrivals in a trace file.", min=0.001)
     ] = 1.0,
-    most: Annotated[int, typer.Option(help="Requests taken of a file; 0: all.", min=0)] = 0,
+    most: Annotated[int, typer.Option(help="Requests to take from a trace file; 0: all.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find how many prefill and decode workers serve a trace best.
+    """Find the numbers of prefill and decode workers that serve a trace best.
 
-    Simulates all splits of this number of workers, and as many mixed ones, with this configuration's policy,
-    and prints the share of requests within both goals.
+    Simulates every split of the workers, and as many mixed ones, with the configured policy. Prints the share
+    of requests that meet both goals.
     """
     from baton.services.cli.tuning import Load, run_tune
     from baton.services.simulate.figures import Goals

@@ -26,7 +26,7 @@ from baton.services.simulate.tune import Tried, search
 
 @dataclass(frozen=True)
 class Load:
-    """The requests that the command asks for."""
+    """The trace that the command names."""
 
     name: str  # a file, or a kind
     rate: float
@@ -36,14 +36,17 @@ class Load:
     seed: int
 
     def trace(self, longest: int) -> Callable[[], Trace]:
-        """Return what makes the trace; its requests have fewer than `longest` tokens. Raises ConfigError."""
+        """Return a function that makes the trace. Raises ConfigError.
+
+        Generated requests have fewer than `longest` tokens.
+        """
         if kind := KINDS.get(self.name):
             return lambda: Conversations(
                 kind, self.rate, self.seconds, seed=self.seed, most_tokens=longest - 1
             )
         file = Path(self.name)
         if not file.exists():
-            raise ConfigError(f"{self.name} is no file and no kind of trace; there are: {', '.join(KINDS)}")
+            raise ConfigError(f"{self.name} is neither a file nor a kind of trace ({', '.join(KINDS)})")
         read = mooncake.read(file, speed=self.speed, most=self.most)
         return lambda: read
 
@@ -51,7 +54,7 @@ class Load:
 def run_tune(
     settings: Settings, load: Load, workers: int, goals: Goals, profile_file: Path | None, *, as_json: bool
 ) -> None:
-    """Search, and print the splits with the best one first. Raises ConfigError and BadPolicy."""
+    """Search, and print the splits, the best first. Raises ConfigError and BadPolicy."""
     shape = profile.load(profile_file) if profile_file else profile.Profile()
     setup = Setup(Split(1, 1), shape, settings.scheduler, settings.router, goals, seed=load.seed)
     found = search(setup, load.trace(shape.engine.max_model_len), workers, _progress)
@@ -62,7 +65,7 @@ def run_tune(
 
 
 def _known(one: Tried) -> dict[str, float]:
-    """Return the known figures: JSON has no nan."""
+    """Return the figures without NaN, which JSON lacks."""
     return {key: value for key, value in one.run.figures().items() if not math.isnan(value)}
 
 
@@ -99,4 +102,4 @@ def _show(trace: str, found: list[Tried], goals: Goals, name: str) -> None:
     print(f"baton up {best.split.flags}\n")
     print(f"slo:\n  ttft_ms: {1e3 * goals.ttft_s:g}\n  itl_ms: {1e3 * goals.itl_s:g}")
     if best.run.within < 0.99:
-        print(f"\nNo split keeps 99 % of the requests within the goals: {best.run.within:.1%} is the most.")
+        print(f"\nNo split keeps 99 % of the requests within the goals, the best {best.run.within:.1%}.")

@@ -1,4 +1,4 @@
-"""The command `baton up`: a whole deployment on one machine, reported on a terminal."""
+"""The command `baton up`: a whole deployment on one machine, for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import baton
 from baton.addresses import from_here, join, listen, split
@@ -14,28 +14,46 @@ from baton.handoff.ports import of_worker
 from baton.services.cli.flags import operator_flags, warned
 from baton.services.config import Settings
 from baton.services.credentials import guarded, open_to_all
-from baton.services.fleet.supervisor import Fleet, Started, started, supervise
+from baton.services.fleet.supervisor import Fleet, started, supervise
 from baton.services.leave import leave
 from baton.services.models import Model
 from baton.services.printing import say
 
 
 def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
-    """Run the deployment until a signal, stop it, exit. Its workers are `fleet`, or the configuration's.
+    """Run the deployment until a signal, stop it and exit. Raises ConfigError and StartError.
 
-    Raises ConfigError and StartError with one line that says what to do.
+    `fleet`: its workers; None for those of the configuration.
     """
     whole = started(settings, fleet)
     if settings.ops.listen is None:
         settings.ops.listen = beside_router(settings, [one.model for one in whole])
-    supervise(settings, fleet, log_dir, _Terminal(settings, whole))
+    width = 12 + max(len(one.model.prefix) for one in whole)  # of the column of names
+
+    def tell(event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "begun":
+                models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in whole)
+                say(f"Baton {baton.__version__}: {models}, logs in {event['log_dir']}")
+            case "step":
+                say(f"  [{event['since_start_s']:5.1f} s] {event['name']:<{width}} {event['text']}")
+            case "ready":
+                say(_banner(settings, [one.model for one in whole]))
+            case "ending":
+                drain_s = event["drain_s"]
+                streams = f": running streams have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
+                say(f"\n  stopping{streams}; Ctrl-C again kills everything at once")
+            case "ended":
+                say("  stopped: no process is left")
+
+    supervise(settings, fleet, log_dir, tell)
     leave(0)
 
 
 def beside_router(settings: Settings, models: Iterable[Model]) -> str:
-    """Return an address on loopback for the live page: the port after the router's, or a free one.
+    """Return a loopback address for the live page, with the port after the router's or a free one.
 
-    A port that the settings name is not free, though its process has not taken it yet.
+    Ports that the settings name are not free, even if their processes have not started yet.
     """
     named = {settings.router.metrics_port}
     for model in models:
@@ -46,33 +64,7 @@ def beside_router(settings: Settings, models: Iterable[Model]) -> str:
     for wanted in (0,) if after in named else (after, 0):
         with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:
             return join(*sock.getsockname()[:2])
-    return ""  # no port is free; the router will say so of its own
-
-
-class _Terminal:
-    """The supervisor's observer that prints lines on stdout."""
-
-    def __init__(self, settings: Settings, whole: Sequence[Started]) -> None:
-        self._settings = settings
-        self._whole = whole
-        self._width = 12 + max(len(one.model.prefix) for one in whole)  # of a part's name
-
-    def begun(self, log_dir: Path) -> None:
-        models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in self._whole)
-        say(f"Baton {baton.__version__}: {models}, logs in {log_dir}")
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        say(f"  [{since_start_s:5.1f} s] {name:<{self._width}} {text}")
-
-    def ready(self) -> None:
-        say(_banner(self._settings, [one.model for one in self._whole]))
-
-    def ending(self, drain_s: float) -> None:
-        streams = f": running streams have {drain_s:g} s (router.drain_timeout_s)" if drain_s else ""
-        say(f"\n  stopping{streams}; Ctrl-C again kills everything at once")
-
-    def ended(self) -> None:
-        say("  stopped: no process is left")
+    return ""  # no port is free
 
 
 def _banner(settings: Settings, models: Sequence[Model]) -> str:

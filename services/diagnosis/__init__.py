@@ -2,7 +2,7 @@
 
 finding       one line: a verdict, what it means, what to do
 machine       judges a machine, this one or a worker's
-local         checks on this machine alone: ports, model, shared memory
+local         checks of this machine alone: ports, model, shared memory
 certificates  certificates of this process, the CA and the scheduler
 stores        Redis, for the scheduler and for keys
 deployment    checks through the scheduler: versions, clocks, handoffs

@@ -27,7 +27,7 @@ from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.secrets import Hider, masked
 
 LOG_END = 1 << 20  # bytes of each log
-MOST_LOGS = 64  # the newest ones
+MOST_LOGS = 64  # the newest
 ENVIRONMENT_TIMEOUT_S = 120.0  # it imports torch
 ENVIRONMENT_MODULE = "vllm.collect_env"
 # Variables that affect how a process runs; others may be private.
@@ -35,9 +35,9 @@ _SHOWN = (ENV_PREFIX, "VLLM_", "CUDA_", "NCCL_", "OMP_", "TORCH_", "KMP_", "NVID
 
 
 def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
-    """Write the archive; return the names in it. Raises OSError, also for a symbolic link.
+    """Write the archive and return its files' names. Raises OSError, also if `out` is a symbolic link.
 
-    For a part that fails, the archive has a file that says why: half a bundle is better than none.
+    If a part cannot be collected, its file says why.
     """
     hider = Hider.of(settings)
     root = out.name.removesuffix(".gz").removesuffix(".tar")
@@ -56,9 +56,9 @@ def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
 
 
 def _private(path: Path) -> BinaryIO:
-    """Open a file that only its owner may read, as it may hold prompts from logs.
+    """Open a file that only its owner may read, because logs may contain prompts.
 
-    It may exist with other rights, but not as a link, with which somebody else would choose the place.
+    A symbolic link is refused: another user could choose its target.
     """
     file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "wb")  # noqa: SIM115
     try:
@@ -75,11 +75,10 @@ async def _gathered(settings: Settings, log_dir: str) -> dict[str, str]:
 
 
 async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, str]]:
-    """Yield name and text of each file."""
     yield "versions.json", json.dumps(machine.versions(), indent=2)
     yield "configuration.yaml", yaml.safe_dump(masked(settings), sort_keys=False)
     yield "variables.txt", "\n".join(_variables())
-    # This also makes the process an operator for the parts below, as a token may work only once.
+    # This also gives the process an operator's identity for the calls below: a token may work only once.
     findings = [one.as_json() async for one in examine(settings)]
     yield "doctor.json", json.dumps(findings, indent=2)
     description, problem = await _described(settings)
@@ -122,7 +121,7 @@ def _end(path: Path) -> str:
 
 
 def _environment() -> str:
-    """Return what vLLM wants in its bug reports: torch, compilers, CPU, GPUs, packages."""
+    """Return what vLLM asks for in bug reports: torch, compilers, CPU, GPUs, packages."""
     command = [sys.executable, "-m", ENVIRONMENT_MODULE]
     try:
         done = subprocess.run(

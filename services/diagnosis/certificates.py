@@ -31,7 +31,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
         return
     folder = rpc.identity_folder()
     if folder is None:
-        return  # the doctor has said why
+        return  # already reported by the doctor
     try:
         mine = load(folder)
     except SecurityError as error:
@@ -46,7 +46,7 @@ def findings(settings: Settings) -> Iterator[Finding]:
 def _own(mine: Credentials) -> Finding:
     what = f"{mine.name.uri}, until {_time(mine.ends)}; issued by the CA beside it"
     if mine.seconds_left() <= 0:
-        return About(AREA, "this process").wrong(f"{what}: it is over", "join again: docs/security.md")
+        return About(AREA, "this process").wrong(f"{what}: expired", "join again: docs/security.md")
     return About(AREA, "this process").ok(what)
 
 
@@ -62,7 +62,7 @@ def _roots(mine: Credentials) -> Iterator[Finding]:
 
 
 def _shown(address: str, folder: Path, topic: str) -> Finding:
-    """Shake hands with a scheduler, and look at what it shows."""
+    """Do a TLS handshake with a scheduler, and judge its certificate."""
     scheduler = About(AREA, f"scheduler at {address}")
     context = ssl.create_default_context(cafile=str(folder / ROOTS))
     context.load_cert_chain(folder / CHAIN, folder / KEY)
@@ -76,10 +76,10 @@ def _shown(address: str, folder: Path, topic: str) -> Finding:
             shown = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        cure = "use one CA (its pin above) and one scheduler.topic on all processes, and security.tls"
+        cure = "use the same CA (its pin is above), scheduler.topic and security.tls on all processes"
         return scheduler.wrong(f"no handshake: {reason}", cure)
     except (OSError, ValueError) as error:
-        return scheduler.warning(f"not reached: {error}", "see to the scheduler first")
+        return scheduler.warning(f"not reached: {error}", "fix the scheduler first")
     try:
         name = name_in(shown).uri
     except SecurityError as error:

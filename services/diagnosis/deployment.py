@@ -1,6 +1,6 @@
 """Checks of a running deployment: machines, versions, clocks, and the speed of KV between workers.
 
-All of them go through the scheduler, so workers need not be reachable from here.
+They go through the scheduler, so workers need not be reachable from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.local import HERE
 from baton.services.diagnosis.machine import Needs, judge
 
-AT_ONCE = 16  # calls to workers
+AT_ONCE = 16  # concurrent calls to workers
 CLOCK_ASKS = 5
 SKEW_WARNING_S = 1.0  # logs are hard to read
 SKEW_WRONG_S = 60.0  # certificates valid for an hour begin too late
@@ -42,7 +42,7 @@ async def findings(
     asked = await _inspect_all(client, list(workers))
     for name, reply in asked.items():
         if reply.problem:
-            cure = "see its log; is its address in the scheduler's reach?"
+            cure = "see its log, and check that the scheduler can reach its address"
             yield About("workers", name).wrong(reply.problem, cure)
     answers = {name: reply for name, reply in asked.items() if not reply.problem}
     for name, reply in answers.items():
@@ -64,23 +64,23 @@ def _state(description: pb.Description) -> Iterator[Finding]:
     workers = f"{len(ready)} of {len(description.workers)} workers ready"
     what = f"topic {description.topic!r}: {workers}, {routers} routers"
     if description.store_problem:
-        yield scheduler.wrong(f"its store is away: {description.store_problem}", "see to its store")
+        yield scheduler.wrong(f"its store is unreachable: {description.store_problem}", "fix its store")
     if not ready:
         yield scheduler.wrong(what, "start workers, or see their logs")
     elif not routers:
-        yield scheduler.warning(f"{what}: nobody serves clients", "start a router, or see its log")
+        yield scheduler.warning(f"{what}: clients are not served", "start a router, or see its log")
     else:
         yield scheduler.ok(what)
     for worker in (one for one in ready if one.load.drafting.alarm):
         cure = "docs/observability.md, a silent drafter"
-        yield About("workers", worker.identity.worker_id).warning("its drafts are accepted too seldom", cure)
+        yield About("workers", worker.identity.worker_id).warning("its drafts are rarely accepted", cure)
 
 
 # ---- clocks
 
 
 async def _clock(client: SchedulerClient) -> Finding:
-    """Compare this clock with the scheduler's, by the quickest of some questions (Cristian's way)."""
+    """Compare this clock with the scheduler's, by the fastest of several calls (Cristian's algorithm)."""
     asked = []
     for _ in range(CLOCK_ASKS):
         began, began_unix = time.monotonic(), time.time()
@@ -95,8 +95,8 @@ def _skew(subject: str, ahead_s: float, took_s: float, whose: str) -> Finding:
     clock, cure = About("clock", subject), "run NTP on both machines"
     direction = "ahead of" if ahead_s > 0 else "behind"
     what = (
-        f"{abs(ahead_s) * 1e3:.1f} ms {direction} {whose}, at most {took_s / 2 * 1e3:.1f} ms wrong "
-        "(from the time that one question took)"
+        f"{abs(ahead_s) * 1e3:.1f} ms {direction} {whose}, to within {took_s / 2 * 1e3:.1f} ms "
+        "(half the time of a call)"
     )
     surely = max(0.0, abs(ahead_s) - took_s / 2)
     if surely > SKEW_WRONG_S:
@@ -123,7 +123,7 @@ async def _inspect_all(client: SchedulerClient, names: Sequence[str]) -> Mapping
 
 
 def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding for each program: the same version everywhere, or who has which."""
+    """Yield a finding for each program: one version everywhere, or which processes have which."""
     for program in dict.fromkeys(name for versions in found.values() for name in versions):
         about, cure = About("versions", program), "install one version everywhere"
         having: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ def _versions(found: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
         if program in _MUST_MATCH and not (here_alone and others == 1):
             yield about.wrong(f"{who}: {_MUST_MATCH[program]}", cure)
         else:
-            yield about.warning(f"{who}: not tried together", cure)
+            yield about.warning(f"{who}: not tested together", cure)
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:
@@ -152,7 +152,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def pairs(workers: Sequence[pb.WorkerStatus]) -> list[tuple[pb.WorkerStatus, pb.WorkerStatus]]:
-    """Return the pairs between which KV goes, from prefilling to decoding workers."""
+    """Return the pairs of workers between which KV is handed over."""
     able = [one for one in workers if one.state == pb.WORKER_STATE_READY and one.identity.capacity.transports]
     return [
         (source, puller)
@@ -183,19 +183,19 @@ async def _trials(client: SchedulerClient, workers: Sequence[pb.WorkerStatus]) -
 async def _pair(
     client: SchedulerClient, source: pb.WorkerStatus, puller: pb.WorkerStatus
 ) -> AsyncIterator[Finding]:
-    """Try each transport that both have; shared memory only on one machine."""
+    """Try each transport that both have; shared memory only within one machine."""
     one, other = source.identity, puller.identity
     between = About("handoff", f"{one.worker_id} -> {other.worker_id}")
     sides = f"on {one.worker_id}", f"on {other.worker_id}"
     there, here = ((each.capacity.compatibility_hash, each.capacity.facts) for each in (one, other))
     if why := facts.unlike(there, here, sides):
-        yield between.wrong(f"their KV means different things: {why}", "configure both the same way")
+        yield between.wrong(f"their KV is incompatible: {why}", "configure both the same way")
         return
     common = [name for name in one.capacity.transports if name in other.capacity.transports]
     tried = [name for name in common if name != "shm" or one.host == other.host]
     if not tried:
         cure = "add tcp to handoff.transports of both"
-        yield between.wrong("no transport in common that reaches", cure)
+        yield between.wrong("no common transport works between them", cure)
     for name in tried:
         try:
             reply = await client.try_handoff(one.worker_id, other.worker_id, name, TRIAL_BYTES)
@@ -211,6 +211,6 @@ def _measured(between: About, transport: str, reply: pb.TryHandoffReply) -> Find
     speed = reply.bytes / max(reply.seconds, 1e-9) / 1e6
     what = f"{transport}: {speed:,.0f} MB/s ({reply.bytes / 1e6:.1f} MB in {reply.seconds * 1e3:.1f} ms)"
     if speed < SLOW_MB_S:
-        cure = "look at the network between them, or at how busy they are"
+        cure = "check the network between them, and how busy they are"
         return between.warning(f"{what}: long prompts will wait for their KV", cure)
     return between.ok(what)

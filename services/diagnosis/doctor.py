@@ -18,7 +18,7 @@ from baton.services.diagnosis.machine import Needs
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
-    """Yield findings as they are made; takes seconds. Raises nothing of Baton's: what fails is a finding."""
+    """Yield findings as they are made, which takes seconds. Baton's own errors become findings."""
     async with SchedulerClient(settings.scheduler.address) as client:
         description: pb.Description | None = None
         try:
@@ -37,7 +37,7 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
         try:
             async for one in stores.findings(settings):
                 yield one
-        except BatonError as error:  # of a file with a password
+        except BatonError as error:  # a password file is unreadable
             yield About("Redis", "password").wrong(str(error), "see docs/security.md")
         if description is None:
             return

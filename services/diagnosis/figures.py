@@ -1,4 +1,4 @@
-"""The metrics of all processes that can be reached from here, for a bundle."""
+"""Collect the metrics of all processes that can be reached from here, for a bundle."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from baton.scheduler.members import members
 from baton.services import credentials
 from baton.services.config import Settings
 
-MOST = 64  # processes known by the scheduler
-MOST_BYTES = 1 << 20  # for each answer
+MOST = 64  # processes of those that the scheduler lists
+MOST_BYTES = 1 << 20  # of each answer
 TIMEOUT_S = 5.0
 AT_ONCE = 16
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 async def gathered(settings: Settings, description: pb.Description | None) -> dict[str, str]:
-    """Return each process's metrics by its name, or why they are missing.
+    """Return each process's metrics, or why they are missing, by its name.
 
     Scrapes every process the scheduler lists, and those whose ports are set.
     """
@@ -45,7 +45,6 @@ async def gathered(settings: Settings, description: pb.Description | None) -> di
 
 
 def _named(settings: Settings) -> dict[str, str]:
-    """Return the metrics URLs from the settings."""
     found = {"router": f"{settings.router.url}/metrics"}
     ports = {
         "scheduler": (settings.scheduler.address.split(",")[0], settings.scheduler.metrics_port),
@@ -61,7 +60,7 @@ def _named(settings: Settings) -> dict[str, str]:
 def _fetched(settings: Settings, url: str) -> str:
     request = urllib.request.Request(url)  # noqa: S310 (our own http URL)
     if url.startswith(f"{settings.router.url}/"):
-        with contextlib.suppress(BatonError):  # if only the router may read the key file, it answers 401
+        with contextlib.suppress(BatonError):  # the router answers 401 if only it can read the key file
             for key in credentials.api_keys(settings.router)[:1]:
                 request.add_header("Authorization", f"Bearer {key}")
     try:

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The gravity of a finding."""
-
     OK = "ok"
     WARNING = "warning"  # it works, but not as well as it could, or not for long
     WRONG = "wrong"  # something cannot work
@@ -16,39 +14,33 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: the subject, what was found, and what to do unless it is well."""
+    """One line: the subject, what was found, and what to do about it."""
 
-    area: str  # as "shared memory"
-    subject: str  # as "this machine", or a worker's id
+    area: str  # such as "shared memory"
+    subject: str  # such as "this machine", or a worker's id
     verdict: Verdict
     what: str
     todo: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Return the fields."""
         return {key: str(value) for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class About:
-    """A maker of findings about one subject."""
-
     area: str
     subject: str
 
     def ok(self, what: str) -> Finding:
-        """Say that it is well."""
         return Finding(self.area, self.subject, Verdict.OK, what)
 
     def warning(self, what: str, todo: str) -> Finding:
-        """Say that it could be better."""
         return Finding(self.area, self.subject, Verdict.WARNING, what, todo)
 
     def wrong(self, what: str, todo: str) -> Finding:
-        """Say that it cannot work."""
         return Finding(self.area, self.subject, Verdict.WRONG, what, todo)
 
 
 def size(count: float) -> str:
-    """Return bytes for people: `512 MiB`, `7.8 GiB`."""
+    """Return a number of bytes as text: `512 MiB`, `7.8 GiB`."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -28,7 +28,7 @@ _PROBE_BYTES = 1 << 20
 
 
 def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
-    """Yield findings. `runs`: a deployment answers, so its workers have their memory already."""
+    """Yield findings. `runs`: a deployment is running, so its workers already have their memory."""
     model = list(_model(settings))
     yield from model
     weights = _weights(settings) if settings.engine.model and not runs else 0
@@ -47,7 +47,7 @@ def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
 
 
 def _segment() -> Finding:
-    """Make a segment as a worker does: a sandbox may lack what that takes."""
+    """Create a segment as a worker does, which may fail in a sandbox."""
     shm = About("shared memory", HERE)
     try:
         made = segments.create(_PROBE_BYTES)
@@ -76,7 +76,7 @@ def _model(settings: Settings) -> Iterator[Finding]:
         return
     folder = expanded(named, "engine.model")
     if not folder.is_dir():
-        yield model.ok("no such folder: each worker fetches it from Hugging Face by this name")
+        yield model.ok("no such folder: each worker downloads it from Hugging Face by this name")
         return
     unreadable = [path.name for path in sorted(folder.iterdir()) if not os.access(path, os.R_OK)]
     if unreadable:
@@ -95,7 +95,7 @@ def _weights(settings: Settings) -> int:
 
 
 def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
-    """Yield each port that a setting names: the setting, the host, the port."""
+    """Yield the setting, host and port of each configured port."""
     yield "router.port", settings.router.host, settings.router.port
     for one in settings.scheduler.address.split(","):
         yield "scheduler.address", *addresses.split(one)
@@ -109,7 +109,7 @@ def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
 
 
 def _ports(settings: Settings) -> Iterator[Finding]:
-    """Say of each port that is configured, and of this machine, whether it is free, or who has it."""
+    """Yield whether each configured port of this machine is free, or which process has it."""
     for key, host, port in _configured(settings):
         if not port:
             continue
@@ -119,7 +119,7 @@ def _ports(settings: Settings) -> Iterator[Finding]:
                 yield named.ok(f"{at} is free")
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-                continue  # it is no address of this machine
+                continue  # not an address of this machine
             who, baton = _holder(port)
             what = (
                 f"{at} is held by {who}" if who else f"{at} cannot be used: {os.strerror(error.errno or 0)}"
@@ -129,9 +129,9 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 
 
 def _holder(port: int) -> tuple[str, bool]:
-    """Return the process that listens on a port, as far as this user may see it, and whether it is Baton's.
+    """Return the process that listens on a port, if this user may see it, and whether it is Baton's.
 
-    Its command line is left out, as it may contain secrets.
+    Its command line is left out, because it may contain secrets.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -151,7 +151,7 @@ def _holder(port: int) -> tuple[str, bool]:
 
 
 def _is_baton(command: Sequence[str]) -> bool:
-    """Return whether a process is Baton's, by title or program; a folder may be named baton, too."""
+    """Return whether a process is Baton's, by title or program: a folder may also be named baton."""
     words = " ".join(command).split()[:3]
     return any(PurePath(word).name == "baton" or word.startswith("baton.") for word in words)
 
@@ -159,7 +159,7 @@ def _is_baton(command: Sequence[str]) -> bool:
 def _proxies() -> Iterator[Finding]:
     if names := plain_http.proxy_variables():
         yield About("proxy", HERE).ok(
-            f"{', '.join(names)} set: for Hugging Face; Baton's parts always reach each other directly",
+            f"{', '.join(names)} set: only used for Hugging Face; Baton's parts connect directly",
         )
 
 

@@ -1,4 +1,4 @@
-"""Judges a machine by what one of its processes sees: shared memory, descriptors, memory, CPU, GPUs."""
+"""Judge a machine by what one of its processes sees: shared memory, descriptors, memory, CPU, GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from baton.services.config import Settings
 from baton.services.diagnosis.finding import About, Finding, size
 from baton.services.router.http.limits import OWN_DESCRIPTORS, SPARE_CONNECTIONS
 
-CONTAINER_SHM = 64 << 20  # what containers get unless they ask for more
+CONTAINER_SHM = 64 << 20  # a container's default
 LITTLE_MEMORY = 1 << 30
 WORKER_FILES = 1024  # connections of routers and of pulls, the model's files, libraries
 
@@ -23,7 +23,7 @@ class Needs:
     shm: int = 0  # for one worker's saved KV, all ranks
     uses_shm: bool = True
     files: int = WORKER_FILES
-    files_key: str = ""  # the setting that needs that many files
+    files_key: str = ""  # the setting that `files` follows from
     memory: int = 0  # for one worker that will be started
 
     @classmethod
@@ -40,13 +40,12 @@ class Needs:
 
     @classmethod
     def of_router(cls, settings: Settings) -> Needs:
-        """Return the needs of a router."""
         wanted = settings.router.max_connections + SPARE_CONNECTIONS + OWN_DESCRIPTORS
         return cls(uses_shm=False, files=wanted, files_key="router.max_connections")
 
 
 def judge(subject: str, machine: pb.Machine, torch: str, needs: Needs) -> Iterator[Finding]:
-    """Yield findings on a machine. `torch`: the version there, or empty."""
+    """Yield findings on a machine. `torch`: its version there, or ""."""
     yield _shm(subject, machine, needs)
     yield _files(subject, machine, needs)
     yield _memory(subject, machine, needs)
@@ -98,7 +97,7 @@ def _memory(subject: str, machine: pb.Machine, needs: Needs) -> Finding:
         )
     if machine.memory_free < LITTLE_MEMORY:
         cure = "run fewer workers here, or lower engine.kv_cache_gib"
-        return memory.warning(f"{there}: a burst may end a process", cure)
+        return memory.warning(f"{there}: a burst may get a process killed", cure)
     return memory.ok(there)
 
 
@@ -109,9 +108,9 @@ def _compute(subject: str, machine: pb.Machine, torch: str) -> Iterator[Finding]
         broken = [one for one in machine.gpus if one.startswith("nvidia-smi fails")]
         listed = "; ".join(machine.gpus)
         if broken:
-            yield gpu.wrong(listed, "see to the driver: engines find no GPU either")
+            yield gpu.wrong(listed, "fix the driver: engines find no GPU either")
         elif torch.endswith("+cpu"):
-            yield gpu.warning(f"{listed}; torch {torch} uses none", "install baton[gpu] where it should")
+            yield gpu.warning(f"{listed}; torch {torch} uses none", "install baton[gpu] to use them")
         else:
             yield gpu.ok(listed)
     if "amx_tile" in features and not machine.amx_permitted:

@@ -1,7 +1,7 @@
-"""The secrets of the configuration and the environment, which must not be in a bundle.
+"""Keep the secrets of the configuration and the environment out of a bundle.
 
-Settings of config.SECRET are masked, and their values are also replaced in every text of the archive, as logs
-and reports of programs may contain them.
+Settings in config.SECRET are masked, and their values are also replaced in every text of the archive, because
+logs and reports of programs may contain them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from baton.services import credentials
 from baton.services.config import REVEAL, SECRET, Settings
 
 HIDDEN = "***"
-SHORTEST = 4  # shorter texts occur in too many words to be replaced, and no key is that short
-_PLAIN = 8  # texts of engine.extra from this length on count as secret
+SHORTEST = 4  # shorter texts are part of too many words to be replaced, and no key is that short
+_PLAIN = 8  # texts in engine.extra of at least this length count as secret
 _NAMES = re.compile(
     r"key|token|secret|passw|credential|auth|header", re.IGNORECASE
 )  # names of variables and keys
 
 
 def masked(settings: Settings) -> dict[str, Any]:
-    """Return the configuration without secrets. Of engine.extra only the names stay."""
+    """Return the configuration without secrets; engine.extra keeps only its names."""
     tree: dict[str, Any] = settings.model_dump(mode="json")
     for section, key in SECRET:
         value = tree.get(section, {}).get(key)
@@ -42,8 +42,6 @@ def masked(settings: Settings) -> dict[str, Any]:
 
 
 class Hider:
-    """Replaces secrets in texts."""
-
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for one in secrets if len(one) >= SHORTEST for form in _forms(one)}
         # Longest first, as one may be the beginning of another.
@@ -51,16 +49,15 @@ class Hider:
 
     @classmethod
     def of(cls, settings: Settings, environment: Mapping[str, str] = os.environ) -> Hider:
-        """Return a Hider for the secrets in the settings, in the files they name, and in the environment."""
+        """Return a Hider for the secrets in the settings, in files they name, and in the environment."""
         return cls([*_configured(settings), *_in_files(settings), *_in_environment(environment)])
 
     def hide(self, text: str) -> str:
-        """Replace secrets in the text by asterisks."""
         return self._pattern.sub(HIDDEN, text)
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the forms of a secret: in a URL, in JSON, as a command's argument."""
+    """Return a secret as it appears in plain text, in a URL and in JSON."""
     return {secret, quote(secret, safe=""), quote(secret), unquote(secret), json.dumps(secret)[1:-1]}
 
 

@@ -1,4 +1,4 @@
-"""Checks of Redis from this machine: whether it answers, how soon, and whether Baton's rights suffice."""
+"""Check Redis from this machine: whether it answers, its latency, and Baton's permissions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _look(about: About, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
-    """Ask the server itself."""
+    """Check the server's latency, role and eviction policy."""
     key = about.subject
     try:
         client = connect(url, topic, TIMEOUT_S, password)
@@ -74,11 +74,11 @@ async def _look(about: About, url: str, topic: str, password: str) -> AsyncItera
         median = statistics.median(times)
         what = f"{where}: version {hello.get('version', '?')}, {_mode(hello)}{median:.2f} ms a call"
         if hello.get("role") not in ("master", None):
-            cure = f"let {key} lead to the master; redis+sentinel:// and redis+cluster:// find it themselves"
+            cure = f"point {key} at the master; redis+sentinel:// and redis+cluster:// find it themselves"
             yield about.wrong(f"{where}: is a replica, and takes no writes", cure)
             return
         if median > SLOW_MS:
-            yield about.warning(f"{what}: it is far away or busy", "put Redis nearer to its clients")
+            yield about.warning(f"{what}: it is far away or busy", "move Redis closer to its clients")
         else:
             yield about.ok(what)
         yield await _policy(about, client)
@@ -88,7 +88,7 @@ async def _look(about: About, url: str, topic: str, password: str) -> AsyncItera
             what, _, cure = _hidden(words, client).partition(": ")
             yield about.wrong(f"{where} {what}", cure or "see its log")
             return
-        cure = f"is it up, are {key} and its password right, does its ACL allow what docs/security.md lists?"
+        cure = f"check that it is up, {key}, its password, and its ACL (docs/security.md lists what it needs)"
         yield about.wrong(f"{where} does not answer as it should: {text}", cure)
     finally:
         await hang_up(client)
@@ -98,17 +98,17 @@ async def _policy(about: About, client: Any) -> Finding:
     try:
         memory: dict[str, Any] = await client.info("memory")
     except (NoPermissionError, ResponseError):
-        return about.ok(f"this user may not ask for maxmemory-policy: it has to be {KEEPS}")
+        return about.ok(f"this user may not read maxmemory-policy: it must be {KEEPS}")
     policy, most = str(memory.get("maxmemory_policy", "?")), int(memory.get("maxmemory", 0))
     what = f"maxmemory-policy {policy}, maxmemory {most or 'unlimited'}"
     if most and policy != KEEPS:
-        problem = f"{what}: when it is full, it throws away what Baton keeps there"
+        problem = f"{what}: when it is full, it evicts Baton's data"
         return about.wrong(problem, f"set maxmemory-policy to {KEEPS}")
     return about.ok(what)
 
 
 async def _store(about: About, settings: Settings, password: str) -> Finding:
-    """Do what a scheduler does twice a second, with its scripts and its user."""
+    """Run the scheduler's scripts as its user."""
     own = settings.scheduler
     try:
         store = RedisStore(own.store, own.topic, password)
@@ -141,7 +141,7 @@ def _mode(hello: dict[str, Any]) -> str:
 
 
 def _pairs(reply: Any) -> dict[str, Any]:
-    """Return HELLO's reply, a mapping in protocol 3 and a flat list in 2."""
+    """Return HELLO's reply, which is a mapping in protocol 3 and a flat list in 2."""
     items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return {_text(name): _text(value) for name, value in items}
 
@@ -151,6 +151,6 @@ def _text(value: Any) -> Any:
 
 
 def _hidden(text: str, client: Any) -> str:
-    """Remove the password, as a server repeats the arguments of an unknown command."""
+    """Mask the password: a server's error may repeat a command's arguments."""
     password = client.connection_pool.connection_kwargs.get("password")
     return text.replace(password, "***") if password else text

@@ -1,7 +1,7 @@
-"""Run a supervisor's child processes, each forked from one that called `preload`, or a new program.
+"""Entry points of a supervisor's child processes, which are forks (see `preload`) or new programs.
 
-Children import what they need late: a supervisor of schedulers alone needs no vLLM. Everything can be
-pickled, to be sent to a new program.
+Imports are late because a supervisor of schedulers alone needs no vLLM. Everything can be pickled, to be sent
+to a new program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from baton.services.models import Model
 
 
 def preload(settings: Settings, process: str) -> None:
-    """Import what engines and routers need. `process` names this process in its log."""
-    # The libraries' warnings stay off: vLLM repeats those about this machine in each engine's log.
+    """Import what engines and routers need, before they are forked. `process` is for the log."""
+    # Libraries' warnings stay off: vLLM repeats those about this machine in each engine's log.
     logs.configure(settings.log_format, process)
     from baton.services.router import app
     from baton.services.worker import lifecycle
@@ -35,10 +35,7 @@ def preload(settings: Settings, process: str) -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker's process, on its share of the machine.
-
-    Each restart keeps the name and asks for the role again, which may have changed.
-    """
+    """Runs a worker on its share of the machine. Its role is looked up at each start, as it may change."""
 
     settings: Settings
     name: str
@@ -56,7 +53,7 @@ class Worker:
         run_worker(own, self.role())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the current role, because only the supervisor can look it up."""
+        """Pickle the current role, because only the supervisor can look it up."""
         return Worker, (self.settings, self.name, partial(str, self.role()), self.where)
 
 

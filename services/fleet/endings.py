@@ -22,17 +22,17 @@ def ending(code: int | None) -> str:
 
 
 class OutOfMemory:
-    """Count the processes in this cgroup and below that the kernel killed for lack of memory."""
+    """Counts the processes in this cgroup and below that the kernel killed for lack of memory."""
 
     def __init__(self) -> None:
         self._told = _kills() or 0
 
     def words(self) -> str:
-        """Return the reason if a kill has not been reported yet, else ""."""
+        """Return the reason for a kill that has not been reported yet, or ""."""
         kills = _kills() or 0
         if kills <= self._told:
             return ""
-        self._told += 1  # one at a time: each kill belongs to one process
+        self._told += 1  # each kill explains the end of one process
         limit = _limit()
         whose = (
             f"the memory limit of its cgroup, {limit / 2**30:.1f} GiB," if limit else "this machine's memory"
@@ -72,7 +72,6 @@ def _folders() -> Iterator[Path]:
                 base = _CGROUPS / "memory" if controllers else _CGROUPS
                 yield base / path.lstrip("/")
                 yield base  # in a container the path may be that of the host
-    return
 
 
 def _field(file: Path, name: str) -> int | None:

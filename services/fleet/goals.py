@@ -6,11 +6,11 @@ from baton.autoscale.goals import Bounds, Goals
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
-DECIDE_S = 2.0  # between two decisions, or less: a wait of the settings should see two of them
+DECIDE_S = 2.0  # most between two decisions; less if a wait in the settings would not see two of them
 
 
 def goals_of(settings: Settings) -> Goals:
-    """Return the goals. Raises ConfigError if something else would change roles too."""
+    """Return the goals. Raises ConfigError if rebalancing would change roles too."""
     own, slo = settings.autoscale, settings.slo
     if own.mode == "on" and settings.scheduler.rebalance_after_s:
         raise ConfigError(

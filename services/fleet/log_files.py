@@ -1,8 +1,7 @@
 """Manage the log files of a supervisor's parts: recreate missing ones, bound their size, read their ends.
 
-The parts and their children write through inherited descriptors, always to the end (O_APPEND). So a log is
-rotated by copying and truncating it: writers go on at the new beginning. Anything written between the copy's
-last piece and the truncation is lost.
+Parts and their children write through inherited descriptors with O_APPEND, so a log is rotated by copying and
+truncating it. Lines written between the end of the copy and the truncation are lost.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 
 MOST_BYTES = 32 << 20  # size at which a log becomes NAME.log.1
 KEPT = 2  # older logs
-LOOK_S = 10.0  # interval between looks at the sizes
+LOOK_S = 10.0  # between two checks of the sizes
 TAIL_BYTES = 64 << 10  # read from the end of a log, to say why a part ended
-_PIECE = 1 << 20  # bytes
+_PIECE = 1 << 20  # bytes per copied chunk
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -50,19 +49,17 @@ def own_error(lines: Iterable[str]) -> str:
 
 
 class Rotation:
-    """Bound the logs of one folder."""
-
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._due = time.monotonic() + LOOK_S
 
     @property
     def due_s(self) -> float:
-        """Return the seconds until the next look."""
+        """Return the seconds until the next check."""
         return max(0.0, self._due - time.monotonic())
 
     def look(self, logs: Iterable[Path]) -> list[Path]:
-        """Rotate logs that have grown too large, if a look is due; return them."""
+        """If a check is due, rotate the logs that are too large; return those."""
         now = time.monotonic()
         if now < self._due:
             return []
@@ -78,7 +75,7 @@ class Rotation:
                 if older.exists():
                     older.replace(_older(log, number))
             return self._cut(log)
-        except OSError:  # gone, or not ours to change; try again next time
+        except OSError:  # removed, or not ours; retried at the next check
             return False
 
     def _cut(self, log: Path) -> bool:

@@ -1,16 +1,16 @@
-"""Run one machine's parts of a larger deployment: `baton node`, for an owner that knows the others.
+"""Run one machine's parts of a larger deployment: `baton node`.
 
-Like `baton up` it imports vLLM once, forks every part from there and restarts those that die, so it has no
-threads and no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and they end with the
-owner, however that dies.
+Like `baton up` it imports vLLM once, forks every part and restarts those that die, so it has no threads and
+no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and close if the owner dies.
 
-    stdin   each line a JSON list: all parts that shall run now, each the fields of `PartOrder`. Parts no
-            longer listed are drained; running ones go on as they are, and a worker whose role has changed
-            gets the new one at its next start.
+    stdin   each line is a JSON list of all parts to run, each with the fields of `PartOrder`. Parts that are
+    no
+            longer listed are drained. Running parts go on; a worker whose role has changed gets the new one
+            at its next start.
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 
-The end of stdin means that the owner is dead: all parts are killed, as others will run in their place.
+The end of stdin means that the owner is dead: all parts are killed, because others will replace them.
 SIGTERM, SIGINT and SIGHUP drain them.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any
 
 from baton.services.config import Settings
 from baton.services.fleet import children
@@ -33,8 +33,9 @@ from baton.services.fleet.devices import Cores, Devices, cpu_build
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
 from baton.services.leave import leave
-from baton.services.printing import catch_up, put
+from baton.services.printing import catch_up
 
+Tell = Callable[[dict[str, Any]], None]
 _ROUTER, _SCHEDULER = "router", "scheduler"
 _STDIN = 0
 _CHUNK = 1 << 16  # bytes
@@ -42,13 +43,11 @@ _CHUNK = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class PartOrder:
-    """One part to run."""
-
-    name: str  # unique on the machine; a worker's also in the deployment, as drains are remembered by it
+    name: str  # unique on the machine; a worker's in the deployment, because drains are remembered by name
     role: str  # a worker's role, or router, or scheduler
     settings: Mapping[str, Any]  # the whole tree, secrets included
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables: the GPUs it sees
-    cores: int = 0  # how many to pin it to, if vLLM runs on the CPU; 0: do not pin
+    environment: Mapping[str, str] = field(default_factory=dict)  # such as CUDA_VISIBLE_DEVICES
+    cores: int = 0  # number to pin it to, if vLLM runs on the CPU; 0: do not pin
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +62,7 @@ class PartOrder:
 
     @property
     def end_s(self) -> float:
-        """The seconds that it has to finish its work and end."""
+        """Seconds for it to drain and end."""
         drains = {
             Kind.WORKER: self.tree.worker.drain_timeout_s,
             Kind.ROUTER: self.tree.router.drain_timeout_s,
@@ -71,53 +70,30 @@ class PartOrder:
         return drains.get(self.kind, 0.0) + STOP_TIMEOUT_S
 
 
-class Observer(Protocol):
-    """Receiver of a node's events."""
+def run_node(orders: Sequence[PartOrder], log_dir: Path, tell: Tell, *, listen: bool) -> None:
+    """Run `orders` until a signal, then drain all parts. `listen`: take new orders from stdin.
 
-    def said(self, name: str, text: str) -> None:
-        """Note an event of a part."""
-
-    def parts(self, states: Mapping[str, str]) -> None:
-        """Note the state of each part; called when one changes."""
-
-
-class Lines:
-    """The observer that writes lines of JSON, for a program."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def said(self, name: str, text: str) -> None:
-        self._write({"event": "said", "name": name, "text": text})
-
-    def parts(self, states: Mapping[str, str]) -> None:
-        self._write({"event": "parts", "states": states})
-
-    def _write(self, event: Mapping[str, Any]) -> None:
-        put(self._out, json.dumps(event) + "\n")  # the other pipe tells if the owner is gone
-
-
-def run_node(orders: Sequence[PartOrder], log_dir: Path, observer: Observer, *, listen: bool) -> None:
-    """Run `orders`, and with `listen` also those from stdin, until a signal; then drain all.
-
-    A process is restarted three times within ten minutes, then given up; `observer` hears of it.
+    `tell` is called with each event. A process is restarted three times within ten minutes, then given up.
     """
-    _Node(log_dir, observer, listen=listen).run(orders)
+    _Node(log_dir, tell, listen=listen).run(orders)
 
 
 class _Node:
-    def __init__(self, log_dir: Path, observer: Observer, *, listen: bool) -> None:
-        self._observer = observer
+    def __init__(self, log_dir: Path, tell: Tell, *, listen: bool) -> None:
+        self._tell = tell
         self._listen = listen
-        self._parts = Parts(log_dir, observer.said, whole=False)
+        self._parts = Parts(log_dir, self._say, whole=False)
         self._stop = wake_on_signals()
         self._wanted: dict[str, PartOrder] = {}
-        self._running: dict[str, PartOrder] = {}  # including those that are leaving
+        self._running: dict[str, PartOrder] = {}  # including draining ones
         self._cores = Cores()
         self._lent: dict[str, str] = {}
         self._preloaded = False
         self._line = b""  # the beginning of the next line
         self._told: dict[str, str] = {}
+
+    def _say(self, name: str, text: str) -> None:
+        self._tell({"event": "said", "name": name, "text": text})
 
     def run(self, orders: Sequence[PartOrder]) -> None:
         self._wanted = {one.name: one for one in orders}
@@ -142,7 +118,6 @@ class _Node:
         self._parts.reap()
 
     def _read(self) -> None:
-        """Take the latest list that has arrived."""
         chunk = os.read(_STDIN, _CHUNK)
         if not chunk:
             leave(1)  # the kernel kills the children with this process
@@ -166,32 +141,31 @@ class _Node:
                 self._preload(one.tree)
                 if self._listen and wait([_STDIN], timeout=0):
                     self._read()
-                self._reconcile()  # the orders may have changed by now
+                self._reconcile()  # orders may have changed during the import
                 return
             self._add(one)
         states = {part.name: part.state for part in self._parts.members}
         if states != self._told:
-            self._observer.parts(states)
+            self._tell({"event": "parts", "states": states})
             self._told = states
 
     def _add(self, one: PartOrder) -> None:
         self._running[one.name] = one
         self._parts.add(one.name, one.kind, self._work(one))
-        self._observer.said(one.name, "started")
+        self._say(one.name, "started")
 
     def _preload(self, settings: Settings) -> None:
-        self._observer.said("engine", "importing vLLM; the first time takes longest")
+        self._say("engine", "importing vLLM; the first time takes longest")
         began = time.monotonic()
         with left_on_signals([self._stop], self._end, lambda: None):
             children.preload(settings, "node")
         self._preloaded = True
-        self._observer.said("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
+        self._say("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
 
     def _work(self, one: PartOrder) -> Callable[[], None]:
         if one.kind is Kind.WORKER:
             cpu = self._lent[one.name] = self._cores.lend(one.cores) if cpu_build() else ""
             where = Devices(cpu=cpu, environment=dict(one.environment))
-            # Looked up at each start: its role may have changed.
             return children.Worker(one.tree, one.name, lambda: self._wanted.get(one.name, one).role, where)
         work = children.router if one.kind is Kind.ROUTER else children.scheduler
         return functools.partial(work, one.tree)

@@ -1,9 +1,8 @@
 """Start, restart, give up and stop the processes of a deployment.
 
-A part that dies is restarted, at once the first time, then after longer and longer pauses. A part that dies
-too often is given up with one log line; the others go on if they can serve without it. If the machine has no
-room for another process, as at a process limit, a start is retried for as long as it takes, because that is
-not the part's fault.
+A part that dies is restarted, at once the first time, then after growing pauses. A part that dies too often
+is given up; the others go on if they can serve without it. If the machine cannot start another process, as at
+a process limit, the start is retried for as long as it takes, because that is not the part's fault.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ from baton.services.fleet.watch import Seen
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
-LAST_WORDS = 200  # characters of a log's last line, beside other text
-FIRST_STARTS = 5  # tries to start a part that was never ready, as somebody waits for the outcome
+LAST_WORDS = 200  # characters quoted of a log's last line
+FIRST_STARTS = 5  # tries to start a part that was never ready: a user is waiting for it
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 NEW_PROGRAMS = (
-    "CUDA has begun in this process, as it does where NVML cannot count the GPUs (MIG), and would not "
-    "survive a fork: each part is started as a new program, which takes longer"
+    "CUDA is initialised in this process, as where NVML cannot count the GPUs (MIG), and would not survive a "
+    "fork: each part is started as a new program, which takes longer"
 )
 
-Say = Callable[[str, str], None]  # a part's name, what happened to it
+Say = Callable[[str, str], None]  # a part's name, an event
 
 
 class Kind(Enum):
     """The kinds of parts, in the order in which they are stopped."""
 
     WATCHER = "watcher"  # first: it would report the end of the others
-    ROUTER = "router"  # no new requests come from here on
+    ROUTER = "router"  # no new requests arrive after this
     WORKER = "worker"  # any role: workers can replace each other
     SCHEDULER = "scheduler"  # last: the others report to it
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits of restarting: how many deaths within a window, and the pause before each restart."""
+    """Limits of restarts: how many within a window, and the pause before each."""
 
-    restarts: int = 3  # within `window_s`; a part that dies more often needs a person
+    restarts: int = 3  # within `window_s`; a part that dies more often is given up
     window_s: float = 600.0  # older deaths do not count
     backoff_s: float = 1.0  # before the second restart; the first is immediate
     growth: float = 4.0
@@ -75,12 +74,12 @@ class Part:
     ready: bool = False
     proven: bool = False  # it was ready once, so it is worth a restart
     given_up: bool = False
-    ordered: bool = False  # the scheduler's order: the deployment survives its failure to start
+    ordered: bool = False  # by the scheduler: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
-    failed_starts: int = 0  # starts in a row that failed because the machine had no room for a process
+    failed_starts: int = 0  # in a row, because the machine could not start a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
     engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give it up
-    leaves_by: float | None = None  # time.monotonic; told to end, and killed at this time
+    leaves_by: float | None = None  # time.monotonic; it was told to end, and is killed at this time
 
     @property
     def runs(self) -> bool:
@@ -89,7 +88,6 @@ class Part:
 
     @property
     def state(self) -> str:
-        """Its state in a word or two, as of the last check."""
         if self.leaves_by is not None:
             return "leaving"
         if self.given_up:
@@ -98,7 +96,7 @@ class Part:
 
     @property
     def known_as(self) -> str:
-        """The name of the present process among other parts: a worker's includes its process id."""
+        """The name by which the scheduler knows its process: a worker's includes its process id."""
         number = self.child.process.pid if self.child else None
         return f"{self.name}.{number}" if self.kind is Kind.WORKER else self.name
 
@@ -107,11 +105,11 @@ class Part:
 class Parts:
     """The parts of a deployment that this machine runs. No method but `stop` blocks."""
 
-    log_dir: Path | None  # None: they print where this process does
+    log_dir: Path | None  # None: parts inherit this process's output
     say: Say
     patience: Patience = field(default_factory=Patience)
-    # Whether these are all parts. If so, a part that cannot start ends the deployment, and so does a shortage
-    # of parts. If not, each is restarted and given up by itself, and its owner finds out when it is ready.
+    # Whether these are all parts of the deployment. If so, a part that cannot start ends it, and so does a
+    # shortage of parts. If not, each part is given up by itself, and the owner checks when it is ready.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
@@ -119,8 +117,7 @@ class Parts:
     forks: bool = True  # False once forking has failed
 
     def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
-        """Start a part, and restart it whenever it dies."""
-        # Nobody here watches the watcher, or a part of a larger deployment: both are ready from the start.
+        # The readiness of the watcher, and of a part of a larger deployment, is not reported here.
         unwatched = kind is Kind.WATCHER or not self.whole
         part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered)
         self.members.append(part)
@@ -129,23 +126,23 @@ class Parts:
 
     @property
     def last_words(self) -> str:
-        """The end of the log of the first part that is not ready yet, worded as the end of a sentence."""
+        """The last log line of the first part that is not ready yet, worded as the end of a sentence."""
         for part in self.members:
             if part.name in self.waiting_for and part.child is not None:
                 return f"; {part.name} said last ({part.child.log}): {part.child.last_error()[:LAST_WORDS]}"
         return ""
 
     def retire(self, part: Part, within_s: float) -> None:
-        """Tell a part to end for good; `reap` then forgets it, and kills it after `within_s` seconds."""
+        """Tell a part to end for good; `reap` removes it, and kills it after `within_s` seconds."""
         part.leaves_by = time.monotonic()
         if part.child and part.child.alive:
             part.leaves_by += within_s
             part.child.process.terminate()
 
     def reap(self) -> None:
-        """Notice dead parts, and restart those whose pause is over.
+        """Handle dead parts, and restart those whose pause has passed.
 
-        Raises StartError if a part died before it was ever ready, or if those left cannot serve.
+        Raises StartError if a part died before it was ever ready, or if the remaining ones cannot serve.
         """
         self._bound_logs()
         now = time.monotonic()
@@ -203,8 +200,8 @@ class Parts:
     ) -> None:
         """Stop all parts, kind by kind; the router gets `drain_s` extra seconds for running streams.
 
-        Calls `told` once the routers know, and `ended` for each part that ended without being killed, as soon
-        as it is gone.
+        Calls `told` once the routers have SIGTERM, and `ended` for each part that ended without being killed,
+        as soon as it is gone.
         """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
@@ -215,7 +212,7 @@ class Parts:
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
 
     def _let_go(self, part: Part, late: bool) -> None:
-        """Forget a part that was told to end and has ended; kill it if it is `late`."""
+        """Remove a retired part that has ended; kill it if it is `late`."""
         if part.child and part.child.alive and late:
             self.say(part.name, "did not end in time: killed")
             part.child.process.kill()
@@ -257,7 +254,7 @@ class Parts:
         pause_s = self.patience.before_restart_s(min(part.failed_starts, 20) + 1)
         pause_s = min(pause_s, MOST_PAUSE_S)
         part.restart_at = time.monotonic() + pause_s
-        self.say(part.name, f"not started, {why}; tried again in {pause_s:g} s")
+        self.say(part.name, f"not started: {why}; retrying in {pause_s:g} s")
 
     def _died(self, part: Part, child: Child, now: float) -> None:
         why = self.memory.words()
@@ -309,12 +306,12 @@ class Parts:
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:
-        """Return why the remaining parts cannot serve; "" if they can, or if others may."""
+        """Return why the remaining parts cannot serve, or ""."""
         if not self.whole:
             return ""
         if all(part.given_up for part in self.members if part.kind is Kind.WORKER):
             return "no worker is left"
-        # A scheduler or model may be one of several, which share the requests.
+        # There may be several schedulers.
         for kind in (Kind.ROUTER, Kind.SCHEDULER):
             own = [part.given_up for part in self.members if part.kind is kind]
             if own and all(own):

@@ -1,6 +1,6 @@
-"""Manage the places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
+"""The places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
-Orders list what shall run, not what shall change, so the next one makes up for a lost one.
+An order lists all workers that should run, so the next one makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Worker = Callable[[str, Callable[[], str], Devices], Run]
 
 @dataclass(frozen=True)
 class Plan:
-    """A model's fleet, as its places see it."""
+    """A model's fleet: its first workers and its settings."""
 
     settings: Settings
     roles: Sequence[str]  # the first workers' roles
-    prefix: str = ""  # first part of the workers' names
+    prefix: str = ""  # of the workers' names
 
     @property
     def gpus(self) -> int:
@@ -33,7 +33,7 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """The most workers that it may have, devices permitting."""
+        """The most workers that it may have, if there are devices for them."""
         limits = self.settings.autoscale
         chosen = limits.max_prefill + limits.max_decode if limits.mode == "on" else 0
         return max(len(self.roles), chosen)
@@ -42,10 +42,10 @@ class Plan:
 def places_of(
     fleets: Sequence[Plan], worker: Callable[[Settings], Worker], gpus: Sequence[str] | None = None
 ) -> list[Places]:
-    """Share the machine out to fleets; all first workers get their devices before further places do.
+    """Divide the machine among fleets; all first workers get their devices before further places do.
 
-    `worker` makes the starters of one fleet's workers. `gpus`: fleet.devices. Raises StartError if there are
-    too few devices for the first workers, and ConfigError for GPUs that cannot be shared this way.
+    `worker` makes the function that starts a fleet's workers. `gpus`: fleet.devices. Raises StartError if
+    there are too few devices for the first workers, and ConfigError for GPUs that cannot be shared this way.
     """
     needed = sum(one.gpus * len(one.roles) for one in fleets)
     most = []
@@ -64,17 +64,14 @@ class Places:
     """A fleet's places. The first workers' places are named after their roles, further ones are numbered."""
 
     def __init__(self, fleet: Plan, worker: Worker, shares: Iterator[Devices], most: int) -> None:
-        """Make a place for each first worker, and further ones up to `most`.
-
-        Each takes one of the `shares`.
-        """
+        """Make a place for each first worker, and further ones up to `most`, each with one share."""
         self._worker = worker
         self._end_s = fleet.settings.worker.drain_timeout_s + STOP_TIMEOUT_S
         self._fence = 0
         roles, prefix = fleet.roles, fleet.prefix
         self._roles = {
             f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # the workers that shall run
+        }  # of the workers that should run
         self.names = [*self._roles, *(f"{prefix}worker-{number}" for number in range(len(roles), most))]
         self._devices = {name: next(shares) for name in self.names}
 
@@ -83,7 +80,7 @@ class Places:
             parts.add(name, Kind.WORKER, self._run(name))
 
     def obey(self, ordered: Ordered, parts: Parts) -> None:
-        """Start missing workers and drain surplus ones. Late orders are ignored."""
+        """Start missing workers and drain surplus ones. Outdated orders are ignored."""
         if ordered.fence < self._fence:
             return
         self._fence = ordered.fence
@@ -95,9 +92,8 @@ class Places:
                 parts.add(name, Kind.WORKER, self._run(name), ordered=True)
         for name, part in known.items():
             if name not in self._roles and part.leaves_by is None:
-                parts.say(name, "ordered away: drains")
+                parts.say(name, "no longer ordered: draining")
                 parts.retire(part, self._end_s)
 
     def _run(self, name: str) -> Run:
-        # The role is looked up at each start: it may have changed.
         return self._worker(name, lambda: self._roles[name], self._devices[name])

@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 def check_port(key: str, host: str, port: int) -> None:
-    """Check that a part can listen on a port. key: the setting that names the port.
+    """Check that a part can listen on a port. `key`: the setting that names the port.
 
     Raises ConfigError for port 0, and StartError if the port is taken or the host is not this machine's.
     """
     if port == 0:
-        raise ConfigError(f"{key}: port 0 is not allowed here, as other parts must know the port; choose one")
+        raise ConfigError(f"{key}: port 0 is not allowed here: other parts must know the port; choose one")
     try:
         with addresses.listen(host, port):
             return
@@ -40,10 +40,10 @@ def check_port(key: str, host: str, port: int) -> None:
 
 
 def reserved(host: str) -> socket.socket:
-    """Return a socket that reserves a free port, by being bound to it without listening.
+    """Return a socket that reserves a free port: it is bound, but does not listen.
 
-    A process that asks for the port by number can listen on it (both set SO_REUSEADDR), but the kernel never
-    gives it to one that asks for any port.
+    A process that names the port can listen on it (both set SO_REUSEADDR), but the kernel never gives it to
+    one that asks for any port.
     """
     one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +52,7 @@ def reserved(host: str) -> socket.socket:
 
 
 def await_free(host: str, port: int, within_s: float = WAIT_S) -> None:
-    """Wait at most this long while another process holds a part's port; then the part itself reports it."""
+    """Wait at most this long while another process holds a part's port; after that, the part reports it."""
     deadline = time.monotonic() + within_s
     told = False
     while port and _taken(host, port) and time.monotonic() < deadline:

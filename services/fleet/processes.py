@@ -1,6 +1,6 @@
 """Run a supervisor's child processes: forked, logged to a file, stopped within a deadline, never left behind.
 
-If CUDA has begun in the supervisor, a forked process could not use it, so each is a new program instead.
+If CUDA is initialised in the supervisor, a forked process could not use it, so each is a new program instead.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +24,7 @@ from typing import Any, cast
 import setproctitle
 
 from baton.errors import BatonError
+from baton.services.config import ENV_PREFIX
 from baton.services.engine.forking import cuda_begun
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
@@ -37,10 +39,7 @@ _new = multiprocessing.get_context("spawn")
 
 @dataclass
 class Child:
-    """One process. Its log file holds everything that it and its predecessors of the same name printed.
-
-    Without a log it prints where its parent does.
-    """
+    """One process. Its log has the output of all processes of its name; None: it uses its parent's output."""
 
     name: str
     process: ForkProcess | SpawnProcess
@@ -48,7 +47,7 @@ class Child:
     log_from: int  # byte offset at which this process's own output begins
     started_at: float  # time.monotonic, seconds
     log_problem: str = ""  # why it has no log
-    forked: bool = True  # from this process, with all that is imported here
+    forked: bool = True  # False: it is a new program
 
     @property
     def alive(self) -> bool:
@@ -56,30 +55,27 @@ class Child:
 
     @property
     def left(self) -> bool:
-        """Whether it exited in good order, because it was drained."""
+        """Whether it exited with status 0, after a drain."""
         return self.process.exitcode == 0
 
     @property
     def engine_failed(self) -> bool:
-        """Return whether it ended because its engine failed while it served, which a request can cause."""
+        """Whether its engine failed while serving, which a request can cause."""
         return self.process.exitcode == ENGINE_FAILED
 
     def how_it_ended(self) -> str:
-        """Return how an ended process ended: `status 1` or `signal SIGKILL`."""
+        """Return its exit status or signal: `status 1` or `signal SIGKILL`."""
         return ending(self.process.exitcode)
 
     def last_error(self) -> str:
-        """Return the last error line that it printed, else its last line."""
+        """Return the last error that it printed, or else its last line."""
         if self.log is None:
             return "see what it printed"
         lines = log_files.tail(self.log, self.log_from)
         return log_files.own_error(lines) or (lines or ["it printed nothing"])[-1]
 
     def last_words(self, why: str) -> str:
-        """Return its own error and the log that has it; without an error, how it ended, with `why`.
-
-        After a signal its last line may be unrelated.
-        """
+        """Return its last error; without one, how it ended and its last line, which may be unrelated."""
         where = f" (log: {self.log})" if self.log else ""
         if self.log and (told := log_files.own_error(log_files.tail(self.log, self.log_from))):
             return told + where
@@ -92,9 +88,9 @@ class Child:
 def spawn(name: str, target: Callable[[], None], log_dir: Path | None) -> Child:
     """Fork a child that runs `target`; it inherits all modules imported here.
 
-    If CUDA has begun here it is a new program, to which `target` is sent pickled. Without a log folder it
-    also inherits this process's output. If its log cannot be opened it runs without one, because serving
-    matters more. Raises OSError if there is no room for another process.
+    If CUDA is initialised here, it is a new program that gets `target` pickled. Without a log folder it
+    inherits this process's output. If its log cannot be opened it runs without one, because serving matters
+    more. Raises OSError if the machine cannot start another process.
     """
     log, log_from, output, problem = log_dir and log_dir / f"{name}.log", 0, -1, ""
     if log is not None:
@@ -124,7 +120,7 @@ def stop_all(
 ) -> list[Child]:
     """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
 
-    Calls `told` once all have SIGTERM, and `ended` for each of the others as soon as it is gone.
+    Calls `told` once all have SIGTERM, and `ended` for each that ends in time, as soon as it is gone.
     """
     left: dict[int, Child] = {}  # keyed by sentinel
     for child in children:
@@ -148,8 +144,27 @@ def stop_all(
     return stubborn
 
 
+def start_supervisor(*arguments: str, log: Path, cwd: str | None = None) -> subprocess.Popen[str]:
+    """Start a module of ours that supervises parts for this process and talks over stdin and stdout.
+
+    Its settings come over stdin, not from the environment. Raises OSError.
+    """
+    with os.fdopen(log_files.open_log(log), "ab") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *arguments],  # -P: the current folder must not shadow modules
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            errors="backslashreplace",
+            env={key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)},
+            cwd=cwd,
+            start_new_session=True,  # Ctrl-C must only reach the command in the terminal
+        )
+
+
 class _Descriptor(int):
-    """A descriptor (or -1 for none) of which a new program gets a copy."""
+    """A descriptor, or -1 for none, that is duplicated into a new program."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_received, (reduction.DupFd(int(self)),)) if self >= 0 else (_Descriptor, (-1,))
@@ -163,7 +178,7 @@ def _child_main(name: str, target: Callable[[], None], output: int, parent: int)
     setproctitle.setproctitle(f"baton {name}")
     # In its own process group: Ctrl-C in the terminal reaches only the parent, which stops its children.
     os.setpgid(0, 0)
-    # Use SIGKILL: without the parent nobody waits for a drain.
+    # SIGKILL: without the parent there is no point in a drain.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the line above
         os._exit(1)
@@ -172,7 +187,6 @@ def _child_main(name: str, target: Callable[[], None], output: int, parent: int)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if output >= 0:
-        # Append: after a restart, what the part printed before it died matters most.
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
@@ -181,6 +195,6 @@ def _child_main(name: str, target: Callable[[], None], output: int, parent: int)
     except BatonError as error:
         complain(f"baton: error: {error}")
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001 (the log must say what ended the process)
+    except Exception as error:  # noqa: BLE001 (the log must show it)
         complain("".join(traceback.format_exception(error)).rstrip())
         sys.exit(1)

@@ -1,7 +1,7 @@
 """Run a router as several processes on one port (router.processes): fork them, restart those that die.
 
 This process imports vLLM once, listens, and holds the port open for all. It serves nothing itself and stays
-free of threads and gRPC, as it forks at any time.
+free of threads and gRPC, because it may fork at any time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from baton.services.models import Model, models_of
 from baton.services.router import app
 
 log = logging.getLogger(__name__)
-_DIVIDED = ("max_waiting", "max_connections")  # counts divided among the processes
+_DIVIDED = ("max_waiting", "max_connections")  # limits divided among the processes
 
 
 def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> None:
     """Serve OpenAI's API for `models` (those of the settings if None) in router.processes processes.
 
-    Runs until SIGTERM or SIGINT. Raises what `run_router` does, and StartError if no process is left because
-    each died too often.
+    Runs until SIGTERM or SIGINT. Raises like `run_router`, and StartError if every process died too often.
     """
     models = models or models_of(settings)
     if settings.router.processes == 1:
@@ -47,7 +46,7 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
-    """Return the settings of process `number`, with its part of every shared count; the parts add up."""
+    """Return the settings of process `number`, with its share of every divided limit."""
     parts = {field: (getattr(router, field) + number) // router.processes for field in _DIVIDED}
     port = router.metrics_port and router.metrics_port + number
     return router.model_copy(update={**parts, "metrics_port": port})
@@ -80,13 +79,13 @@ class _Routers:
         return self._stop in wait(sources, timeout=self._parts.next_start_s)
 
     def _end(self) -> None:
-        """End all processes: each lets its streams end, and closes its socket once nobody waits there."""
+        """End all processes. Each finishes its streams, and closes its socket once no client waits on it."""
         self._router.group.end()
         pairs = zip(self._parts.members, self._router.group.sockets, strict=False)
         sockets = {part.name: sock for part, sock in pairs}
 
         def close(child: Child) -> None:
-            """Close the socket of a process that died before doing so: clients would wait there."""
+            """Close the socket of a process that died before doing so: clients would wait on it."""
             with contextlib.suppress(OSError):  # the process closed it
                 sockets[child.name].shutdown(socket.SHUT_RDWR)
 

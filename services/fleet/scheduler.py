@@ -1,4 +1,4 @@
-"""Run the scheduler as a process of its own: read the configuration and secrets, serve until a signal."""
+"""Run the scheduler: read the configuration and secrets, then serve until a signal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from baton.services.imports import collect_seldom
 def run_scheduler(settings: Settings) -> None:
     """Serve placements until SIGTERM or SIGINT.
 
-    Raises BatonError, one line, for goals that exclude another setting, if the port is taken, or if the
-    store's URL, its password or the password file is wrong. While the store does not answer, placements are
-    kept in memory.
+    Raises BatonError if the goals exclude another setting, if the port is taken, or if the store's URL,
+    password or password file is wrong. While the store does not answer, placements are kept in memory.
     """
     logs.configure(settings.log_format, "scheduler")
     own = settings.scheduler

@@ -28,7 +28,7 @@ def wake_on_signals() -> socket.socket:
 
     def on_signal(number: int, frame: object) -> None:
         del frame
-        if os.getpid() != owner:  # a child so young that it has no handlers of its own
+        if os.getpid() != owner:  # a child that has not set its own handlers yet
             os._exit(128 + number)
         if number in signals.HURRYING:
             _let_next_kill()
@@ -49,7 +49,7 @@ def _let_next_kill() -> None:
 def left_on_signals(
     stops: list[socket.socket | int], end: Callable[[], None], ended: Callable[[], None]
 ) -> Iterator[None]:
-    """Let a signal's handler stop everything itself, while `stops` is not polled and nothing is forked."""
+    """Let signals end everything at once, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
         _let_next_kill()  # its children die with it

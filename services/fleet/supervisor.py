@@ -3,9 +3,9 @@
 `baton up` (services/cli/up.py) runs it in a terminal, offline use (services/offline/supervised.py) for
 another Python process.
 
-vLLM is imported once and every engine process is forked from here: an import takes 6 to 11 s on a laptop
-core, a fork next to nothing (processes.py names the exception). Therefore this process stays free of threads,
-gRPC and CUDA; a small watcher process (watch.py) finds out which parts are ready.
+vLLM is imported once and every engine process is forked from here, because an import takes 6 to 11 s on a
+laptop core (processes.py names the exception). So this process must stay free of threads, gRPC and CUDA; a
+small watcher process (watch.py) finds out which parts are ready.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 from urllib.parse import quote
 
 from baton import addresses
@@ -43,11 +43,11 @@ from baton.services.router.vllm.frontend_args import check_names, frontend_names
 READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
 STILL_WAITING_S = 10.0
 
+Tell = Callable[[dict[str, Any]], None]
+
 
 @dataclass(frozen=True)
 class Fleet:
-    """The number of workers of each role, and of schedulers."""
-
     prefill: int
     decode: int
     mixed: int
@@ -93,14 +93,13 @@ class Started:
 
     @property
     def schedulers(self) -> list[str]:
-        """The addresses of the model's schedulers."""
         return [one.strip() for one in self.model.settings.scheduler.address.split(",")]
 
 
 def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
-    """Return the models to start. `fleet` is the command's; with several models the configuration has it.
+    """Return the models to start. Raises ConfigError.
 
-    Raises ConfigError.
+    `fleet` comes from the command line. With several models, the configuration must have the numbers instead.
     """
     if settings.models and fleet is not None:
         raise ConfigError(
@@ -117,27 +116,8 @@ def _started(model: Model, fleet: Fleet | None) -> Started:
     return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers))
 
 
-class Observer(Protocol):
-    """Receiver of a deployment's events, called in the supervisor's process in the order of the methods."""
-
-    def begun(self, log_dir: Path) -> None:
-        """Note that the checks passed and processes are being started."""
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        """Note that part `name` came one step further, or that it died and is restarted or given up."""
-
-    def ready(self) -> None:
-        """Note that every part is ready. Called once."""
-
-    def ending(self, drain_s: float) -> None:
-        """Note that the processes are being stopped; running streams have `drain_s` seconds."""
-
-    def ended(self) -> None:
-        """Note that no process is left."""
-
-
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
-    """Check all that can be checked before a process starts; set the schedulers' addresses.
+    """Check what can be checked before anything starts; set the schedulers' addresses.
 
     Raises ConfigError and StartError.
     """
@@ -173,14 +153,21 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
 
 
 def supervise(
-    settings: Settings, fleet: Fleet | None, log_dir: str, observer: Observer, owner: int | None = None
+    settings: Settings, fleet: Fleet | None, log_dir: str, tell: Tell, owner: int | None = None
 ) -> None:
     """Run a deployment until SIGINT, SIGTERM, SIGHUP or the owner's death; return when it has stopped.
 
-    Its workers are `fleet`, or those that the configuration names. `owner` is a pidfd: the death of its
-    process ends the deployment as a signal does. `log_dir` is created if missing; "" means a new temporary
-    folder. Raises ConfigError and StartError with one line that says what to do; even then no process is
-    left.
+    `tell` is called with events, in this order:
+
+        begun   log_dir    the checks have passed, and processes are being started
+        step    since_start_s, name, text    of a part: a step of its start, a death, a restart
+        ready              every part is ready; once
+        ending  drain_s    all is being stopped; running streams have this long
+        ended              no process is left
+
+    `fleet`: its workers; None for those of the configuration. `owner`: a pidfd; the death of its process ends
+    the deployment like a signal. `log_dir`: created if missing; "" for a new temporary folder. Raises
+    ConfigError and StartError; no process is left then, either.
     """
     whole = started(settings, fleet)
     _check(settings, whole)
@@ -188,7 +175,7 @@ def supervise(
     began = time.monotonic()
 
     def say(name: str, text: str) -> None:
-        observer.step(time.monotonic() - began, name, text)
+        tell({"event": "step", "since_start_s": time.monotonic() - began, "name": name, "text": text})
 
     parts = Parts(folder, say)
     if settings.security.tls and not settings.security.join:
@@ -196,10 +183,10 @@ def supervise(
 
         Authority.at(expanded(settings.security.ca, "security.ca"))  # the parts' certificates come from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
-    observer.begun(folder)
+    tell({"event": "begun", "log_dir": str(folder)})
     # The watcher and its successors share one pipe: messages are small enough to be written atomically.
     ours, theirs = Pipe(duplex=False)
-    peers = [_peers(one) for one in whole]  # as the schedulers' clients see them
+    peers = [_peers(one) for one in whole]
     plans = [
         Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
     ]
@@ -209,7 +196,10 @@ def supervise(
 
     def end() -> None:
         drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
-        parts.stop(drain_s, told=lambda: observer.ending(drain_s))
+        parts.stop(drain_s, told=lambda: tell({"event": "ending", "drain_s": drain_s}))
+
+    def ended() -> None:
+        tell({"event": "ended"})
 
     try:
         parts.add("watcher", Kind.WATCHER, partial(_watch, settings, watched, theirs))
@@ -222,9 +212,9 @@ def supervise(
                     f"there is no folder {own.settings.engine.model}: it is fetched from Hugging Face",
                 )
         say("engine", "importing vLLM; the first time takes longest")
-        with left_on_signals(stops, end, observer.ended):
+        with left_on_signals(stops, end, ended):
             children.preload(settings, "up")
-            # Arguments that vLLM refuses are refused here, before a model is loaded.
+            # Raises for arguments that vLLM refuses, before a model is loaded.
             for peer in peers:
                 engine_args(peer.settings.engine)
                 frontend_namespace(peer.settings.engine, peer.settings.router)
@@ -234,18 +224,18 @@ def supervise(
         parts.add("router", Kind.ROUTER, partial(children.router, settings, peers))
         say("processes", "started; the engines load the model")
         _until_ready(parts, places, say, ours, stops)
-        observer.ready()
+        tell({"event": "ready"})
         while True:
             _wait(parts, places, ours, stops)
     except Stopped:
         pass
     finally:
         end()
-    observer.ended()
+    ended()
 
 
 def _peers(one: Started) -> Model:
-    """Return the model as its scheduler's clients see it: the scheduler may listen on all addresses."""
+    """Return the model with schedulers' addresses that clients can use: one may listen on all addresses."""
 
     def seen(settings: Settings) -> Settings:
         peers = settings.model_copy(deep=True)

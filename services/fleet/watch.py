@@ -1,7 +1,7 @@
 """Watch a deployment: a small process polls the scheduler and the router and reports which parts are ready.
 
-If the scheduler chooses the numbers of workers, it also asks what shall run in the fleet's places. It is a
-separate process because gRPC runs threads, and the supervisor must be able to fork at any time.
+If the scheduler chooses the numbers of workers, it also fetches its orders. It is a separate process because
+gRPC runs threads, and the supervisor must be able to fork at any time.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 
 @dataclass(frozen=True)
 class Watched:
-    """A model as the watcher sees it."""
-
     scheduler: str  # its address
     health_url: str  # the router's, for this model
-    prefix: str = ""  # first part of its parts' names
-    places: Sequence[str] = ()  # those for which its scheduler gives orders
+    prefix: str = ""  # of its parts' names
+    places: Sequence[str] = ()  # for which its scheduler gives orders; none without autoscaling
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One part that was seen ready."""
-
     name: str  # the router, a model's scheduler, or a worker's id
     detail: str  # for people
     at: float  # time.monotonic, before the poll; one clock for all processes of a machine
@@ -47,35 +43,32 @@ class Seen:
 
 @dataclass(frozen=True)
 class Ordered:
-    """A scheduler's orders: everything that shall run in a fleet's places."""
+    """A scheduler's orders: everything that should run in a fleet's places."""
 
-    prefix: str  # first part of the model's parts' names
-    fence: int  # the decider's
+    prefix: str  # of the names of the model's parts
+    fence: int  # rises when another scheduler decides
     roles: dict[str, str]  # place -> the role with which its worker starts
 
 
 def scheduler_names(number: int, prefix: str = "") -> list[str]:
-    """Return the names of a model's schedulers, in the order of their addresses.
-
-    prefix: of the names of the model's parts
-    """
+    """Return the names of a model's schedulers, in the order of their addresses."""
     if number == 1:
         return [f"{prefix}scheduler"]
     return [f"{prefix}scheduler-{one}" for one in range(number)]
 
 
 def watch(models: Sequence[Watched], router: str, events: Connection) -> None:
-    """Send every ready part to `events`, in full at each poll, until this process is stopped.
+    """Send all ready parts to `events` at each poll, until this process is stopped.
 
-    A full list, because a part may have been replaced between two polls. The `router`, a URL, is ready when
-    it can serve all models, and stays ready while it can serve one. For a model that is served and has
-    places, it also sends the orders for them.
+    They are sent again because a part may have been replaced between two polls. The router (a URL) is ready
+    when it can serve all models, and stays ready while it can serve one. Orders are sent for a model that is
+    served and has places.
     """
     asyncio.run(_watch(models, router, events))
 
 
 async def _watch(models: Sequence[Watched], router: str, events: Connection) -> None:
-    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's, as its watcher may be restarted
+    fleet_id = f"{socket.gethostname()}-{os.getppid()}"  # the supervisor's: a watcher may be restarted
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(SchedulerClient(one.scheduler)) for one in models]
         began = False  # all models have been served
@@ -98,7 +91,7 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
 
 
 async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
-    with contextlib.suppress(SchedulerError):  # without an answer everything stays as it is
+    with contextlib.suppress(SchedulerError):  # without an answer nothing changes
         reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
         if reply.fence:
             roles = {one.name: name_of(one.role) for one in reply.orders}
@@ -128,7 +121,7 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
 
 
 def healthy(url: str) -> bool:
-    """Tell whether a router answers that it can serve, at the URL of its /health."""
+    """Return whether a router answers at its /health that it can serve."""
     try:
         with plain_http.get(url, 1.0) as answer:
             return bool(answer.status == 200)

@@ -1,8 +1,8 @@
 """Offline use: many prompts, from Python or from a file, run by a deployment that ends with its user.
 
 pipeline.py     `from baton import pipeline`: prompts in, responses out
-    prompts.py      prompts, options, and the HTTP requests made of them
-    responses.py    responses, made of HTTP bodies
+    prompts.py      prompts, options, and the HTTP requests made from them
+    responses.py    responses, made from HTTP bodies
 batch.py        `baton batch`: a file of requests in, a file of results out
     batch_file.py   OpenAI's batch format, checked before anything starts; where to resume
 both use

@@ -1,4 +1,4 @@
-"""The work of `baton batch`: each request of a file gets one result, however often the batch is restarted."""
+"""Run `baton batch`: each request of a file gets one result, however often the batch is restarted."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Source:
     """The deployment that a batch runs on."""
 
     served: list[str]  # model names
-    open: Callable[[], AbstractContextManager[Endpoint]]  # starts the deployment where it does not run yet
+    open: Callable[[], AbstractContextManager[Endpoint]]  # starts the deployment if needed
     concurrency: int
 
 
 def own_deployment(settings: Settings, fleet: Fleet, concurrency: int, log_dir: str) -> Source:
-    """Describe a deployment to be started for the batch. Raises ConfigError where it could not start."""
+    """Describe a deployment to be started for the batch. Raises ConfigError if it could not start."""
     fleet.check()
     check_model(settings.engine)
 
@@ -61,10 +61,10 @@ def running_deployment(endpoint: Endpoint, concurrency: int) -> Source:
 
 
 def run_batch(source: Source, requests: Path, results: Path) -> int:
-    """Run all requests without a result. Return the exit status: 0, 1 if some failed, 130 if interrupted.
+    """Run the requests that have no result yet. Return the exit status: 0, 1 if some failed, 130 on Ctrl-C.
 
-    Raises InputError for an invalid file, before anything is started; StartError or ConfigError when the
-    deployment cannot start; Unavailable or DeploymentEnded when it is lost. Results written so far are kept.
+    Raises InputError for an invalid file, before anything is started; StartError or ConfigError if the
+    deployment cannot start; Unavailable or DeploymentEnded if it is lost. Results written so far are kept.
     """
     if requests.exists() and results.exists() and requests.samefile(results):
         raise InputError(f"{requests} cannot be both the requests and the results")

@@ -30,8 +30,6 @@ _KEYS = {"custom_id", "method", "url", "body"}
 
 @dataclass(frozen=True)
 class Item:
-    """One request of a batch."""
-
     custom_id: str
     url: str
     body: dict[str, Any]
@@ -48,7 +46,7 @@ def check(path: Path, served: Container[str]) -> set[str]:
         problem = item if isinstance(item, str) else _problem(item, served)
         if not problem and not isinstance(item, str):
             first = lines.setdefault(item.custom_id, number)
-            problem = "" if first == number else f"custom_id {item.custom_id!r} is that of line {first} too"
+            problem = "" if first == number else f"custom_id {item.custom_id!r} is also on line {first}"
         if problem:
             problems.append(f"line {number}: {problem}")
     if problems:
@@ -56,7 +54,7 @@ def check(path: Path, served: Container[str]) -> set[str]:
         tail = [f"and {more} more"] if more > 0 else []
         raise InputError("\n  ".join([f"{path} is not a batch:", *problems[:SHOWN_PROBLEMS], *tail]))
     if not lines:
-        raise InputError(f"{path} holds no request")
+        raise InputError(f"{path} contains no request")
     return set(lines)
 
 
@@ -71,7 +69,7 @@ def read(path: Path, skip: Container[str]) -> Iterator[Item]:
 
 @dataclass
 class Output:
-    """The file of results, open for one writer. `write` returns when its line is in the file as a whole."""
+    """The file of results, locked for one writer. `write` returns once its whole line is in the file."""
 
     path: Path
     descriptor: int
@@ -82,7 +80,7 @@ class Output:
     def resume(cls, path: Path, known: Container[str]) -> Self:
         """Open the file, cut off an unfinished last line, and collect the results in it.
 
-        Raises InputError when it holds anything but results of the ids `known`, or has another writer.
+        Raises InputError if it has anything but results of the ids `known`, or another writer.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -135,7 +133,7 @@ class Output:
             file.seek(0)
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break  # its writer was killed meanwhile
+                    break  # its writer was killed
                 whole += len(line)
                 record = json_object(line)
                 custom_id = record.get("custom_id") if record else None
@@ -181,13 +179,12 @@ def _item(line: bytes) -> Item | str:
 
 
 def _problem(item: Item, served: Container[str]) -> str:
-    """Return why this request cannot be sent; "" if it can."""
     if item.url not in _NEEDED:
         known = "is not served here" if item.url in _NOT_SERVED else "is unknown"
         return f"url {item.url!r} {known}; allowed: {', '.join(_NEEDED)}"
     if _NEEDED[item.url] not in item.body:
         return f"body has no {_NEEDED[item.url]!r}"
     if item.body.get("stream"):
-        return "body sets stream: a batch has no streams"
+        return "body sets stream: a batch cannot stream"
     model = item.body.get("model")
     return "" if model is None or model in served else f"model {model!r} is not served"

@@ -1,7 +1,7 @@
-"""HTTP to a router: bounded concurrency, retries while waiting helps, an error when it does not.
+"""An HTTP client of a router, with bounded concurrency and retries.
 
-A full router responds with 503 and Retry-After, and a restarting one not at all; both pass, and requests are
-retried. When no request has got a response for `PATIENCE_S`, all fail with Unavailable.
+Requests are retried while the router is full (503 with Retry-After) or restarting (no response). When no
+request has got a response for `PATIENCE_S`, all fail with Unavailable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import aiohttp
 from baton.services.offline.errors import RequestError, Unavailable
 
 PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
-MAX_LOST = 3  # broken connections for one request, as the request itself may break them
+MAX_LOST = 3  # broken connections for one request, which may itself be the cause
 _CONNECT_S = 10.0
 _GRACE_S = 30.0  # the router ends a request that takes too long; the client does so this much later
 _PAUSE_S = 1.0  # without a Retry-After
@@ -28,7 +28,7 @@ _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
 _JSON = {"Content-Type": "application/json"}
 _SHOWN = 200  # bytes shown of an unreadable answer
-MOST_BYTES = 64 << 20  # in one event; no answer to a prompt is larger
+MOST_BYTES = 64 << 20  # of one event
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -36,8 +36,6 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A router that requests are sent to."""
-
     url: str  # http://host:port, without /v1
     request_timeout_s: float  # the router's
     api_key: str = ""
@@ -46,8 +44,6 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """A final HTTP response."""
-
     status: int
     body: Body  # parsed JSON, an error object where the status is not 200
 
@@ -56,12 +52,11 @@ class HttpResponse:
         return self.status == 200
 
     def error(self) -> RequestError:
-        """Return the router's error as an exception."""
         return RequestError(_message(self.body), self.status)
 
 
 class Client:
-    """Requests to one endpoint, at most `concurrency` at a time. To be made in the loop that uses it."""
+    """Sends requests to one endpoint, at most `concurrency` at a time. Create it in the loop that uses it."""
 
     def __init__(self, endpoint: Endpoint, concurrency: int) -> None:
         self._endpoint = endpoint
@@ -99,8 +94,8 @@ class Client:
     async def post(self, path: str, body: Body) -> HttpResponse:
         """Send a request and return the whole response, whatever its status.
 
-        Raises RequestError when this request got no response; Unavailable, or what `Endpoint.check` raises,
-        when no request gets one.
+        Raises RequestError if this request got no response; Unavailable, or what `Endpoint.check` raises, if
+        no request gets one.
         """
         lost = 0
         async with self._slots:
@@ -116,7 +111,7 @@ class Client:
                         raise RequestError(f"the connection was lost {lost} times: {error}") from None
 
     async def stream(self, path: str, body: Body) -> AsyncIterator[Body]:
-        """Yield the events of a streamed response. Raises as `post`, and RequestError for an error status."""
+        """Yield the events of a streamed response. Raises like `post`, and RequestError for bad statuses."""
         async with self._slots, self._request("POST", path, {**body, "stream": True}) as response:
             if response.status != 200:
                 raise (await _read(response)).error()
@@ -132,7 +127,7 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request until it is admitted; the context is its response.
 
-        Raises _ConnectionLost when the connection breaks after the request was sent, also within the context.
+        Raises _ConnectionLost if the connection breaks after the request was sent, also within the context.
         """
         began = time.monotonic()
         try:
@@ -169,17 +164,17 @@ class Client:
                 raise Unavailable(f"no request got a response for {PATIENCE_S:.0f} s: {problem}")
             if time.monotonic() - began > self._endpoint.request_timeout_s:
                 raise RequestError(f"never admitted, while other requests were: {problem}", 503)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (so that not all return at once)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (jitter)
 
 
 class _ConnectionLost(RequestError):
-    """The connection broke after the request was sent; the request may have been carried out."""
+    """The connection broke after the request was sent; the router may have run the request."""
 
 
 async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
-    """Do `work` on every item, at most `at_once` at a time; an item is taken from `items` only then.
+    """Call `work` with every item, at most `at_once` at a time. Items are taken as they are needed.
 
-    The first exception cancels all and is raised.
+    The first exception cancels all calls and is raised.
     """
 
     async def take() -> None:
@@ -196,9 +191,9 @@ async def each(items: Iterator[T], work: Callable[[T], Awaitable[None]], at_once
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
-    """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends before.
+    """Yield the JSON of server-sent events until [DONE]. Raises RequestError if the stream ends early.
 
-    A router writes each event as one line of data; its comments keep the connection alive.
+    A router writes each event as one line of data, and comments to keep the connection alive.
     """
     rest = b""
     async for chunk in response.content.iter_any():
@@ -216,8 +211,8 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Body]:
     raise RequestError("the stream ended before its last event")
 
 
-def json_object(data: bytes) -> Body | None:
-    """Return the object in a text, None if it holds anything else."""
+def json_object(data: str | bytes) -> Body | None:
+    """Parse a JSON object; return None for anything else."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):  # RecursionError: lists nested thousands deep

@@ -1,4 +1,4 @@
-"""A private deployment: it ends when the process that owns it does, by whatever signal."""
+"""A private deployment, which ends when the process that owns it does, even if that is killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import queue
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,20 +17,21 @@ from typing import IO, Any, Self, cast
 
 from pydantic import SecretStr
 
-from baton.services.config import ENV_PREFIX, Settings
+from baton.services.config import Settings
 from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.fleet.endings import ending
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.fleet.ports import reserved
+from baton.services.fleet.processes import start_supervisor
 from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.client import json_object
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
 from baton.services.printing import complain
 
-_START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit, as its error says more
-_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # likewise; it stops three groups of processes one after another
+_START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit, whose error says more
+_STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # the supervisor stops three groups of processes one after another
 _ERRORS: dict[str, type[ServiceError]] = {"ConfigError": ConfigError}
 _HOST = "127.0.0.1"
 
@@ -40,14 +40,13 @@ Tell = Callable[[str], None]
 
 
 class OwnDeployment:
-    """Scheduler, workers and router on loopback ports of their own, behind a random API key.
+    """A scheduler, workers and a router on free loopback ports, with a random API key.
 
     The processes are those of `baton up`. Port, scheduler address, store and key are chosen here, whatever
-    the configuration says, so that it can run beside a deployment that serves with the same file.
-    `tell` is called with one line for each step of the start, and later, from a thread, for each part that
-    dies or is restarted.
+    the configuration says, so that a deployment with the same file can run at the same time. `tell` is called
+    with a line for each step of the start, and later, from a thread, for each part that dies or is restarted.
 
-    Raises ConfigError or StartError with the reason when the deployment cannot start; nothing is left then.
+    Raises ConfigError or StartError if the deployment cannot start; no process is left then.
     """
 
     def __init__(self, settings: Settings, fleet: Fleet, *, log_dir: str = "", tell: Tell) -> None:
@@ -84,18 +83,18 @@ class OwnDeployment:
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor, the parent of all processes of the deployment."""
+        """Process id of the supervisor, the parent of the deployment's processes."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raise DeploymentEnded, with the reason, when the deployment is gone."""
+        """Raise DeploymentEnded if the deployment is gone."""
         if self._closed:
             raise DeploymentEnded("the deployment was closed")
         if self._reason or self._process.poll() is not None:
             raise DeploymentEnded(f"the deployment has ended: {self._why()}")
 
     def close(self) -> None:
-        """Stop all processes and return when none is left. Idempotent. Keeps the logs after a failure."""
+        """Stop all processes and wait for their end. Idempotent. Keeps the logs after a failure."""
         if self._closed or os.getpid() != self.owner:  # a fork of the owner is not the owner
             return
         self._closed = True
@@ -120,24 +119,13 @@ class OwnDeployment:
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
         own.scheduler.store_password_file = ""
-        own.scheduler.store = "memory"  # in a shared store it would take requests from others
+        own.scheduler.store = "memory"  # in a shared store it would get requests of others
         own.scheduler.metrics_port = own.worker.metrics_port = own.router.metrics_port = 0
         return own
 
-    def _start(self, order: Order) -> subprocess.Popen[bytes]:
-        # The order to the supervisor holds all settings.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-        with (self.log_dir / "supervisor.log").open("ab") as log:
-            process = subprocess.Popen(
-                # -P: modules in the current folder must not shadow others
-                [sys.executable, "-P", "-m", "baton.services.offline.supervised"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C reaches the owner alone, which stops the deployment
-            )
-        stdin = cast(IO[bytes], process.stdin)
+    def _start(self, order: Order) -> subprocess.Popen[str]:
+        process = start_supervisor("baton.services.offline.supervised", log=self.log_dir / "supervisor.log")
+        stdin = cast(IO[str], process.stdin)
         with suppress(BrokenPipeError):  # it has exited, which the reader will notice
             stdin.write(order.to_json())
             stdin.close()
@@ -145,17 +133,17 @@ class OwnDeployment:
 
     def _read(self) -> None:
         try:
-            with cast(IO[bytes], self._process.stdout) as events:
+            with cast(IO[str], self._process.stdout) as events:
                 self._follow(events)
         finally:
-            self._events.put(None)  # wakes whoever waits for the start
+            self._events.put(None)  # wakes `_until_ready`
 
-    def _follow(self, events: IO[bytes]) -> None:
+    def _follow(self, events: IO[str]) -> None:
         ready = False
         for line in events:
             event = json_object(line)
             if event is None or "event" not in event:
-                continue  # printed by a library before its redirection
+                continue  # printed by a library before stdout was redirected
             if event["event"] == "failed":
                 self._reason = event["text"]
             if not ready:
@@ -165,10 +153,10 @@ class OwnDeployment:
             ready = ready or event["event"] == "ready"
 
     def _pass_on(self, event: Event) -> None:
-        """Tell the owner. Its function may raise anything, but this thread must go on reading."""
+        """Call `tell`, which may raise anything; this thread must go on reading."""
         try:
             self._tell(_text(event))
-        except Exception as error:  # noqa: BLE001 (reported here, as nobody waits for it)
+        except Exception as error:  # noqa: BLE001 (there is no caller to raise it to)
             complain(f"{_text(event)} (not passed on: {type(error).__name__}: {error})")
 
     def _until_ready(self) -> None:

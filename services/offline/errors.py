@@ -1,12 +1,4 @@
-"""Errors of offline use.
-
-ServiceError
-└── OfflineError
-    ├── InputError         a batch file is invalid: nothing was started
-    ├── RequestError       one request failed; the others go on. Has the HTTP status, if any
-    ├── Unavailable        no request has got a response for minutes: retrying is pointless
-    └── DeploymentEnded    the deployment is gone: nothing could serve any more, or it was closed
-"""
+"""Errors of offline use."""
 
 from baton.services.errors import ServiceError
 
@@ -16,11 +8,11 @@ class OfflineError(ServiceError):
 
 
 class InputError(OfflineError):
-    """A batch file is invalid; the text names its lines."""
+    """A batch file is invalid: nothing was started. The text names its lines."""
 
 
 class RequestError(OfflineError):
-    """One request failed. `status` is the HTTP status, 0 without a response."""
+    """One request failed; the others go on. `status` is the HTTP status, 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -28,8 +20,8 @@ class RequestError(OfflineError):
 
 
 class Unavailable(OfflineError):
-    """The deployment does not respond to requests."""
+    """No request has got a response for minutes: retrying is pointless."""
 
 
 class DeploymentEnded(OfflineError):
-    """The processes of the deployment have ended; the text says why."""
+    """The deployment has ended or was closed; the text says why."""

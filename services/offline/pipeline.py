@@ -22,9 +22,9 @@ from baton.services.offline.prompts import Options, Prompt, Request, as_list, re
 from baton.services.offline.responses import Piece, Response, pieces, response
 from baton.services.printing import complain
 
-_WAITING_PIECES = 4096  # received and not yet consumed; with more the streams wait
+_WAITING_PIECES = 4096  # received but not yet consumed; then the streams wait
 _CLOSE_S = 10.0
-# (section, key) of settings that a pipeline chooses itself, as its deployment is private.
+# (section, key) of settings that a pipeline chooses itself, because its deployment is private.
 _OURS = (
     ("router", "host"),
     ("router", "port"),
@@ -67,7 +67,7 @@ def pipeline(
     `log_dir`: folder for the processes' logs; without it they are kept only after a failure.
 
     The signature resembles LMDeploy's `pipeline` and vLLM's `LLM`.
-    Raises ConfigError or StartError with the reason when the engines cannot start.
+    Raises ConfigError or StartError if the engines cannot start.
     """
     fleet = fleet_of(prefill, decode, mixed)
     loaded = _load(str(model), config, settings)
@@ -75,9 +75,9 @@ def pipeline(
 
 
 class Pipeline:
-    """A running deployment that prompts can be sent to, from several threads. Close it, or use it in `with`.
+    """A running deployment to send prompts to, from any thread. Close it, or use it in `with`.
 
-    Left open, it is closed when it is garbage-collected or when the interpreter exits; if this process is
+    Otherwise it is closed when it is garbage-collected or when the interpreter exits. If this process is
     killed, its deployment ends too.
     """
 
@@ -104,7 +104,6 @@ class Pipeline:
 
     @property
     def deployment(self) -> OwnDeployment:
-        """The private deployment: its address, logs and process id."""
         return self._deployment
 
     @overload
@@ -120,8 +119,8 @@ class Pipeline:
 
         A text or a list of token ids is completed, a list of messages is a chat. A prompt that fails gets a
         Response with an `error`; the others go on.
-        Raises ConfigError for an unknown option, DeploymentEnded when the deployment is gone, Unavailable
-        when it responds to nothing for two minutes.
+        Raises ConfigError for an unknown option, DeploymentEnded if the deployment is gone, Unavailable if it
+        responds to nothing for two minutes.
         """
         given, single = as_list(prompts)
         asked = self._requests(given, options)
@@ -130,9 +129,9 @@ class Pipeline:
         return found[0] if single else found
 
     def stream(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[Options]) -> Iterator[Piece]:
-        """Run prompts and yield pieces of their outputs as they are generated, those of all prompts mixed.
+        """Run prompts and yield pieces of all their outputs as they are generated.
 
-        Closing the iterator early aborts the requests. Raises as a call does.
+        Closing the iterator early aborts the requests. Raises like `__call__`.
         """
         asked = self._requests(as_list(prompts)[0], options)
         streams = self._loop.run(_streams(self._client, asked))
@@ -144,7 +143,7 @@ class Pipeline:
                 self._loop.run(streams.stop())
 
     def close(self) -> None:
-        """Stop the deployment and return when no process is left. Idempotent."""
+        """Stop the deployment and wait until no process is left. Idempotent."""
         self._close()
 
     def _requests(self, prompts: list[Prompt], options: Options) -> list[Request]:
@@ -153,7 +152,7 @@ class Pipeline:
 
 
 def fleet_of(prefill: int, decode: int, mixed: int | None) -> Fleet:
-    """Return the workers for offline use: one mixed one by default, as time to first token matters little."""
+    """Return the fleet, by default one mixed worker: time to first token matters little offline."""
     alone = 0 if prefill or decode else 1
     return Fleet(prefill, decode, alone if mixed is None else mixed)
 
@@ -181,7 +180,7 @@ class _Loop:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and return its result. An exception meanwhile, as by Ctrl-C, cancels it."""
+        """Run `work` in the loop and return its result. Ctrl-C and other exceptions cancel it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -190,7 +189,6 @@ class _Loop:
             raise
 
     def close(self) -> None:
-        """Cancel all tasks and stop the thread."""
         self.run(self._cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
@@ -242,7 +240,7 @@ async def _streams(client: Client, asked: list[Request]) -> _Streams:
 
 
 class _Streams:
-    """The running streams of several requests, merged. To be used in the loop only."""
+    """The streams of several requests, merged. Use it in the loop only."""
 
     def __init__(self, client: Client, asked: list[Request]) -> None:
         self._client = client
@@ -250,7 +248,7 @@ class _Streams:
         self._asking = asyncio.create_task(self._ask_all(asked))
 
     async def batch(self) -> list[Piece]:
-        """Wait for pieces and return all of them, so the caller's thread wakes once; return none at the end.
+        """Wait for a piece and return all that have arrived, or [] at the end.
 
         Raises the exception that ended the streams.
         """

@@ -1,4 +1,4 @@
-"""The progress display: a bar on a terminal, a line every few seconds where stderr is a file."""
+"""The progress display: a bar on a terminal, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class Progress:
             self._bar.stop()
 
     def count(self, tokens: int, *, failed: bool) -> None:
-        """Count one finished request and its output tokens."""
         self.done += 1
         self.failed += failed
         self.tokens += tokens

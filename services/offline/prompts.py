@@ -1,4 +1,4 @@
-"""Prompts, their options, and the HTTP requests made of them."""
+"""Prompts, their options, and the HTTP requests made from them."""
 
 from __future__ import annotations
 
@@ -47,14 +47,12 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request."""
-
     path: str
     body: dict[str, Any]
 
 
 def as_list(prompts: Prompt | Iterable[Prompt]) -> tuple[list[Prompt], bool]:
-    """Return the prompts as a list, and whether a single prompt was given. An empty list is no prompts."""
+    """Return the prompts as a list, and whether a single one was given. An empty list means no prompts."""
     first = next(iter(prompts), None) if isinstance(prompts, Sequence) else None
     if isinstance(prompts, str) or isinstance(first, int | Mapping):
         return [cast(Prompt, prompts)], True

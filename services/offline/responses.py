@@ -35,7 +35,7 @@ class Response:
     choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0  # of all choices
-    # Statistics, not part of a comparison; 0 without speculative decoding.
+    # Statistics, ignored in comparisons; 0 without speculative decoding.
     draft_steps: int = field(default=0, compare=False)  # engine steps in which a draft was verified
     drafted_tokens: int = field(default=0, compare=False)
     accepted_tokens: int = field(default=0, compare=False)  # drafted tokens that were accepted
@@ -79,7 +79,7 @@ class Piece:
 
 
 def response(index: int, body: dict[str, Any]) -> Response:
-    """Make a Response from the body of a 200 response, of either endpoint."""
+    """Make a Response from the body of a 200 response of either endpoint."""
     usage = body["usage"]
     took = usage["baton"]
     return Response(
@@ -102,7 +102,7 @@ def response(index: int, body: dict[str, Any]) -> Response:
 
 
 def pieces(index: int, event: dict[str, Any]) -> list[Piece]:
-    """Make the pieces of one event of a stream, of either endpoint, leaving out empty ones."""
+    """Return the pieces in an event of a stream, of either endpoint, without empty ones."""
     found = [
         Piece(
             index=index,

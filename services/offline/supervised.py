@@ -1,12 +1,12 @@
 """The process that runs a deployment for another Python process; started by deployment.py, never by hand.
 
-It is a separate process because a supervisor forks engines, which is not safe in a process with threads
-or one that has used a GPU. It stops, with all of its processes, on SIGTERM or when its owner is gone,
-however the owner died: a pidfd watches it. (PR_SET_PDEATHSIG would signal the end of the thread that started
-this process, which in a notebook or a pool is not the end of the owner.)
+It is a separate process because a supervisor forks engines, which is not safe in a process with threads or
+one that has used a GPU. It stops, with all its processes, on SIGTERM or when its owner dies, which a pidfd
+reports. (PR_SET_PDEATHSIG would report the end of the thread that started this process, which in a notebook
+or a pool is not the end of the owner.)
 
-stdin: one JSON object, `Order`. stderr: its log. stdout: one line of JSON per event, named by "event":
-"step" (since_start_s, name, text), "ready", "ended", and "failed" (kind, text).
+stdin: one JSON object, `Order`. stderr: its log. stdout: a JSON line for each event: those of `supervise`, or
+"failed" (kind, text).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from baton.errors import BatonError
 from baton.services.config import REVEAL, Settings
@@ -39,33 +39,8 @@ class Order:
     def of(cls, settings: Settings, fleet: Fleet, log_dir: Path) -> Order:
         return cls(os.getpid(), settings.model_dump(mode="json", context=REVEAL), asdict(fleet), str(log_dir))
 
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-
-class _Events:
-    """The supervisor's observer that writes lines of JSON, until the owner is gone."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def send(self, event: str, **fields: Any) -> None:
-        put(self._out, json.dumps({"event": event, **fields}) + "\n")
-
-    def begun(self, log_dir: Path) -> None:
-        del log_dir  # the owner chose it
-
-    def step(self, since_start_s: float, name: str, text: str) -> None:
-        self.send("step", since_start_s=since_start_s, name=name, text=text)
-
-    def ready(self) -> None:
-        self.send("ready")
-
-    def ending(self, drain_s: float) -> None:
-        del drain_s  # the owner requested it, or is sent the reason
-
-    def ended(self) -> None:
-        self.send("ended")
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 def main() -> None:
@@ -74,18 +49,22 @@ def main() -> None:
     owner = os.pidfd_open(order.owner)
     if os.getppid() != order.owner:  # it died before the line above, and its pid may have been reused
         leave(1)
-    # What libraries print to stdout goes to stderr, so as not to mix with the events.
-    events = _Events(os.fdopen(os.dup(1), "w"))
+    # Keep libraries' output out of the events.
+    events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     guard()
+
+    def tell(event: dict[str, Any]) -> None:
+        put(events, json.dumps(event) + "\n")
+
     try:
-        supervise(Settings(**order.settings), Fleet(**order.fleet), order.log_dir, events, owner)
+        supervise(Settings(**order.settings), Fleet(**order.fleet), order.log_dir, tell, owner)
     except BatonError as error:
-        events.send("failed", kind=type(error).__name__, text=str(error))
+        tell({"event": "failed", "kind": type(error).__name__, "text": str(error)})
         leave(1)
-    except Exception as error:  # noqa: BLE001 (the owner must learn of it, whatever it is)
+    except Exception as error:  # noqa: BLE001 (the owner is sent it)
         complain("".join(traceback.format_exception(error)).rstrip())
-        events.send("failed", kind="StartError", text=f"{type(error).__name__}: {error}")
+        tell({"event": "failed", "kind": "StartError", "text": f"{type(error).__name__}: {error}"})
         leave(1)
     leave(0)
 

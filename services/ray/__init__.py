@@ -4,12 +4,13 @@
     sections.py    those sections
     cluster.py     all calls of Ray: nodes, placement groups, actors
     keeper.py      the actor of a node, which owns one `baton node`
-    deployment.py  the loop that keeps what should run and what runs the same
-    nodes.py       the nodes in use, and the order in which their parts end
-    slots.py       the workers that should run, and the room that Ray found for them
+    deployment.py  the control loop
+    turns.py       its pauses and reports when Ray fails
+    nodes.py       the nodes in use, the routers on them, and how parts are ended
+    slots.py       the wanted workers and their placement groups
     fleet.py       the scheduler's orders for workers, and requests to Ray's autoscaler
-    placing.py     computes names and nodes
     desk.py        the actor that other processes call: `baton ray status`, `scale`, `down`
+    trust.py       the CA and the tokens of the parts
     serve.py       the same parts as an application of Ray Serve
     proxy.py       forwards requests from its ingress to the router
 

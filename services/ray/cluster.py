@@ -1,8 +1,8 @@
-"""All of Baton's calls of Ray (serve.py has those of Ray Serve).
+"""All of Baton's calls to Ray (serve.py has those to Ray Serve).
 
 Leans on Ray 2.60: ray.init, ray.nodes, ray.util.placement_group, NodeAffinitySchedulingStrategy,
-PlacementGroupSchedulingStrategy. A bundle keeps its GPUs, so a short task in it learns their numbers and no
-actor needs to hold them.
+PlacementGroupSchedulingStrategy. A bundle keeps the same GPUs, so a short task in it can look up their
+numbers and no actor needs to hold them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.services.errors import StartError
 
-LOCAL = "local"  # as an address: start a cluster on this machine for this process alone
+LOCAL = "local"  # an address that starts a cluster on this machine, for this process alone
 OBJECT_STORE_BYTES = 80_000_000  # about Ray's minimum; Baton passes no objects through its store
 _LOOPBACK = "127.0.0.1"
 TIMEOUT_S = 30.0  # for an answer from Ray's control service or an actor
@@ -23,7 +23,7 @@ TIMEOUT_S = 30.0  # for an answer from Ray's control service or an actor
 
 @dataclass(frozen=True)
 class Machine:
-    """A node of the cluster that is alive."""
+    """A live node of the cluster."""
 
     id: str
     name: str  # its host's name
@@ -39,13 +39,13 @@ class Place:
 
 
 def connect(address: str) -> bool:
-    """Connect this process to a Ray cluster: `local`, `auto` or host:port. Return False if it was connected.
+    """Connect to a Ray cluster: `local`, `auto` or host:port. Return False if already connected.
 
-    A local cluster ends with this process. Raises StartError, one line.
+    A local cluster ends with this process. Raises StartError.
     """
-    # Ray sends usage reports unless told not to; the user may turn them on.
+    # No usage reports, unless the user has turned them on.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address == LOCAL:  # otherwise engines would get a low priority
+    if address == LOCAL:  # or engines would run at a low priority
         os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
@@ -66,14 +66,13 @@ def connect(address: str) -> bool:
 
 
 def disconnect() -> None:
-    """Leave the cluster. Everything that this process made there ends, including a local cluster."""
+    """Disconnect. Everything that this process created there ends, including a local cluster."""
     import ray
 
     ray.shutdown()
 
 
 def here() -> str:
-    """Return the id of this process's node."""
     import ray
 
     node: str = ray.get_runtime_context().get_node_id()
@@ -81,7 +80,7 @@ def here() -> str:
 
 
 def machines(*, loopback: bool) -> dict[str, Machine]:
-    """Return the live nodes by id, with `loopback` under a loopback address."""
+    """Return the live nodes by id. `loopback`: give them a loopback address."""
     import ray
 
     return {
@@ -96,7 +95,7 @@ def machines(*, loopback: bool) -> dict[str, Machine]:
 
 
 def actor(kind: type, *arguments: Any, node: str = "", **options: Any) -> Any:
-    """Start an actor without resources on a node. Ray restarts it there when it dies.
+    """Start an actor that reserves no resources, on `node` if given. Ray restarts it when it dies.
 
     Calls of its methods return Ray's references.
     """
@@ -119,14 +118,13 @@ def named(name: str, namespace: str) -> Any:
 
 
 def kill(one: Any) -> None:
-    """End an actor for good."""
     import ray
 
     ray.kill(one)
 
 
 def reserve(name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Any:
-    """Ask for room for one worker. Ray finds it now or later, and again when its node dies."""
+    """Create a placement group for one worker. Ray places it once there is room, and again if a node dies."""
     from ray.util import placement_group
 
     selectors = [dict(labels)] if labels else None
@@ -134,14 +132,13 @@ def reserve(name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -
 
 
 def give_up(group: Any) -> None:
-    """Give a placement group's room back."""
     from ray.util import remove_placement_group
 
     remove_placement_group(group)
 
 
 def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> None:
-    """Tell Ray's autoscaler, if there is one, for which bundles the cluster must have nodes.
+    """Tell Ray's autoscaler, if there is one, which bundles the cluster must have room for.
 
     `labels`: required labels of each bundle's node. Replaces all earlier requests on this cluster.
     """
@@ -151,7 +148,6 @@ def ask_for(bundles: list[dict[str, float]], labels: list[dict[str, str]]) -> No
 
 
 def places() -> dict[str, Place]:
-    """Return each placement group's place, by id."""
     from ray.util import placement_group_table
 
     found = {}
@@ -162,7 +158,7 @@ def places() -> dict[str, Place]:
 
 
 def visible(group: Any, bundle: Mapping[str, float]) -> Any:
-    """Return a reference to the variables that give a worker its bundle's devices."""
+    """Return a reference to the environment variables that give a worker its bundle's devices."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -172,7 +168,7 @@ def visible(group: Any, bundle: Mapping[str, float]) -> Any:
 
 
 def get(references: list[Any], timeout_s: float = TIMEOUT_S) -> list[Any]:
-    """Return the references' values in order, None for one that failed or is late."""
+    """Return the references' values in order, with None for each that failed or is late."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 

@@ -1,7 +1,7 @@
 """The configuration of a deployment on Ray: Baton's own tree, and three sections with Ray Serve LLM's keys.
 
 `prefill_config` and `decode_config` have the fields of Ray's LLMConfig that apply here, so that users of
-`ray.serve.llm` find familiar names. Their engine_kwargs are laid over `engine`.
+`ray.serve.llm` find familiar names. Their engine_kwargs override `engine`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
-TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource, which is only a mark
-# Keys of engine_kwargs that Ray's own prefill and decode need, and Baton sets itself.
+TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource, which only names its type
+# Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config",)
 
 
 class Security(SecuritySettings):
-    """Security between the parts, which speak TLS unless `insecure` is set."""
+    """Security settings with TLS on unless `insecure` is set."""
 
     @model_validator(mode="before")
     @classmethod
@@ -48,7 +48,7 @@ class Security(SecuritySettings):
 
 
 class ClusterSettings(Settings):
-    """The whole tree of a deployment on Ray."""
+    """All settings of a deployment on Ray."""
 
     security: Security = Field(default_factory=Security)
     prefill_config: Workers = Field(default_factory=Workers)
@@ -57,14 +57,13 @@ class ClusterSettings(Settings):
 
     @property
     def model(self) -> str:
-        """The model's name in the API."""
         return served_model_name(self.engine_of("decode"))
 
     def workers(self, role: str) -> Workers:
         return self.prefill_config if role == "prefill" else self.decode_config
 
     def deploying(self, part: str) -> Deploying:
-        """Return the settings for the number of a role's workers, or of routers."""
+        """Return the `deployment_config` of a worker role or of the routers."""
         return (
             self.router_config.deployment_config if part == "router" else self.workers(part).deployment_config
         )
@@ -107,7 +106,7 @@ class ClusterSettings(Settings):
         return total
 
     def tree_of(self, role: str) -> dict[str, Any]:
-        """Return Baton's settings for a part, with secrets, as JSON. Raises ConfigError."""
+        """Return a part's settings as JSON, including secrets. Raises ConfigError."""
         tree = {
             name: getattr(self, name).model_dump(mode="json", context=REVEAL)
             for name, field in Settings.model_fields.items()
@@ -120,7 +119,7 @@ class ClusterSettings(Settings):
 
     @property
     def scaling(self) -> AutoscaleSettings:
-        """The section `autoscale`, with the bounds of each side's autoscaling_config. Raises ConfigError."""
+        """The section `autoscale` with the bounds from each side's autoscaling_config. Raises ConfigError."""
         own = self.autoscale
         if own.mode == "off":
             return own
@@ -147,7 +146,7 @@ class ClusterSettings(Settings):
         if own.mode == "on" and deploying.num_replicas is not None:
             raise ConfigError(
                 f"autoscale.mode is on and {section}.num_replicas fixes a number: "
-                "give autoscaling_config with min_replicas and max_replicas in its place"
+                "give autoscaling_config with min_replicas and max_replicas instead"
             )
         bounds = {}
         limits = deploying.autoscaling_config
@@ -172,7 +171,7 @@ class ClusterSettings(Settings):
 
     @property
     def interchangeable(self) -> bool:
-        """Whether both sides' workers have equal room, environment and engine."""
+        """Whether both sides' workers have the same resources, environment and engine."""
         prefill, decode = (
             (self.bundle(role), self.workers(role).label_selector, self.workers(role).runtime_env)
             for role in WORKER_ROLES
@@ -181,7 +180,7 @@ class ClusterSettings(Settings):
 
     @property
     def unused(self) -> list[str]:
-        """The given keys of Ray Serve that have no meaning here, with their sections."""
+        """The given keys that only Ray Serve uses, with their sections."""
         return [
             f"{part}_config.deployment_config.autoscaling_config.{key}"
             for part in (*WORKER_ROLES, "router")
@@ -190,7 +189,7 @@ class ClusterSettings(Settings):
         ]
 
     def check(self) -> None:
-        """Raise ConfigError for mistakes that show before anything starts."""
+        """Raise ConfigError for mistakes that can be found before anything starts."""
         if self.models:
             raise ConfigError(
                 "models: a deployment on Ray serves one model; leave the section out, and start one for each "
@@ -202,7 +201,7 @@ class ClusterSettings(Settings):
                 "workers share a GPU by placement_group_config: {bundle_per_worker: {CPU: 1, GPU: 0.5}}"
             )
         if not (self.security.tls or self.security.insecure):
-            raise ConfigError("security: turn tls on, or set insecure on a network that is trusted")
+            raise ConfigError("security: turn tls on, or set insecure on a trusted network")
         for key in ("join", "token", "token_file", "folder"):
             if getattr(self.security, key):
                 raise ConfigError(
@@ -228,7 +227,6 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        """Raise ConfigError if a bundle's GPUs do not suit the engine."""
         ranks = engine.tensor_parallel_size
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
@@ -239,12 +237,12 @@ class ClusterSettings(Settings):
                 )
         elif gpus != ranks:
             raise ConfigError(
-                f"{where}: {gpus:g} GPUs, but engine.tensor_parallel_size is {ranks}: give as many"
+                f"{where}: {gpus:g} GPUs, but engine.tensor_parallel_size is {ranks}: make them equal"
             )
 
 
 def read(config: str | Path | Mapping[str, Any]) -> ClusterSettings:
-    """Read cluster.yaml, or take its content, and check it. Raises ConfigError."""
+    """Load and check cluster.yaml, given as a path or as its content. Raises ConfigError."""
     if isinstance(config, Mapping):
         settings = load(config, None, ClusterSettings)
     else:

@@ -1,4 +1,4 @@
-"""The start of a deployment on Ray from its configuration."""
+"""Run a deployment on Ray from its configuration."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def deploy(
             print(deployment.urls)
             deployment.scale(prefill=2)
 
-    `config` is cluster.yaml, or its content. `address`: "local" for a new cluster on this machine, "auto" for
-    the one that runs here, or host:port; a connected process stays on its cluster. `log_dir`: a folder for
-    each node's logs, a temporary one by default. `tell` is called with a part's name and what happened to it,
-    from several threads. The wait for readiness ends early when `stop` is set.
+    `config`: cluster.yaml, or its content. `address`: "local" for a new cluster on this machine, "auto" for
+    the one that runs here, or host:port; ignored if this process is already connected. `log_dir`: a folder
+    for each node's logs, a temporary one by default. `tell` is called with a part's name and an event, from
+    several threads. `stop` ends the wait for readiness when it is set.
 
-    Raises ConfigError or StartError with one line, and leaves nothing running.
+    Raises ConfigError or StartError, and leaves nothing running.
     """
     settings = config if isinstance(config, ClusterSettings) else read(config)
     ours = cluster.connect(address)
@@ -42,9 +42,7 @@ def deploy(
         loopback = ours and address == cluster.LOCAL
         with Deployment(settings, loopback=loopback, log_dir=log_dir, tell=tell) as deployment:
             if tell and settings.unused:
-                tell(
-                    "settings", f"not used, as Baton decides by its section slo: {', '.join(settings.unused)}"
-                )
+                tell("settings", f"ignored: Baton scales by its section slo: {', '.join(settings.unused)}")
             deployment.wait_ready(stop=stop)
             yield deployment
     finally:

@@ -1,13 +1,13 @@
 """A deployment on a Ray cluster: the loop that makes running parts match the wanted ones.
 
-Twice a second it looks where Ray found room for each worker, tells each node's keeper which parts to run,
-collects reports, and asks Baton's scheduler which workers are ready. Everything belongs to this process: Ray
-ends all of it, on every node, however this process ends.
+Twice a second it checks where Ray placed each worker, tells each node's keeper which parts to run, collects
+reports, and asks Baton's scheduler which workers are ready. This process owns everything: when it ends, for
+whatever reason, Ray ends all parts on every node.
 
 The numbers of workers come from `scale`, or from the scheduler's orders if `autoscale.mode` is on (fleet.py).
 
-A turn costs one call to each node in use, three to Ray (nodes, room, desk) and one to the scheduler. A keeper
-gets its parts only when they change. Orders of the scheduler are fetched once a second.
+A turn costs one call to each node in use, three to Ray (nodes, placement groups, desk) and one to the
+scheduler. A keeper gets its parts only when they change. The scheduler's orders are fetched once a second.
 """
 
 from __future__ import annotations
@@ -36,30 +36,29 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
 from baton.services.ray.fleet import Fleet, Room
 from baton.services.ray.keeper import Keeper
-from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start
-from baton.services.ray.placing import place_routers
+from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start, place_routers
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 from baton.services.ray.turns import TURN_S, Turns
 
-START_FAILS_S = 30.0  # a start gives up after failing turns for this long, as without Ray's control service
+START_FAILS_S = 30.0  # a start is given up after turns have failed for this long
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
 SILENT_S = 3.0  # after this a node is shown as not answering; Ray notices later
 
-Tell = Callable[[str, str], None]  # a part's name, what happened to it
+Tell = Callable[[str, str], None]  # a part's name, an event
 
 
 class Deployment:
-    """A running deployment; `baton.ray.deploy` makes one."""
+    """A running deployment, made by `baton.ray.deploy`."""
 
     def __init__(
         self, settings: ClusterSettings, *, loopback: bool, log_dir: str = "", tell: Tell | None = None
     ) -> None:
-        """Start on the cluster to which this process is connected. Returns at once: see `wait_ready`.
+        """Start on the connected cluster and return at once; see `wait_ready`.
 
-        With `loopback` no other machine can reach the parts.
-        Raises StartError if a deployment of this topic runs there.
+        `loopback`: no other machine can reach the parts. Raises StartError if a deployment of this topic
+        already runs there.
         """
         self.settings = settings
         self._loopback = loopback
@@ -72,7 +71,7 @@ class Deployment:
                 "ends it; or set scheduler.topic"
             )
         self._home = cluster.here()
-        # On this node: elsewhere it would be missing until Ray finds a node dead.
+        # On this node, so that the death of another one cannot affect it.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         self._fleet = Fleet(settings) if settings.autoscale.mode == "on" else None
@@ -86,7 +85,7 @@ class Deployment:
         self._workers: dict[str, str] = {}  # name -> state at the scheduler
         self._trust: Trust | None = None
         self._trees: dict[tuple[str, str], dict[str, Any]] = {}
-        self._orders_taken = 0  # count of the desk's orders
+        self._orders_taken = 0  # number of the desk's last order that was taken
         self._stopping = threading.Event()
         self._lock = threading.RLock()  # guards what `scale` and the loop both change
         self._failure = ""
@@ -176,7 +175,7 @@ class Deployment:
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 (the CA's service or a bug: the owner must not wait for ever)
+        except Exception as error:  # noqa: BLE001 (the CA or a bug: the owner must not wait for ever)
             self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:
@@ -189,14 +188,13 @@ class Deployment:
                     if self._fleet and self._ready:
                         await self._fleet.ask(client)
                     wait_s = turns.went_well()
-                except Exception as error:  # noqa: BLE001 (Ray may be away, and running parts need no turns)
+                except Exception as error:  # noqa: BLE001 (Ray may be down, and running parts do not need the loop)
                     wait_s = turns.failed(error)
                     if turns.failing_s >= START_FAILS_S and not self._ready:
                         self._failure, self.ended = f"{type(error).__name__}: {error}", True
                 await asyncio.sleep(wait_s)
 
     def _turn(self) -> None:
-        """Do one turn of the loop."""
         machines = cluster.machines(loopback=self._loopback)
         with self._lock:
             self._machines = machines
@@ -225,7 +223,7 @@ class Deployment:
             self.ended = self.ended or down
 
     def _place_routers(self) -> None:
-        """Place the wanted number of routers, one a node, the first on this node."""
+        """Place the wanted number of routers, at most one per node, the first on this node."""
         number = self.settings.deploying("router").initial
         was, self._routers = self._routers, place_routers(self._routers, self._machines, self._home, number)
         for name, node in self._routers.items():
@@ -234,10 +232,10 @@ class Deployment:
                 self._tell(name, f"goes to {self._machines[node].name}")
 
     def _port_taken(self) -> str:
-        """Return why a router cannot listen at the start; another owner of its port would answer for it."""
+        """Return why a router cannot listen at the start, or "". Another program might answer on its port."""
         new = {name: node for name, node in self._routers.items() if name not in self._checked}
         self._checked.update(new)
-        if not new or self._ready:  # later routers are tried, and given up while others serve
+        if not new or self._ready:  # a later router may be given up, as others serve
             return ""
         port, found = self.settings.router.port, []
         for node in new.values():
@@ -249,7 +247,6 @@ class Deployment:
         return ""
 
     def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
-        """Return the parts that each node should run."""
         orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
         plain = self._key(self._home, {})
         orders.setdefault(plain, []).append(self._ordered("scheduler", "scheduler", self._home))
@@ -263,7 +260,7 @@ class Deployment:
         return orders
 
     def _order(self, orders: dict[tuple[str, str], list[PartOrder]]) -> None:
-        """Send each node its parts if they changed or it lost them."""
+        """Send the nodes their parts if those changed or the keeper lost them."""
         for key, ordered in orders.items():
             parts = [one.to_json() for one in ordered]
             node = self._nodes[key]
@@ -286,14 +283,14 @@ class Deployment:
                 self._tell(name, text)
             if why := "" if self._ready else failed_start(node.machine.name, report):
                 self._failure, self.ended = why, True
-            if report.order != node.order:  # a keeper that was restarted
+            if report.order != node.order:  # the keeper was restarted
                 node.parts = None
             node.report = report
 
     def _let_go(self) -> None:
-        """Give back the room of workers that have left, and nodes without parts.
+        """Remove the placement groups of workers that have left, and the keepers of nodes without parts.
 
-        Ray's autoscaler removes no node on which an actor lives, even one without resources.
+        Ray's autoscaler does not remove a node that has an actor, even one without resources.
         """
         running = {name for node in self._nodes.values() for name in node.report.states}
         ordered = {part["name"] for node in self._nodes.values() for part in node.parts or []}
@@ -332,15 +329,13 @@ class Deployment:
             self._ready = not self._lacking() and bool(self._slots)
 
     def _follow(self, roles_by_name: dict[str, str]) -> None:
-        """Adopt changes of roles by the scheduler or an operator, and adjust the set numbers."""
+        """Adopt role changes by the scheduler or an operator, and adjust the wanted numbers."""
         for slot, former in self._slots.follow(roles_by_name):
             self._numbers[former] = max(0, self._numbers[former] - 1)
             self._numbers[slot.role] += 1
 
-    # Parts.
-
     def _place_scheduler(self) -> str:
-        """Start this node's keeper, and return the address at which the scheduler will listen."""
+        """Start this node's keeper, and return the scheduler's future address."""
         self._machines = cluster.machines(loopback=self._loopback)
         machine = self._machines[self._home]
         keeper = self._nodes[self._key(self._home, {})].keeper
@@ -366,7 +361,7 @@ class Deployment:
         return PartOrder(name, role, tree, (slot.environment or {}) if slot else {}, cores)
 
     def _tree(self, role: str, machine: Machine) -> dict[str, Any]:
-        """Return the settings of a role's parts on a node, with addresses that others can reach."""
+        """Return the settings of a role's parts on a node, with addresses that other nodes can reach."""
         tree = self.settings.tree_of(role)
         tree["scheduler"]["address"] = self.scheduler_address
         if self._trust:
@@ -384,11 +379,9 @@ class Deployment:
 
     @property
     def _states(self) -> dict[str, str]:
-        """Return the states of all parts by the nodes' last reports."""
         return {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
 
     def _lacking(self) -> list[str]:
-        """Return the parts that are not ready, with their states."""
         return [
             f"{part['name']} ({part['state']})" for part in self.status()["parts"] if part["state"] != "ready"
         ]

@@ -1,7 +1,7 @@
-"""The actor that tells other processes a deployment's state and takes their orders.
+"""The actor that shows a deployment's state to other processes and takes their orders.
 
-Once a second the loop (deployment.py) publishes here and takes orders. The actor holds only a copy of the
-loop's state, so nothing is lost when it restarts.
+The loop (deployment.py) publishes its state here at each turn, and fetches orders. The actor holds only a
+copy, so nothing is lost when it restarts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WHO_DECIDES = (
 def checked(
     prefill: int | None, decode: int | None, bounds: Mapping[str, Sequence[int | None]], *, decided: bool
 ) -> dict[str, int]:
-    """Return the numbers that were given, by role. Raises ServiceError for one that is not allowed.
+    """Return the given numbers by role. Raises ServiceError if one is not allowed.
 
-    `decided`: the scheduler chooses the numbers. `bounds`: of each role the least and the most workers.
+    `decided`: the scheduler chooses the numbers. `bounds`: each role's least and most workers.
     """
     if decided:
         raise ServiceError(WHO_DECIDES)
@@ -43,7 +43,7 @@ def checked(
 
 
 def namespace(topic: str) -> str:
-    """Return the namespace of a deployment's named actor: one deployment a topic and cluster."""
+    """Return the namespace of a topic's actor. A cluster runs one deployment per topic."""
     return f"baton-{topic}"
 
 
@@ -57,22 +57,20 @@ class Desk:
         self._down = False
 
     def publish(self, status: dict[str, Any]) -> tuple[int, dict[str, int], bool]:
-        """Take the latest state. Return the count and numbers of the latest order, and whether to end."""
+        """Store the latest state. Return the number and content of the last order, and whether to end."""
         self._status = status
         return self._orders, self._numbers, self._down
 
     def status(self) -> dict[str, Any]:
-        """Return the last published state, or an empty one."""
+        """Return the last published state, {} before the first."""
         return self._status
 
     def scale(self, numbers: dict[str, int]) -> bool:
-        """Order numbers of workers, by role."""
         self._orders += 1
         self._numbers = {**self._numbers, **numbers}
         return True
 
     def down(self) -> bool:
-        """Order the end."""
         self._down = True
         return True
 
@@ -104,22 +102,22 @@ class Remote:
         cluster.disconnect()
 
     def status(self) -> dict[str, Any]:
-        """Return the nodes and parts with their states. Raises ServiceError without an answer."""
+        """Return the nodes and parts with their states. Raises ServiceError if there is no answer."""
         found: dict[str, Any] = self._call("status")
         return found
 
     def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
         """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
-        Returns at once; `status` shows the effect. Raises ServiceError for a number outside the
-        configuration's bounds, and if the scheduler decides.
+        Returns at once; `status` shows the effect. Raises ServiceError if a number is outside the
+        configuration's bounds, or if the scheduler chooses the numbers.
         """
         status = self.status()
         decided = status["autoscale"] == "on"
         self._call("scale", checked(prefill, decode, status["bounds"], decided=decided))
 
     def down(self) -> None:
-        """End the deployment after its requests. Return when it has ended. Raises ServiceError."""
+        """Finish the running requests, end the deployment, and wait for its end. Raises ServiceError."""
         cluster.get([self._desk.down.remote()])
         deadline = time.monotonic() + END_S
         while cluster.named(NAME, self._namespace) is not None:
@@ -130,5 +128,5 @@ class Remote:
     def _call(self, method: str, *arguments: Any) -> Any:
         (answer,) = cluster.get([getattr(self._desk, method).remote(*arguments)])
         if not answer:
-            raise ServiceError("the deployment does not answer: it begins or ends; try again in a second")
+            raise ServiceError("the deployment does not answer: it is starting or ending; try again")
         return answer

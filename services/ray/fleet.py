@@ -1,8 +1,8 @@
-"""A deployment on Ray as a fleet: the scheduler orders which worker runs in which of its places.
+"""Autoscaling on Ray: the scheduler orders which worker runs in which place (docs/autoscaling.md).
 
-The places are names of workers. Where both sides' workers are alike, any role may run in a place, and a
-worker may change its role; otherwise a place belongs to one side. Orders are the whole list each time.
-Without an answer everything stays as it is (docs/autoscaling.md).
+The places are names of workers. If both sides' workers have the same settings, a place may run either role,
+and a worker may change its role; otherwise a place belongs to one side. An order lists all workers that
+should run. Without an answer nothing changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fleet:
     """The places, and the workers that should run in them."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Make as many places as both sides' bounds allow; the first ones are named after roles."""
+        """Make as many places as both sides' bounds allow, the initial ones named after roles."""
         first = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         most = {role: settings.bounds(role)[1] or 0 for role in WORKER_ROLES}
         self.roles = {f"{role}-{at}": role for role in WORKER_ROLES for at in range(first[role])}
@@ -46,7 +46,7 @@ class Fleet:
         self._asked = -math.inf
 
     async def ask(self, client: SchedulerClient) -> None:
-        """Ask for orders, about once a second. Ignore those of a former decider."""
+        """Fetch orders, about once a second. Ignore those of a scheduler that no longer decides."""
         now = time.monotonic()
         if now - self._asked < ORDERS_S:
             return
@@ -62,14 +62,13 @@ class Fleet:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The wanted number of workers by role."""
         return {role: list(self.roles.values()).count(role) for role in WORKER_ROLES}
 
 
 class Room:
     """The request to Ray's autoscaler for nodes with room for all wanted workers.
 
-    A cluster that can grow does so at once, and nodes whose workers left may go.
+    It lets a cluster add nodes at once, and remove those whose workers have left.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Room:
         self._at = -math.inf
 
     def want(self, wanted: Sequence[tuple[dict[str, float], dict[str, str]]]) -> None:
-        """Ask for these bundles, each with its node's labels, if they changed; at most every `ROOM_S`."""
+        """Request these bundles, each with its node's labels, if they changed; at most every `ROOM_S`."""
         new, now = sorted(wanted, key=repr), time.monotonic()
         if new == self._asked or now - self._at < ROOM_S:
             return

@@ -1,6 +1,6 @@
 """The actor of a node: owns one `baton node`, tells it what to run, and collects its reports.
 
-`baton node` is a process of its own, because Ray's worker has threads, and so cannot fork an engine.
+`baton node` is a separate process because an actor's process has threads, so it cannot fork an engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -20,14 +19,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from baton.keeping import keep_thread
-from baton.services.config import ENV_PREFIX
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
 from baton.services.fleet.ports import check_port, reserved
+from baton.services.fleet.processes import start_supervisor
 
 EVENTS = 1_000  # kept until fetched; older ones are dropped
-STARTS = 5  # fruitless starts of `baton node` in a row; then it stays down and its owner is told
+STARTS = 5  # failed starts of `baton node` in a row; then it stays down and its owner is told
 END_S = 10.0
 RETRY_S = 5.0
 
@@ -47,7 +46,7 @@ class Keeper:
     """Runs parts on its node. Runs as an actor."""
 
     def __init__(self, log_dir: str, cwd: str) -> None:
-        """Use a folder of this node's own below `log_dir`, or a temporary one if that is empty."""
+        """Log to a subfolder of `log_dir` named after this host, or to a temporary folder if that is ""."""
         host = socket.gethostname()
         if log_dir:
             folder = Path(log_dir) / host
@@ -67,7 +66,7 @@ class Keeper:
         self._process: subprocess.Popen[str] | None = None
 
     def port(self, address: str) -> int:
-        """Return a port of this node that nobody else is given while this actor lives."""
+        """Reserve a free port on this node while this actor lives."""
         self._ports.append(reserved(address))
         return int(self._ports[-1].getsockname()[1])
 
@@ -80,7 +79,7 @@ class Keeper:
         return ""
 
     def run(self, order: int, parts: list[dict[str, Any]]) -> None:
-        """Run exactly these parts. `order` is a rising number."""
+        """Run exactly these parts. `order` increases with each call."""
         self._order, self._parts = order, parts
         self._starts, self._failed = 0, ""
         if self._process is None and not parts:
@@ -113,49 +112,34 @@ class Keeper:
     def _tell(self) -> None:
         try:
             process = self._process or self._start()
-        except OSError as error:  # a limit, such as that on processes
+        except OSError as error:  # such as the limit on processes
             self._starts -= 1
             self._start_at = time.monotonic() + RETRY_S
-            self._said.append(
-                ("node", f"not started, {error.strerror or error}; tried again in {RETRY_S:g} s")
-            )
+            self._said.append(("node", f"not started: {error.strerror or error}; retrying in {RETRY_S:g} s"))
             return
         stdin = cast(IO[str], process.stdin)
-        with suppress(BrokenPipeError):  # it has ended, which the next report tells
+        with suppress(BrokenPipeError):  # it has ended, as the next report shows
             stdin.write(json.dumps(self._parts) + "\n")
             stdin.flush()
 
     def _start(self) -> subprocess.Popen[str]:
         self._starts += 1
-        # -P: modules in the current folder must not shadow others
-        command = [sys.executable, "-P", "-m", "baton.services.cli.main", "node", "--orders"]
-        # The orders hold all settings.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(ENV_PREFIX)}
-        with os.fdopen(log_files.open_log(self._log_dir / "node.log"), "ab") as log:
-            process = subprocess.Popen(
-                [*command, "--log-dir", str(self._log_dir)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment,
-                cwd=self._cwd,
-                start_new_session=True,  # Ctrl-C reaches the command in the terminal alone
-            )
+        command = ("baton.services.cli.main", "node", "--orders", "--log-dir", str(self._log_dir))
+        process = start_supervisor(*command, log=self._log_dir / "node.log", cwd=self._cwd)
         self._process = process
         self._raise_priority(process.pid)
         keep_thread(partial(self._hear, process), "baton node events").start()
         return process
 
     def _raise_priority(self, pid: int) -> None:
-        """Give `baton node` Ray's own priority; that of Ray's workers is far lower (niceness 15)."""
+        """Give `baton node` the priority of Ray itself, whose workers run at niceness 15."""
         wanted, has = (os.getpriority(os.PRIO_PROCESS, one) for one in (os.getppid(), pid))
         if has <= wanted:
             return
         try:
             os.setpriority(os.PRIO_PROCESS, pid, wanted)
         except PermissionError:
-            text = f"its niceness is {has}, as of all that Ray starts: start Ray with RAY_worker_niceness=0"
+            text = f"runs at niceness {has}, like all that Ray starts: start Ray with RAY_worker_niceness=0"
             self._said.append(("node", text))
 
     def _hear(self, process: subprocess.Popen[str]) -> None:
@@ -171,7 +155,7 @@ class Keeper:
                     self._said.append(("node", line.strip()))  # printed by a library
 
     def _ended(self, status: int) -> None:
-        """Start `baton node` again, unless it keeps ending."""
+        """Restart `baton node`, unless it has ended too often."""
         self._process, self._states = None, {}
         if self._failed or not self._parts:
             return
@@ -186,5 +170,5 @@ class Keeper:
 
 
 def _close(pipe: IO[str] | None) -> None:
-    with suppress(BrokenPipeError):  # it ended before it had read all
+    with suppress(BrokenPipeError):  # it ended before it had read everything
         cast(IO[str], pipe).close()

@@ -1,9 +1,9 @@
-"""The nodes that a deployment on Ray uses, each with its keeper: what it runs, and how all of it ends."""
+"""The nodes in use by a deployment on Ray, each with its keeper; where routers run; how parts are ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,33 +14,45 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Report
 from baton.services.ray.turns import TURN_S
 
-ANSWER_S = 2.0  # for the keepers' answers in one turn; a node that is slower is heard in a later one
+ANSWER_S = 2.0  # for the keepers' answers in one turn; a slower node is read in a later turn
 
 
 @dataclass
 class Node:
-    """A node in use."""
-
     machine: Machine
     keeper: Any
-    order: int = -1  # number of the latest that was sent
-    parts: list[dict[str, Any]] | None = None  # of that order; None: it must be sent again
+    order: int = -1  # number of the last order sent
+    parts: list[dict[str, Any]] | None = None  # in that order; None: it must be sent again
     report: Report = field(default_factory=lambda: Report(-1))
-    heard: float | None = None  # when it answered last; None: it starts
+    heard: float | None = None  # time.monotonic of its last answer; None before the first
     silent: bool = False
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs there, or is to run, as it said itself."""
+        """Whether no part runs or should run there, by its own report."""
         return self.parts == [] and self.report.order == self.order and not self.report.states
 
 
 def failed_start(machine: str, report: Report) -> str:
-    """Return why parts cannot start on a node, "" if they can."""
+    """Return why a part cannot start on a node, or ""."""
     if report.failed:
         return f"{machine}: {report.failed}"
     given_up = next((name for name, state in report.states.items() if state == "given up"), "")
     return given_up and f"{given_up} could not start; its log: {machine}:{report.log_dir}/{given_up}.log"
+
+
+def place_routers(
+    there: Mapping[str, str], machines: Mapping[str, Machine], home: str, number: int
+) -> dict[str, str]:
+    """Return each router's node: its current one if that is alive, else one without a router, `home` first.
+
+    All routers use one port, so a node has at most one. Routers without a node are left out.
+    """
+    placed = {name: node for name, node in there.items() if node in machines}
+    free = [node for node in machines if node not in placed.values()]
+    free.sort(key=lambda node: (node != home, machines[node].name, node))
+    missing = [name for at in range(number) if (name := f"router-{at}") not in placed]
+    return placed | dict(zip(missing, free, strict=False))
 
 
 def end_in_order(nodes: Collection[Node], settings: ClusterSettings) -> None:
@@ -57,7 +69,7 @@ def end_in_order(nodes: Collection[Node], settings: ClusterSettings) -> None:
 
 
 def _all_ended(nodes: Collection[Node]) -> bool:
-    """Tell whether only ordered parts run on the nodes that answer."""
+    """Return whether only ordered parts run on the nodes that answer."""
     reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
     return all(
         report.order >= node.order and set(report.states) <= {part["name"] for part in node.parts or []}

@@ -1,4 +1,4 @@
-"""Forwards the ingress' requests to the router beside it, unchanged, and streams the answers back."""
+"""Forward the ingress's requests to its router unchanged, and stream the answers back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import aiohttp
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-# Hop-by-hop headers (RFC 9110, section 7.6.1), and the length, which is set again.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and the length, which aiohttp sets again.
 _HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
 
 
 class Proxy:
-    """Forwards requests to one router. Make it in the loop that uses it."""
+    """Forwards requests to one router. Create it in the event loop that uses it."""
 
     def __init__(self, url: str, max_body: int) -> None:
         """Forward to the router at `url`, which takes bodies of at most `max_body` bytes."""
@@ -27,11 +27,10 @@ class Proxy:
         )
 
     async def close(self) -> None:
-        """End the connections."""
         await self._session.close()
 
     async def hand_on(self, request: Request) -> Response:
-        """Return the answer once it begins. Cancelling the caller ends the request at the router, too."""
+        """Return the answer once it begins. Cancelling this call also cancels the router's request."""
         body = await self._body(request)
         if body is None:
             mib = self._max_body / (1 << 20)

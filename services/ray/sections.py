@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-# Keys of autoscaling_config by which Ray Serve chooses numbers. Baton uses the section `slo` instead.
+# Keys of autoscaling_config for Ray Serve's autoscaler. Baton scales by its section `slo` instead.
 SERVES_OWN = frozenset(
     {
         "aggregation_function",
@@ -49,8 +49,6 @@ class _Section(BaseModel):
 
 
 class ModelLoading(_Section):
-    """The model, with Ray's keys."""
-
     model_id: str = Field("", description="Model name in the API.")
     model_source: str = Field(
         "", description="A folder in Hugging Face's layout, or a name there; model_id if unset."
@@ -68,7 +66,7 @@ class Autoscaling(_Section):
     @model_validator(mode="wrap")
     @classmethod
     def _without_serves_own(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Leave out Ray Serve's own keys, so that its users' files can be read, and remember their names."""
+        """Drop the keys that only Ray Serve uses, so that its users' files load, and remember their names."""
         if not isinstance(values, Mapping):
             return handler(values)
         one = handler({key: value for key, value in values.items() if key not in SERVES_OWN})
@@ -97,11 +95,11 @@ class Autoscaling(_Section):
 
     @property
     def unused(self) -> list[str]:
-        """The given keys that have a meaning for Ray Serve alone."""
+        """The given keys that only Ray Serve uses."""
         return self._unused
 
     def why_not(self, number: int) -> str:
-        """Return why there cannot be so many, "" if there can."""
+        """Return why this number is not allowed, or ""."""
         if number < self.min_replicas:
             return f"{number} is less than min_replicas ({self.min_replicas})"
         if self.max_replicas is not None and number > self.max_replicas:
@@ -110,12 +108,8 @@ class Autoscaling(_Section):
 
 
 class Deploying(_Section):
-    """The number of workers or routers."""
-
     num_replicas: int | None = Field(None, ge=0, description="A fixed number; 1 if unset.")
-    autoscaling_config: Autoscaling | None = Field(
-        None, description="Bounds within which the number may be changed."
-    )
+    autoscaling_config: Autoscaling | None = Field(None, description="Bounds for changes of the number.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Deploying:
@@ -131,14 +125,14 @@ class Deploying(_Section):
 
 
 class Placing(_Section):
-    """The room of one worker. A worker is on one node, so bundles are added up."""
+    """The resources of one worker. It runs on one node, so bundles are added up."""
 
     bundles: list[dict[str, Amount]] = Field(default_factory=list, description="Resources by Ray's names.")
     bundle_per_worker: dict[str, Amount] = Field(
-        default_factory=dict, description="The same for each rank, instead of bundles."
+        default_factory=dict, description="Resources of each rank, instead of bundles."
     )
     strategy: Literal["PACK", "STRICT_PACK"] = Field(
-        "STRICT_PACK", description="A worker's ranks share a node in either."
+        "STRICT_PACK", description="With either, a worker's ranks share a node."
     )
 
     @model_validator(mode="after")
@@ -149,11 +143,9 @@ class Placing(_Section):
 
 
 class Workers(_Section):
-    """The workers of one role."""
-
     model_loading_config: ModelLoading = Field(default_factory=ModelLoading)
     engine_kwargs: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Engine arguments, laid over the section `engine`."
+        default_factory=dict, repr=False, description="Engine arguments, which override the section `engine`."
     )
     accelerator_type: str = Field("", description="The nodes' accelerator, by Ray's name, e.g. H100.")
     label_selector: dict[str, str] = Field(default_factory=dict, description="Labels that nodes must have.")
@@ -165,6 +157,6 @@ class Workers(_Section):
 
 
 class Routers(_Section):
-    """The routers: at most one a node, the first where the deployment was started."""
+    """The routers: at most one per node, the first on the node that started the deployment."""
 
     deployment_config: Deploying = Field(default_factory=Deploying)

@@ -1,12 +1,11 @@
 """Baton as an application of Ray Serve, in place of `ray.serve.llm.build_pd_openai_app`.
 
 Serve starts replicas, checks their health, scales them, and drains those that it removes. Each replica owns a
-`baton node` that runs one part. Serve's proxy passes requests to Baton's router beside the ingress replica;
-router and workers know nothing of Serve.
+`baton node` that runs one part:
 
     Scheduler         one replica
-    Prefill, Decode   a worker each; they take no requests from Serve, and report how many Baton placed there
-    Router            the ingress: a router each, and a proxy to it
+    Prefill, Decode   one worker per replica; gets no requests from Serve, reports how many Baton placed there
+    Router            the ingress: one router per replica, and a proxy that forwards Serve's requests to it
 
 The scheduler's replica is also the parts' CA: the others ask it for the scheduler's address and for tokens,
 which are valid as long as that replica lives.
@@ -53,12 +52,12 @@ POLL_S = 0.2
 UNBOUNDED = (
     1_000_000  # requests in one ingress replica; Serve's default is 5, Baton's router has its own bounds
 )
-_REQUESTS = "requests"  # the name of a worker's figure for Serve's autoscaling
+_REQUESTS = "requests"  # a worker's metric for Serve's autoscaling
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The scheduler replica's answer to another: the scheduler's address, and how to join."""
+    """The scheduler replica's answer to another replica: the scheduler's address, and how to join."""
 
     address: str
     part: dict[str, Any]  # the section `security` for the replica's part
@@ -66,7 +65,7 @@ class Meeting:
 
 
 class _Part:
-    """A replica with one part of the deployment."""
+    """A replica that runs one part of the deployment."""
 
     def __init__(self, role: str, tree: Mapping[str, Any]) -> None:
         self._keeper = Keeper("", os.getcwd())
@@ -77,11 +76,11 @@ class _Part:
         self._drain_s = STOP_TIMEOUT_S
 
     async def _meet(self, scheduler: Any) -> str:
-        """Learn the scheduler's address, and take on this replica's identity. Raises SecurityError."""
+        """Return the scheduler's address, and take on this replica's identity. Raises SecurityError."""
         met: Meeting = await scheduler.meet.remote(self._role)
         self._tree["scheduler"]["address"] = met.address
         self._tree["security"] = met.part
-        # The settings have the part's identity; this process itself is an operator.
+        # The part has the identity in its settings; this process is an operator.
         mine = Settings(**{**self._tree, "security": met.operator})
         await asyncio.to_thread(identities.take_on, mine, Role.OPERATOR)
         return met.address
@@ -107,7 +106,7 @@ class _Part:
             raise RuntimeError(f"{self._name} is gone: {report.failed or 'it died too often'}")
 
     async def __del__(self) -> None:
-        """Let the part finish its requests, and end it."""
+        """Drain the part and end it."""
         self._keeper.run(1, [])
         deadline = time.monotonic() + self._drain_s
         while self._keeper.report().states and time.monotonic() < deadline:  # noqa: ASYNC110 (it has no event)
@@ -116,8 +115,6 @@ class _Part:
 
 
 class Scheduler(_Part):
-    """The replica of the scheduler."""
-
     def __init__(self, tree: Mapping[str, Any]) -> None:
         super().__init__("scheduler", tree)
         self._address = addresses.join(self._host, self._keeper.port(self._host))
@@ -131,14 +128,14 @@ class Scheduler(_Part):
         self._started: asyncio.Task[None] | None = None
 
     async def meet(self, part: str) -> Meeting:
-        """Return what a replica needs to join, once the scheduler listens."""
+        """Wait until the scheduler listens, and return what a replica needs to join."""
         if self._started is None:
             self._started = asyncio.create_task(self._start())
         await self._started
         return Meeting(self._address, self._section(part), self._section(Role.OPERATOR))
 
     async def __del__(self) -> None:
-        """End the scheduler, and then its CA."""
+        """End the scheduler, then its CA."""
         await super().__del__()
         if self._trust:
             await self._trust.__aexit__(None, None, None)
@@ -158,8 +155,6 @@ class Scheduler(_Part):
 
 
 class Worker(_Part):
-    """A replica with one worker."""
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, role: str, tree: Mapping[str, Any], cores: int, scheduler: Any
     ) -> None:
@@ -184,12 +179,12 @@ class Worker(_Part):
 
 
 class Router(_Part):
-    """The ingress: a replica with one router, to which it forwards every request."""
+    """The ingress: a replica that runs one router and forwards every request to it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, tree: Mapping[str, Any], port: int | None, scheduler: Any, *workers: Any
     ) -> None:
-        """Listen on this port, or a free one. `workers` are bound here because Serve starts only those."""
+        """Listen on this port, or a free one. `workers` are unused: Serve starts only what is bound."""
         del workers
         super().__init__("router", tree)
         port = port or self._keeper.port(self._host)
@@ -200,11 +195,11 @@ class Router(_Part):
         await self._run(0, lambda: asyncio.to_thread(healthy, f"{self._url}/health"))
 
     async def __call__(self, request: Request) -> Response:
-        """Forward a request. When its client leaves, Serve cancels this call, and so the router's."""
+        """Forward a request. If its client disconnects, Serve cancels this call, and so the router's."""
         return await self._proxy.hand_on(request)
 
     async def __del__(self) -> None:
-        """Let the router finish its requests, and end it."""
+        """Drain the router and end it."""
         await super().__del__()
         await self._proxy.close()
 
@@ -214,8 +209,8 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
 
     `args` are those of `ray.serve.llm.build_pd_openai_app`: prefill_config and decode_config, each a mapping,
     an LLMConfig or the path of a YAML file, and ingress_deployment_config. Sections of Baton's own
-    configuration may stand beside them (serve_args.py). Each deployment_config is Serve's. The parts use TLS
-    unless security.insecure is set. Raises ConfigError.
+    configuration may be added (serve_args.py). Serve gets each deployment_config. The parts use TLS unless
+    security.insecure is set. Raises ConfigError.
     """
     read = serve_args.read(args)
     settings = read.settings
@@ -228,7 +223,7 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
 
 
 def by_requests(context: Any) -> tuple[int, dict[str, Any]]:
-    """Return how many replicas bring the placed requests down to target_ongoing_requests each."""
+    """Return the number of replicas at which each has target_ongoing_requests placed requests."""
     placed = sum((context.aggregated_metrics or {}).get(_REQUESTS, {}).values())
     wanted = math.ceil(placed / context.config.get_target_ongoing_requests())
     least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas

@@ -1,10 +1,10 @@
-"""Checks the arguments of `build_pd_openai_app`, which are those of `ray.serve.llm`, without importing Ray.
+"""Check the arguments of `build_pd_openai_app`, which are those of `ray.serve.llm`, without importing Ray.
 
-Fields without a meaning here are ignored, with one warning that names them. What Baton cannot do is refused,
-with the reason.
+Fields that Baton has no use for are ignored, with one warning. Fields that ask for what Baton cannot do raise
+ConfigError.
 
 Leans on Ray 2.60: the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. Such
-objects are read by `model_dump`; an LLMConfig's always has an accelerator_config, which Ray fills in itself.
+objects are read with `model_dump`; an LLMConfig always has an accelerator_config, which Ray fills in itself.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 _ROUTERS = "ingress_deployment_config"
 # For Ray's ingress, which is not used; proxy_* are its names in older versions.
 _IGNORED = ("ingress_cls_config", "proxy_cls_config", "proxy_deployment_config")
-# Fields of LLMConfig about Ray's own server around the engine.
+# Fields of LLMConfig for Ray's own server.
 _IGNORED_OF_ENGINES = ("log_engine_metrics", "experimental_configs")
 _REFUSED = {
     "lora_config": "adapters are loaded at the start, from folders: name them in engine.lora",
-    "callback_config": "no code of yours runs in a worker; prepare the model before it starts",
+    "callback_config": "workers run no callbacks; prepare the model before they start",
     "server_cls": "the server is Baton's own; leave it out",
 }
 _MIRROR = ("bucket_uri", "extra_files")
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """The settings and options for a Serve application."""
+    """The settings of a Serve application, and Serve's options."""
 
     settings: ClusterSettings
-    options: dict[str, dict[str, Any]]  # Serve's options of the deployments prefill, decode and router
+    options: dict[str, dict[str, Any]]  # by deployment: prefill, decode and router
 
 
 def read(args: Any) -> ServeArgs:
-    """Return the checked arguments. Raises ConfigError, one line."""
+    """Return the checked arguments. Raises ConfigError."""
     given, ignored = _fields(args, "the arguments"), []
     options = {"router": _fields(given.pop(_ROUTERS, None) or {}, _ROUTERS)}
     for key in _IGNORED:
@@ -62,7 +62,7 @@ def read(args: Any) -> ServeArgs:
         name = min(map(str, unknown))
         raise ConfigError(f"unknown key {name!r}{suggest(name, [*ClusterSettings.model_fields, _ROUTERS])}")
     if ignored:
-        _log.warning("ignored, as Baton has no use for them: %s", ", ".join(ignored))
+        _log.warning("ignored, because Baton has no use for them: %s", ", ".join(ignored))
     settings = load(given, None, ClusterSettings)
     settings.check()
     return ServeArgs(settings, options)
@@ -84,17 +84,17 @@ def _group(group: Any, where: str) -> dict[str, Any]:
 
 
 def _without_meaning(group: dict[str, Any], where: str) -> Iterator[str]:
-    """Remove fields without a meaning here and yield their names. Raises ConfigError for the impossible."""
+    """Remove fields that Baton ignores and yield their names. Raises ConfigError for unsupported ones."""
     for key, why in _REFUSED.items():
         if group.pop(key, None):
             raise ConfigError(f"{where}.{key}: {why}")
     if (engine := group.pop("llm_engine", "vLLM")) != "vLLM":
-        raise ConfigError(f"{where}.llm_engine: {engine!r} is not served; vLLM is")
+        raise ConfigError(f"{where}.llm_engine: {engine!r} is not supported; vLLM is")
     kind = _fields(group.pop("accelerator_config", None) or {}, f"{where}.accelerator_config").get(
         "kind", "gpu"
     )
     if kind not in ("gpu", "cpu"):
-        raise ConfigError(f"{where}.accelerator_config: {kind!r} is not served; gpu and cpu are")
+        raise ConfigError(f"{where}.accelerator_config: {kind!r} is not supported; gpu and cpu are")
     for key in _IGNORED_OF_ENGINES:
         if group.pop(key, None):
             yield key
@@ -117,13 +117,13 @@ def _check_source(loading: dict[str, Any], where: str) -> None:
         source = loading["model_source"] = next(filter(None, buckets), "")
     if source and source.startswith(_REMOTE):
         raise ConfigError(
-            f"{where}: nothing is read from a bucket ({source}); put the model into a folder that every node "
-            "has, or give its name at Hugging Face"
+            f"{where}: models cannot be loaded from a bucket ({source}); put the model into a folder that "
+            "every node has, or give its name at Hugging Face"
         )
 
 
 def _options(given: Any, where: str) -> dict[str, Any]:
-    """Return a deployment's Serve options, with plain mappings in place of objects."""
+    """Return a deployment's Serve options, with objects converted to dicts."""
     options = {key: value for key, value in _fields(given or {}, where).items() if value is not None}
     if "autoscaling_config" in options:
         options["autoscaling_config"] = _fields(options["autoscaling_config"], f"{where}.autoscaling_config")
@@ -137,5 +137,5 @@ def _fields(given: Any, where: str) -> dict[str, Any]:
     if hasattr(given, "model_dump"):
         given = given.model_dump(exclude_unset=True)
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: a mapping is expected, not {type(given).__name__}")
+        raise ConfigError(f"{where}: expected a mapping, not {type(given).__name__}")
     return dict(given)

@@ -1,4 +1,4 @@
-"""The workers that should run on Ray, each with the room that Ray found for it."""
+"""The wanted workers on Ray, each with its placement group."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from baton.services.fleet.parts import Say
 from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine, Place
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
-from baton.services.ray.placing import new_names
 
 
 @dataclass
 class Slot:
-    """One worker that should run, and the room for it."""
+    """One wanted worker and its placement group."""
 
     name: str
-    side: str  # prefill or decode: whose room, environment and engine it uses
-    role: str  # its current role, with which it is also restarted
+    side: str  # prefill or decode: whose bundle, environment and engine it uses
+    role: str  # its current role, which it keeps across restarts
     group: Any  # its placement group
     bundle: dict[str, float]
     labels: dict[str, str]  # required labels of its node
-    node: str = ""  # the id of its node; "" while it has no room
-    devices: Any = None  # a reference to its variables, if the bundle has devices
-    environment: dict[str, str] | None = None  # known once it has room
+    node: str = ""  # the id of its node, "" until Ray has placed it
+    devices: Any = None  # a reference to its environment variables, if the bundle has GPUs
+    environment: dict[str, str] | None = None  # known once Ray has placed it
     leaving: bool = False
     host: str = ""  # the name of its current or last node
     lost_at: float | None = None  # when its node died; None once it is ready elsewhere
@@ -38,12 +37,12 @@ class Slot:
 
     @property
     def starts(self) -> bool:
-        """Whether it should run and everything needed for that is known."""
+        """Whether it should run, and its node and environment are known."""
         return bool(self.node) and self.environment is not None and not self.leaving
 
     @property
     def waits(self) -> str:
-        """The state of a worker without room."""
+        """The state of a worker that Ray has not placed."""
         lost = f"lost with {self.host}; " if self.lost_at is not None else ""
         return f"{lost}waits for room: {amounts(self.bundle)}"
 
@@ -52,7 +51,7 @@ class Slots:
     """All slots. Not thread-safe."""
 
     def __init__(self, settings: ClusterSettings, prefix: str, say: Say) -> None:
-        """Name the placement groups with this prefix."""
+        """Prefix the placement groups' names."""
         self._settings = settings
         self._prefix = prefix
         self._say = say
@@ -65,24 +64,24 @@ class Slots:
         return len(self._all)
 
     def by_number(self, wanted: Mapping[str, int]) -> dict[str, str]:
-        """Return names and roles for these numbers: the oldest existing workers, and new ones."""
+        """Return workers' roles by name for these numbers: the oldest workers, then new ones."""
         chosen: dict[str, str] = {}
         taken = [slot.name for slot in self._all]
         for role, number in wanted.items():
             there = [slot.name for slot in self._all if slot.role == role and not slot.leaving][:number]
-            names = [*there, *new_names(role, taken, number - len(there))]
+            names = [*there, *_new_names(role, taken, number - len(there))]
             chosen |= dict.fromkeys(names, role)
         return chosen
 
     def match(self, wanted: Mapping[str, str]) -> None:
-        """Keep exactly these workers, by name with their roles, and let all others leave.
+        """Keep exactly these workers (roles by name), and drain all others.
 
-        A worker that is wanted again while it leaves comes back once it has left.
+        A worker that is wanted again while it drains is started anew once it has left.
         """
         for slot in self._all:
             if slot.name not in wanted and not slot.leaving:
                 slot.leaving = True
-                self._say(slot.name, "is drained, to leave")
+                self._say(slot.name, "is draining, to leave")
         there = {slot.name for slot in self._all}
         for name, role in wanted.items():
             if name not in there:
@@ -93,9 +92,9 @@ class Slots:
                 self._say(name, f"asks for {amounts(bundle)}")
 
     def follow(self, roles: Mapping[str, str]) -> list[tuple[Slot, str]]:
-        """Adopt the workers' current roles; return the workers that changed, with their former role.
+        """Adopt the workers' current roles; return the changed workers with their former roles.
 
-        A worker that an operator made mixed is in no number: it is restarted with its former role.
+        A worker that an operator made mixed still counts for its former role, and is restarted in it.
         """
         changed = []
         for slot in self._all:
@@ -108,7 +107,6 @@ class Slots:
         return changed
 
     def locate(self, places: Mapping[str, Place], machines: Mapping[str, Machine]) -> None:
-        """Update the workers' nodes and devices."""
         for slot in self._all:
             place = places.get(slot.key, Place("PENDING"))
             node = place.node if place.node in machines else ""
@@ -124,7 +122,7 @@ class Slots:
                 _find_devices(slot)
 
     def back(self, name: str) -> str:
-        """Return how long a worker that is ready again was missing, if its node had died."""
+        """Return a note on how long a worker was missing, if its node had died, or ""."""
         for slot in self._all:
             if slot.name == name and slot.node and slot.lost_at is not None:
                 away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
@@ -132,21 +130,20 @@ class Slots:
         return ""
 
     def let_go(self, busy: Collection[str]) -> None:
-        """Release the room of workers that left. `busy`: workers that may still run."""
+        """Remove the workers that have left. `busy`: names of workers that may still run."""
         for slot in [one for one in self._all if one.leaving and one.name not in busy]:
             cluster.give_up(slot.group)
             self._all.remove(slot)
             self._say(slot.name, "has left")
 
     def close(self) -> None:
-        """Release all room."""
         for slot in self._all:
             cluster.give_up(slot.group)
         self._all.clear()
 
 
 def amounts(bundle: Mapping[str, float]) -> str:
-    """Return a bundle for people: `1 CPU, 2 GPU`."""
+    """Return a bundle as text: `1 CPU, 2 GPU`."""
     return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
 
 
@@ -157,3 +154,9 @@ def _find_devices(slot: Slot) -> None:
         slot.devices = cluster.visible(slot.group, slot.bundle)
     else:
         (slot.environment,) = cluster.get([slot.devices], 0.1)
+
+
+def _new_names(role: str, taken: Collection[str], number: int) -> list[str]:
+    """Return `number` unused worker names, the lowest first: prefill-0, prefill-1."""
+    candidates = (f"{role}-{at}" for at in range(len(taken) + number))
+    return [name for name in candidates if name not in taken][:number]

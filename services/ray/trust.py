@@ -1,7 +1,7 @@
 """The certificates of a deployment on Ray: its owner, or Serve's replica of the scheduler, is the CA.
 
-Each part joins with a token by role, which reaches it through Ray with its settings. Whoever can read Ray's
-messages or start actors can therefore join: Ray's own authentication and TLS must prevent that
+Each part joins with a token for its role, which it gets with its settings through Ray. So anyone who can read
+Ray's messages or start actors can join; Ray's own authentication and TLS must prevent that
 (docs/security.md).
 """
 
@@ -24,8 +24,8 @@ from baton.services.config import Settings
 from baton.services.ray.config import WORKER_ROLES
 from baton.tasks import stop
 
-# Validity of the tokens, with which parts can also rejoin. They are revoked when the deployment ends; after a
-# kill they expire.
+# Lifetime of the tokens, with which parts also rejoin. They are revoked when the deployment ends, and expire
+# if it is killed.
 VALID_S = 3_600.0
 EXTEND_S = 300.0
 
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 
 class Trust:
-    """A deployment's CA; it serves while the context is open."""
+    """A deployment's CA, which serves while the context is open."""
 
     def __init__(self, settings: Settings, host: str) -> None:
-        """Open the CA of `settings`, or make it, and become an operator. Raises SecurityError.
+        """Open or create the CA of `settings`, and become an operator. Raises SecurityError.
 
-        Parts on other nodes reach the CA at `host`, on a free port.
+        It will listen on a free port of `host`.
         """
         authority = Authority.at(expanded(settings.security.ca, "security.ca"))
         identities.take_on(settings, Role.OPERATOR)
@@ -68,13 +68,12 @@ class Trust:
             self._tokens.revoke(token.id)
 
     async def _extend(self) -> None:
-        """Keep the tokens valid while this process lives."""
         while True:
             await asyncio.sleep(EXTEND_S)
             try:
                 for token in self._given.values():
                     await asyncio.to_thread(self._tokens.extend, token.id, VALID_S)
-            except SecurityError as error:  # as by a full disk; it is tried again before they expire
+            except SecurityError as error:  # such as a full disk; retried before they expire
                 log.error("the parts' tokens could not be extended: %s", error)  # noqa: TRY400
 
     def section(self, part: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The control loop's waits: after failed turns it reports, waits longer each time, and goes on.
+"""The pauses between turns of the control loop, which grow while turns fail, and the reports of failures.
 
-Running parts serve without the loop, so nothing is ended while Ray's control service is away. Changes such as
+Running parts serve without the loop, so nothing is ended while Ray's control service is down. Changes such as
 a dead node are handled when it is back.
 """
 
@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 
 TURN_S = 0.5  # pause after a good turn
-MOST_S = 5.0  # longest pause after a failed turn, and so the longest delay of the end
-TELL_S = 60.0  # between two lines about the same failure
+MOST_S = 5.0  # longest pause after a failed turn, which may delay the end by as much
+TELL_S = 60.0  # between two reports of the same failure
 
 
 class Turns:
-    """The waits between turns, and the reports. Not thread-safe."""
+    """Computes the pauses, and reports failures. Not thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
@@ -27,11 +27,11 @@ class Turns:
 
     @property
     def failing_s(self) -> float:
-        """Return the seconds since turns began to fail; 0 if the last one went well."""
+        """Return the seconds since turns began to fail; 0 if the last one succeeded."""
         return self._clock() - self._since if self._failed else 0.0
 
     def went_well(self) -> float:
-        """Record a good turn; return the seconds to wait before the next one."""
+        """Record a successful turn; return the seconds to wait before the next one."""
         if self._failed:
             self._tell("ray", f"answers again: {self._failed} turns failed, in {self.failing_s:.0f} s")
         self._failed = 0
@@ -44,7 +44,7 @@ class Turns:
             self._since = now
         self._failed += 1
         if self._failed == 1 or problem != self._problem or now - self._told >= TELL_S:
-            left = "; what runs goes on, and nothing is started or ended meanwhile"
+            left = "; running parts go on, but nothing is started or ended until it works again"
             self._tell("ray", f"{problem}{left if self._failed > 1 else ''}")
             self._told, self._problem = now, problem
         return float(min(MOST_S, TURN_S * 2 ** min(self._failed - 1, 10)))

@@ -23,7 +23,7 @@ from baton.services.top.view import Row, Seen
 REFRESH_S = 1.0
 SHOWN_REQUESTS = 20
 KEPT_EVENTS = 200
-ID_WIDTH = 27  # with it all columns fit into 80
+ID_WIDTH = 27  # then all columns fit into 80
 _COLUMNS = ("worker", "side", "state", "run", "wait", "KV", "acc", "tok/s")
 _REQUESTS = ("request", "outcome", "in", "out", "prefill", "handoff", "decode", "ago s")
 _OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -42,17 +42,15 @@ class Question(ModalScreen[bool]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """Show the question."""
         yield Static(f"{self._text}\n\n[b]y[/b] yes    any other key: no", id="question")
 
     def on_key(self, event: object) -> None:
-        """Take the answer."""
         key = getattr(event, "key", "")
         self.dismiss(key == "y")
 
 
 class Top(App[None]):
-    """The deployment, refreshed once a second; of several models one at a time."""
+    """The deployment, refreshed once a second, one model at a time."""
 
     TITLE = "baton top"
     ENABLE_COMMAND_PALETTE = False
@@ -77,7 +75,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, addresses: Mapping[str, str], refresh_s: float = REFRESH_S) -> None:
-        """Show the deployment with schedulers at `addresses`, by model, beginning with the first."""
+        """Show the first model of `addresses`, which has the schedulers' addresses by model."""
         super().__init__()
         self._addresses = addresses
         self._model = next(iter(addresses))
@@ -93,9 +91,8 @@ class Top(App[None]):
         self._events: deque[str] = deque(maxlen=KEPT_EVENTS)
 
     def compose(self) -> ComposeResult:
-        """Lay the screen out."""
         yield Static(id="head", markup=False)
-        yield Input(placeholder="words that a worker's id, side or state has; Enter", id="filter")
+        yield Input(placeholder="words in a worker's id, side or state; then Enter", id="filter")
         yield DataTable(id="workers", cursor_type="row", zebra_stripes=True)
         with Vertical(id="below"):
             yield DataTable(id="requests", cursor_type="none")
@@ -103,7 +100,6 @@ class Top(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Start asking the scheduler."""
         self._client = SchedulerClient(self._addresses[self._model])
         self._table.add_columns(*_COLUMNS)
         self.query_one("#requests", DataTable).add_columns(*_REQUESTS)
@@ -112,7 +108,6 @@ class Top(App[None]):
         await self.look()
 
     async def on_unmount(self) -> None:
-        """Close the connection."""
         if self._client is not None:
             await self._client.close()
 
@@ -121,9 +116,9 @@ class Top(App[None]):
         return self.query_one("#workers", DataTable)
 
     async def look(self) -> None:
-        """Ask the scheduler and show its answer; without one the last answer stays."""
+        """Ask the scheduler and show its answer, or else the last one."""
         if self._asking or self._client is None:
-            return  # the last call is still open, until its deadline
+            return  # the last call has not returned yet
         self._asking = True
         try:
             description = await self._client.describe()
@@ -134,7 +129,7 @@ class Top(App[None]):
             self._take(Seen(time.monotonic(), description))
         finally:
             self._asking = False
-        if self.is_running:  # otherwise it ended meanwhile, and its widgets are gone
+        if self.is_running:  # otherwise its widgets are gone
             self._show()
 
     def _take(self, seen: Seen) -> None:
@@ -177,7 +172,7 @@ class Top(App[None]):
         return "\n".join(lines)
 
     def _fill(self, found: Sequence[Row]) -> None:
-        """Show these workers. Writes only changed cells, unless the order changed."""
+        """Show these workers. Only changed cells are written, unless the order changed."""
         table, wanted = self._table, {row.worker_id: _cells(row) for row in found}
         if list(wanted) == list(self._shown):
             columns = list(table.columns)
@@ -219,13 +214,11 @@ class Top(App[None]):
         return ids[at] if 0 <= at < len(ids) else ""
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         names = list(view.SORTS)
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._show()
 
     async def action_model(self) -> None:
-        """Show the next model."""
         if len(self._addresses) == 1 or self._asking or self._client is None:
             return
         names = list(self._addresses)
@@ -237,18 +230,15 @@ class Top(App[None]):
         await self.look()
 
     def action_filter(self) -> None:
-        """Ask for the words to filter by."""
         field = self.query_one("#filter", Input)
         field.add_class("open")
         field.focus()
 
     def action_all(self) -> None:
-        """Show all workers again."""
         self.query_one("#filter", Input).value = ""
         self._close_filter("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show only the workers with these words."""
         self._close_filter(event.value)
 
     def _close_filter(self, words: str) -> None:
@@ -258,7 +248,6 @@ class Top(App[None]):
         self._show()
 
     def action_drain(self) -> None:
-        """Drain the worker under the cursor."""
 
         async def drain(client: SchedulerClient, name: str) -> str:
             reply = await client.drain(name)
@@ -267,7 +256,6 @@ class Top(App[None]):
         self._ask("Drain", "it finishes its requests and exits", drain)
 
     def action_undrain(self) -> None:
-        """Undo that."""
 
         async def undrain(client: SchedulerClient, name: str) -> str:
             reply = await client.undrain(name)
@@ -276,7 +264,6 @@ class Top(App[None]):
         self._ask("Undrain", "it takes requests again", undrain)
 
     def action_flip(self) -> None:
-        """Give the worker under the cursor the other role."""
         row = self._row(self._selected())
         other = _OTHER.get(row.side, "") if row else ""
         if row is not None and not other:
@@ -319,7 +306,7 @@ class Top(App[None]):
 
 
 async def reachable(addresses: Iterable[str]) -> None:
-    """Raise SchedulerUnavailable when nobody answers: that is said before a screen is opened."""
+    """Raise SchedulerUnavailable if no scheduler answers, before a screen is opened."""
     problem: SchedulerUnavailable | None = None
     for address in addresses:
         async with SchedulerClient(address) as client:
@@ -348,7 +335,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _ended(text: str, width: int) -> str:
-    """Shorten a text to its end, where ids differ."""
+    """Shorten an id to its end, where ids differ."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 

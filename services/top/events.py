@@ -10,7 +10,6 @@ from baton.services.top.view import state_of
 
 
 def between(before: pb.Description, now: pb.Description) -> Iterator[str]:
-    """Yield what changed."""
     old, new = _workers(before), _workers(now)
     yield from (f"{name}: new, a {_role(new[name])} worker" for name in new if name not in old)
     yield from (f"{name}: gone, {state_of(old[name])} until then" for name in old if name not in new)
@@ -36,7 +35,7 @@ def _changes(name: str, old: pb.WorkerStatus, new: pb.WorkerStatus) -> Iterator[
     if state_of(old) != state_of(new):
         yield f"{name}: {state_of(new)}, {state_of(old)} before"
     if old.load.drafting.alarm != new.load.drafting.alarm:
-        fares = "are accepted too seldom" if new.load.drafting.alarm else "are accepted again"
+        fares = "are rarely accepted" if new.load.drafting.alarm else "are accepted again"
         yield f"{name}: its drafts {fares}"
 
 

@@ -1,4 +1,4 @@
-"""The figures of `baton top`, computed from one description of the deployment and the one before it."""
+"""The figures of `baton top`, computed from the last two descriptions of the deployment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class Seen:
 
 @dataclass(frozen=True)
 class Row:
-    """One worker."""
-
     worker_id: str
     side: str
     state: str
@@ -38,14 +36,11 @@ class Row:
 
     @property
     def load(self) -> int:
-        """Requests on it."""
         return self.running + self.waiting
 
 
 @dataclass(frozen=True)
 class Side:
-    """All workers of a role."""
-
     name: str
     ready: int
     workers: int
@@ -58,17 +53,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The routers' work between two descriptions: rates a second, times in seconds, None if unknown."""
+    """The routers' work between two descriptions: rates per second, times in seconds, None if unknown."""
 
     requests_s: float
     tokens_s: float
     waiting: int
     ttft: tuple[float, float] | None  # p50, p99
-    itl: tuple[float, float] | None  # p50, p99 of ended requests' mean gaps
+    itl: tuple[float, float] | None  # p50, p99 of the mean gaps of ended requests
 
 
 Sort = Callable[[Row], object]
-# In the order in which a key cycles through them; each puts the most notable workers first.
+# In the order of the key `s`; each puts the most notable workers first.
 SORTS: Mapping[str, Sort] = {
     "name": attrgetter("worker_id"),
     "load": lambda row: (-row.load, row.worker_id),
@@ -80,7 +75,6 @@ SORTS: Mapping[str, Sort] = {
 
 
 def rows(now: Seen, before: Seen | None) -> list[Row]:
-    """Return all workers, unsorted."""
     old = {} if before is None else {w.identity.worker_id: w for w in before.description.workers}
     passed_s = 0.0 if before is None else now.at - before.at
     return [_row(worker, old.get(worker.identity.worker_id), passed_s) for worker in now.description.workers]
@@ -96,12 +90,11 @@ def chosen(of: Iterable[Row], words: str, sort: str) -> list[Row]:
 
 
 def sides(of: Sequence[Row]) -> list[Side]:
-    """Return the sides that have workers."""
     return [_side(name, mine) for name in SIDES if (mine := [row for row in of if row.side == name])]
 
 
 def traffic(now: Seen, before: Seen | None) -> Traffic:
-    """Return the routers' work since `before`; a new router counts from now on."""
+    """Return the routers' work since `before`; a new router counts from its second description."""
     old = {} if before is None else {one.router_id: one.load for one in before.description.routers}
     routers = [(one.load, old[one.router_id]) for one in now.description.routers if one.router_id in old]
     passed_s = max(1e-9, now.at - before.at) if before else 1.0
@@ -115,7 +108,6 @@ def traffic(now: Seen, before: Seen | None) -> Traffic:
 
 
 def state_of(worker: pb.WorkerStatus) -> str:
-    """Return a worker's state in a word."""
     state = pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
     return "drained" if worker.drained else state
 

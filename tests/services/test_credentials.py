@@ -45,8 +45,8 @@ def test_precedence_of_keys(file: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "holds no key"),
-        (b"\n# c4nary\n", "holds no key"),
+        (b"", "contains no key"),
+        (b"\n# c4nary\n", "contains no key"),
         (b"# x\nc4nary # of today", "line 2 of"),
         (b"\xffc4nary", "not a text file"),
     ],
@@ -99,10 +99,10 @@ def test_the_stores_password(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n", "c4nary\nc4nary\n"])
 def test_a_password_is_one_line(file: Path, text: str) -> None:
     file.write_text(text)
-    with pytest.raises(ConfigError, match="in one line") as error:
+    with pytest.raises(ConfigError, match="on one line") as error:
         credentials.store_password(SchedulerSettings(store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
-    with pytest.raises(ConfigError, match="in one line") as error:
+    with pytest.raises(ConfigError, match="on one line") as error:
         credentials.keys_store_password(RouterSettings(keys_store_password_file=str(file)))
     assert "c4nary" not in str(error.value)
 

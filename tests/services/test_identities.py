@@ -1,4 +1,4 @@
-"""A process gets its certificate from where the settings say, or does not start."""
+"""A process gets its certificate from the source that the settings name, or does not start."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_from_a_folder_that_others_keep(ca: Authority, tmp_path: Path) -> None:
 
 
 async def test_by_joining_and_again_from_what_is_kept(ca: Authority, tmp_path: Path) -> None:
-    """The token is for one use: the second time the folder's certificate must do."""
+    """The token is for one use, so the second start must use the folder's certificate."""
     token = ca.tokens.add(Role.OPERATOR, "baton", valid_s=60, uses=1, life_s=60, pin=ca.pin)
     file = tmp_path / "token"
     async with JoinService(ca, "baton", "127.0.0.1:0") as service:
@@ -116,7 +116,7 @@ def test_what_would_listen_in_plain_text_is_named(key: str, section: str, values
     for security in ({"tls": True}, {"insecure": True}):
         identities.check(load({section: values, "security": security}))
     identities.check(load())
-    with pytest.raises(NotSecured):  # of several schedulers, too
+    with pytest.raises(NotSecured):  # one of several schedulers
         identities.check(load({"scheduler": {"address": "127.0.0.1:1,0.0.0.0:2"}}))
 
 
@@ -138,7 +138,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], text: str) 
 def test_a_folder_goes_when_its_process_went_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the process cannot be seen by its id, as in another container with the same folder."""
+    """Even if its process id is not visible, as in another container that shares /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = "from baton.services import identities; print(identities._temporary(), flush=True); input()"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -146,10 +146,10 @@ def test_a_folder_goes_when_its_process_went_and_not_before(
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as owner:
         assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().strip())
-        os.utime(theirs, (0, 0))  # not a folder that was just made
+        os.utime(theirs, (0, 0))  # an old folder
         ours = identities._temporary()
         assert theirs.is_dir()
-        owner.kill()  # without a word
+        owner.kill()  # no clean exit
     os.utime(theirs, (0, 0))
     os.utime(ours, (0, 0))
     identities._temporary()

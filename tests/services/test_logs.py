@@ -73,7 +73,7 @@ def test_fields_that_a_library_adds_to_every_record_are_left_out(capsys: pytest.
 
 
 async def test_lines_of_a_task_say_what_they_are_about(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those of tasks that it starts, and of no other."""
+    """So do lines of the tasks that it starts, but no others."""
     log = logs.configure("json", "router")
 
     async def relay() -> None:
@@ -100,7 +100,7 @@ def test_levels_change_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None
     logging.getLogger("vllm.engine").info("a library's")
     set_level("error")
     set_level("")
-    set_level("error")  # says it once
+    set_level("error")  # logged once
     log.warning("hidden")
     with pytest.raises(ValueError, match="'chatty' is no log level: use debug, info, warning, error"):
         set_level("chatty")
@@ -110,7 +110,7 @@ def test_levels_change_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def speak() -> None:
-    """Log as libraries do: once at each level, and one warning of Python's."""
+    """Log like libraries: once at each level, and one Python warning."""
     for name in ("vllm.engine", "transformers.modeling", "some.other.library"):
         for level in ("info", "warning", "error"):
             getattr(logging.getLogger(name), level)("%s from %s", level, name)

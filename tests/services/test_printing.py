@@ -1,4 +1,4 @@
-"""Printing with stdout and stderr in any state: nothing raises, and nothing waits."""
+"""Printing with stdout and stderr in any state: nothing raises or blocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.services import printing
 from baton.services.printing import MOST_KEPT, Printer
-from harness.support import CALL_S, PYTHON, eventually
+from harness.support import CALL_S, PYTHON, eventually, full_pipe
 
 LINE = b"x" * 79 + b"\n"
 
@@ -30,24 +31,30 @@ def read(descriptor: int) -> bytes:
     return found
 
 
-def test_a_pipe_that_nobody_reads_keeps_nobody_waiting() -> None:
-    reading, writing = os.pipe()
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for descriptor in ends:
+        os.close(descriptor)
+
+
+def test_a_pipe_that_nobody_reads_keeps_nobody_waiting(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
     one = Printer(writing)
     for _ in range(2_000):  # 160 kB; the pipe holds 64 KiB
         one.write(LINE)
     assert one.behind
-    assert os.get_blocking(writing)  # it is shared with others, such as a shell
+    assert os.get_blocking(writing)  # it may be shared with a shell
     found = b""
     while one.behind:
         found += read(reading)
         one.catch_up()
     assert found + read(reading) == LINE * 2_000
-    os.close(reading)
-    os.close(writing)
 
 
-def test_lines_beyond_the_bound_are_counted() -> None:
-    reading, writing = os.pipe()
+def test_lines_beyond_the_bound_are_counted(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
     one = Printer(writing)
     lines = (MOST_KEPT + (1 << 17)) // len(LINE)
     for _ in range(lines):
@@ -61,8 +68,6 @@ def test_lines_beyond_the_bound_are_counted() -> None:
     *_, lost, last = found.splitlines()
     assert last == b"later"
     assert int(lost.split()[0][1:]) + found.count(LINE) == lines
-    os.close(reading)
-    os.close(writing)
 
 
 def test_a_reader_that_has_left_is_no_error(tmp_path: Path) -> None:
@@ -109,22 +114,19 @@ def test_what_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "caf\\xe9 \\udcff\n"
 
 
-def test_a_child_does_not_print_what_its_parent_could_not() -> None:
-    reading, writing = os.pipe()
-    one = printing.printer(writing)
+def test_a_child_does_not_print_what_its_parent_could_not(pipe: tuple[int, int]) -> None:
+    one = printing.printer(pipe[1])
     while not one.behind:
         one.write(LINE)
     if (child := os.fork()) == 0:
         os._exit(one.behind)
     assert os.waitpid(child, 0)[1] == 0
-    del printing._printers[writing]
-    os.close(reading)
-    os.close(writing)
+    del printing._printers[pipe[1]]
 
 
 @pytest.mark.parametrize("streams", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: Path) -> None:
-    """Otherwise it would print to the next file that it opens."""
+    """Otherwise it would print into the next file that it opens."""
     code = (
         "from baton.services import printing; printing.open_streams(); f = open('f', 'w');"
         "printing.say('out'); printing.complain('err'); print('out', flush=True); f.close()"
@@ -136,24 +138,18 @@ def test_a_process_without_its_streams_gets_empty_ones(streams: str, tmp_path: P
 
 
 def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
-    """It was printed by Python itself, to a full pipe."""
+    """The library prints through Python's own stream, to a full pipe."""
     code = (
-        "import os, sys; from baton.services import printing; from baton.services.leave import leave;"
-        "sys.stdout.write('y' * 4000); os.set_blocking(1, False)\n"
-        "try:\n while True: os.write(1, b'x' * 512)\n"
-        "except BlockingIOError: os.set_blocking(1, True)\n"
-        "printing.say('z'); leave(3)"
+        "import sys; from baton.services import printing; from baton.services.leave import leave;"
+        "sys.stdout.write('y' * 4000); printing.say('z'); leave(3)"
     )
-    process = subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        assert process.wait(CALL_S) == 3
-    finally:
-        process.kill()
-        process.communicate()
+    with full_pipe() as out:
+        done = subprocess.run([PYTHON, "-c", code], stdout=out, timeout=CALL_S, check=False)
+    assert done.returncode == 3
 
 
 def test_a_stopped_terminal_keeps_nobody_waiting() -> None:
-    """As with Ctrl-S."""
+    """For example by Ctrl-S."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [PYTHON, "-c", "from baton.services import printing\nfor _ in range(9_999): printing.say('x' * 79)"],

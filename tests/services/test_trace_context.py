@@ -1,4 +1,4 @@
-"""W3C Trace Context: what clients send, and what is passed on."""
+"""W3C Trace Context: headers from clients, and headers that are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton ca ...` as commands: a CA, its service, and a scheduler of another folder that joins."""
+"""The commands `baton ca ...`: a CA, its service, and a scheduler that joins from another folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton key`: a secret is shown once, and the book says what was asked for."""
+"""The commands `baton key ...`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["file", "redis"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Run:
-    """Return a function that runs `baton key ...`, and gives what it printed."""
+    """Return a function that runs `baton key ...` and returns its output."""
     topic = f"t-{tmp_path.name}"[-40:].replace("[", "-").replace("]", "-")
     store = ["--keys-store", redis.url, "--topic", topic]
     place = ["--keys-file", str(tmp_path / "keys.yaml")] if request.param == "file" else store

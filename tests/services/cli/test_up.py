@@ -1,4 +1,4 @@
-"""`baton up` puts the live page on a port that is free."""
+"""`baton up` puts the live page on a free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.support import free_port
 
 
 def two_ports() -> int:
-    """Return a free port after which there is another one, neither of them for anybody else."""
+    """Return a free port that is followed by another one; both are reserved for this test."""
     port = free_port()
     while (after := free_port()) != port + 1:
         port = after
@@ -35,7 +35,7 @@ def test_the_page_is_beside_the_router() -> None:
 
 @pytest.mark.parametrize("key", ["address", "metrics_port"])
 def test_it_leaves_the_scheduler_its_ports(key: str) -> None:
-    """They count as taken before anything listens there."""
+    """They count as taken even before anything listens there."""
     port = two_ports()
     own = {"address": f"127.0.0.1:{port + 1}"} if key == "address" else {"metrics_port": port + 1}
     assert beside(port, own) not in (0, port, port + 1)

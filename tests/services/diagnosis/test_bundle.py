@@ -1,4 +1,4 @@
-"""The archive for a bug report holds what it should, and no secret that was configured anywhere."""
+"""The archive for a bug report is complete, and has no configured secret in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.support import free_port
 MARK = "c4nary"
 SECRETS = {
     "api": f"{MARK}-api-key",
-    "store": f"{MARK}/store word",  # is written otherwise in a URL
+    "store": f"{MARK}/store word",  # the space is escaped in a URL
     "keys": f"{MARK}-keys-store",
     "hub": f"{MARK}-hub",
     "nested": f"{MARK}-nested-value",
@@ -47,7 +47,7 @@ class _Metrics(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metrics() -> Iterator[int]:
-    """Serve something as a router's metrics that repeats the key it was shown."""
+    """Serve router metrics that repeat the API key of the request."""
     with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -94,7 +94,7 @@ def texts(path: Path) -> dict[str, str]:
 def test_no_secret_is_in_it(
     config: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where a log, a variable or an answer repeats it."""
+    """Not even if a log, a variable or an answer repeats it."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
     monkeypatch.setenv("BATON_TRACING__HEADERS", json.dumps(config["tracing"]["headers"]))
@@ -104,12 +104,12 @@ def test_no_secret_is_in_it(
     everything = "\n".join(f"{name} is {secret} {json.dumps(secret)}" for name, secret in SECRETS.items())
     (logs / "router.log").write_text(f"beginning\n{'x' * bundle.LOG_END}\n{everything}\nthe end\n")
     out = tmp_path / "bundle.tar.gz"
-    out.touch(0o644)  # from before, open to all
+    out.touch(0o644)  # an older file, readable by all
     names = bundle.write(settings, out, str(logs))
     found = texts(out)
     assert list(found) == names
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
-    shown = {"store", "keys", "token"}  # they come below
+    shown = {"store", "keys", "token"}  # handled below
     for name in SECRETS.keys() - shown:
         for part, text in found.items():
             assert SECRETS[name] not in text, (name, part)
@@ -125,7 +125,7 @@ def test_no_secret_is_in_it(
     assert "does not answer" in json.loads(found["status.json"])
     assert json.loads(found["versions.json"])["vllm"] == "0.32.0"
     assert "vLLM Version" in found["environment.txt"]
-    # Those that exclude others in one configuration.
+    # Secrets that cannot be in the same configuration as others.
     monkeypatch.delenv("BATON_ROUTER__API_KEY")
     hidden = load(
         {
@@ -134,7 +134,7 @@ def test_no_secret_is_in_it(
             "router": {"keys_store": f"redis://u:{SECRETS['keys']}@127.0.0.1:1/0"},
         }
     )
-    # The rest of them, by the same two nets.
+    # All other secrets, in both ways.
     dump = yaml.safe_dump(masked(hidden))
     shown = Hider.of(hidden).hide(everything + " c4nary%2Fstore%20word")
     for name in ("store", "keys", "token"):

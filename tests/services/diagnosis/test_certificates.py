@@ -1,4 +1,4 @@
-"""Certificates as the doctor sees them: its own, the CA's, and those that schedulers show."""
+"""The doctor's checks of certificates: its own, the CA's, and those of schedulers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def authority(tmp_path: Path) -> Iterator[Authority]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Run a scheduler in a thread: the check shakes hands without an event loop."""
+    """Run a scheduler in a thread, because the check blocks."""
     stops = []
 
     def start(authority: Authority) -> str:
@@ -90,10 +90,10 @@ def test_another_ca_is_wrong(tmp_path: Path, authority: Authority, serve: Serve)
 def test_one_that_is_not_renewed_is_noticed(
     tmp_path: Path, authority: Authority, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A certificate is renewed at half of its life: one that is nearly over was not."""
+    """Certificates are renewed at half their lifetime, so one near its end was not renewed."""
     address = serve(authority)
     act(tmp_path / "operator", authority, Role.OPERATOR)
-    monkeypatch.setattr(certificates, "_PART", 1)  # all of its life is its last part then
+    monkeypatch.setattr(certificates, "_PART", 1)  # its whole lifetime counts as near its end
     one = found(address)[f"scheduler at {address}"]
     assert one.verdict is Verdict.WARNING
     assert "not renewed in time" in one.what

@@ -1,4 +1,4 @@
-"""Checks of a deployment whose workers differ, lie or are silent."""
+"""Checks of a deployment whose workers differ, report wrong data or do not answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from baton.services.diagnosis.machine import Needs
 from harness.fake_worker import FakeWorker
 from harness.scheduling import Options
 
-SPEED = 50_000_000  # bytes a second
+SPEED = 50_000_000  # bytes per second
 
 
 class Told(FakeWorker):
-    """A fake worker whose clock, versions and pulls are what the test wants."""
+    """A fake worker whose clock, versions and pulls the test sets."""
 
     ahead_s = 0.0
     versions: dict[str, str] = {}  # noqa: RUF012
@@ -53,10 +53,6 @@ class Told(FakeWorker):
         return handoff_pb2.TrialReply(
             bytes=request.bytes, seconds=request.bytes / SPEED, problem=self.problem
         )
-
-
-class Old(FakeWorker):
-    """A worker of a version without these questions."""
 
 
 @asynccontextmanager
@@ -91,7 +87,7 @@ async def test_clocks_and_versions_that_differ_are_named() -> None:
     clocks = of("clock", findings)
     verdicts = {name: one.verdict for name, one in clocks.items()}
     assert verdicts == {"scheduler": Verdict.OK, "p": Verdict.WARNING, "d": Verdict.WRONG}
-    assert " behind the scheduler's, at most " in clocks["p"].what
+    assert " behind the scheduler's, to within " in clocks["p"].what
     assert 4990 < float(clocks["p"].what.split()[0]) < 5010
     versions = of("versions", findings)
     assert versions["vllm"].verdict is Verdict.WRONG
@@ -107,7 +103,7 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
     findings = [one for one in await found(*workers) if one.area == "handoff"]
     tried = [(one.subject, one.what.partition(":")[0]) for one in findings]
     assert sorted(tried) == [
-        ("m -> d", "tcp"),  # shared memory is not tried between two machines
+        ("m -> d", "tcp"),  # no shm between two machines
         ("p -> d", "tcp"),
         ("p -> m", "shm"),
         ("p -> m", "tcp"),
@@ -123,7 +119,7 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
 
 
 async def test_a_worker_that_cannot_be_asked_is_wrong() -> None:
-    findings = await found(Told("p", pb.ROLE_PREFILL), Old("d", pb.ROLE_DECODE))
+    findings = await found(Told("p", pb.ROLE_PREFILL), FakeWorker("d", pb.ROLE_DECODE))
     assert of("workers", findings)["d"].verdict is Verdict.WRONG
     assert "worker d at 127.0.0.1:" in of("workers", findings)["d"].what
 

@@ -1,4 +1,4 @@
-"""Whose metrics a bundle asks for: all that the scheduler knows, and those that the settings name."""
+"""A bundle has the metrics of the processes that the scheduler lists, and of those in the settings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness.support import free_port
 
 
 def serving(name: str) -> MetricsServer:
-    """Return a process's metrics, on a free port."""
+    """Serve a process's metrics on a free port."""
     registry = CollectorRegistry()
     Gauge("baton_one", "One", ["of"], registry=registry).labels(name).set(1)
     return MetricsServer(registry, "worker.metrics_port", "127.0.0.1", 0)
 
 
 def test_those_that_the_scheduler_knows_are_asked() -> None:
-    """On free ports, which no setting names; another machine's loopback is not asked."""
+    """They use free ports, which no setting names. Another machine's loopback address is not asked."""
     with serving("router") as router, serving("worker") as worker:
         here, there = identity("../decode/0", pb.ROLE_DECODE), identity("decode-1", pb.ROLE_DECODE)
         here.host, here.metrics_address = rpc.host_id(), worker.address

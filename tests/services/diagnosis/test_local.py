@@ -78,7 +78,7 @@ def test_a_model_that_may_not_be_read_is_wrong(tmp_path: Path, monkeypatch: pyte
     assert found("model", engine={"model": str(tmp_path)})[str(tmp_path)].verdict is Verdict.OK
     (tmp_path / "model.safetensors").chmod(0)
     real = os.access
-    # access(2) asks for the real user, which cannot be changed back: ask as somebody without root's rights.
+    # access(2) checks the real user, which cannot be changed back, so check as one without root's rights.
     monkeypatch.setattr(
         local.os, "access", lambda path, mode: real(path, mode) and os.stat(path).st_mode & 0o444
     )

@@ -1,4 +1,4 @@
-"""A machine's facts are judged."""
+"""The judgement of a machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_fact_has_its_verdict(
 ) -> None:
     one = found(area, **changes)
     assert (one.verdict, says in one.what) == (verdict, True), one
-    assert bool(one.todo) is (verdict is not Verdict.OK)  # what is not well says what to do
+    assert bool(one.todo) is (verdict is not Verdict.OK)  # all but OK have advice
 
 
 def test_the_configuration_says_how_much_is_enough() -> None:

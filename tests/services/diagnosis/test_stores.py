@@ -1,4 +1,4 @@
-"""Redis as the doctor sees it, on real servers."""
+"""The doctor's checks of Redis, on real servers."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_one_that_is_away_or_refuses_is_wrong(start: Start) -> None:
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> None:
-    """With exactly those of docs/security.md all is well; with one less, it says so."""
+    """With exactly the rights in docs/security.md all is OK; without one of them, the doctor says so."""
     acl = RULES if enough else RULES.replace("+hgetall ", "")
     (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
     server = start("", "--aclfile", str(tmp_path / "users.acl"))
     *_, policy, scripts = found(f"redis://baton:{PASSWORD}@127.0.0.1:{server.port}/0")
-    assert "it has to be noeviction" in policy.what
+    assert "it must be noeviction" in policy.what
     assert scripts.verdict is (Verdict.OK if enough else Verdict.WRONG)
     if not enough:
         assert "docs/security.md" in scripts.what

@@ -1,7 +1,8 @@
-"""Shares of a machine: GPUs, as many as each worker needs, whole or shared where the settings say so."""
+"""Shares of a machine: cores, or GPUs, whole or shared by workers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from baton.services.cli.node import _ordered
 from baton.services.config import Settings
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import devices
+from baton.services.fleet.devices import Devices
 from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.supervisor import Fleet
 
@@ -25,14 +27,17 @@ def settings(gpus: list[int | str], **engine: Any) -> Settings:
     return Settings(engine=engine, fleet=fleet)  # type: ignore[arg-type]
 
 
-def seen(places: Places) -> list[str]:
+def seen(shares: Iterable[Devices]) -> list[str]:
     """Return the GPUs that each worker sees."""
-    return [one.environment["CUDA_VISIBLE_DEVICES"] for one in places._devices.values()]
+    return [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares]
+
+
+def placed(plans: list[Plan], gpus: list[str] | None = None) -> list[Places]:
+    return places_of(plans, lambda _: lambda *_: lambda: None, gpus)
 
 
 def test_each_worker_gets_the_gpus_that_it_needs() -> None:
-    shares = devices.assign([2, 1, 2])
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares] == ["0,1", "2", "3,4"]
+    assert seen(devices.assign([2, 1, 2])) == ["0,1", "2", "3,4"]
     with pytest.raises(
         StartError, match=r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
     ):
@@ -43,9 +48,9 @@ def test_further_places_leave_the_first_workers_of_others_theirs() -> None:
     chosen = Settings(autoscale={"mode": "on", "max_prefill": 3, "max_decode": 3})  # type: ignore[arg-type]
     wide = Settings(engine={"tensor_parallel_size": 2})  # type: ignore[arg-type]
     plans = [Plan(chosen, ["prefill", "decode"], "a-"), Plan(wide, ["mixed"], "b-")]
-    first, second = places_of(plans, lambda _: lambda *_: lambda: None)
+    first, second = placed(plans)
     assert first.names == ["a-prefill-0", "a-decode-0", "a-worker-2", "a-worker-3"]
-    assert seen(second) == ["4,5"]
+    assert seen(second._devices.values()) == ["4,5"]
 
 
 def test_workers_share_the_gpus_that_are_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,26 +59,26 @@ def test_workers_share_the_gpus_that_are_named_twice(monkeypatch: pytest.MonkeyP
         Plan(settings([0, 0, 1, "GPU-8f6c", 1], kv_cache_gib=8), ["prefill", "decode"], "a-"),
         Plan(settings([], kv_cache_gib=8), ["mixed"] * 3, "b-"),
     ]
-    first, second = places_of(plans, lambda _: lambda *_: lambda: None, plans[0].settings.fleet.devices)
-    assert (seen(first), seen(second)) == (["0", "0"], ["1", "GPU-8f6c", "1"])
+    first, second = placed(plans, plans[0].settings.fleet.devices)
+    assert seen(first._devices.values()) == ["0", "0"]
+    assert seen(second._devices.values()) == ["1", "GPU-8f6c", "1"]
 
 
 def test_a_wide_worker_shares_each_of_its_gpus() -> None:
-    shares = devices.assign([2, 2], ["0", "1", "0", "1"])
-    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares] == ["0,1", "0,1"]
+    assert seen(devices.assign([2, 2], ["0", "1", "0", "1"])) == ["0,1", "0,1"]
     with pytest.raises(ConfigError, match=r"fleet.devices \(0,0,1,1\): .*GPU 0 twice.* as 0,1,0,1"):
         devices.assign([2, 2], ["0", "0", "1", "1"])
 
 
 def test_who_shares_a_gpu_must_say_how_much_of_it() -> None:
-    """vLLM would take nine tenths of it for the first worker, and refuse the second."""
+    """vLLM would give nine tenths of it to the first worker, and refuse the second."""
     lone = settings([0, 1, 1], kv_cache_gib=8)
     sharing = settings([])
     plans = [Plan(lone, ["mixed"], "a-"), Plan(sharing, ["prefill", "decode"], "b-")]
     with pytest.raises(ConfigError, match=r"fleet.devices: 2 workers share GPU 1.* set engine.kv_cache_gib"):
-        places_of(plans, lambda _: lambda *_: lambda: None, lone.fleet.devices)
+        placed(plans, lone.fleet.devices)
     sharing.engine.extra = {"kv_cache_memory_bytes": 1 << 30}
-    places_of(plans, lambda _: lambda *_: lambda: None, lone.fleet.devices)
+    placed(plans, lone.fleet.devices)
 
 
 def test_a_node_shares_gpus_as_a_deployment_does() -> None:
@@ -88,10 +93,8 @@ def test_a_node_shares_gpus_as_a_deployment_does() -> None:
 def test_further_places_are_as_many_as_the_settings_name() -> None:
     chosen = settings([0, 0, 0], kv_cache_gib=8)
     chosen.autoscale.mode = "on"
-    (only,) = places_of(
-        [Plan(chosen, ["prefill", "decode"])], lambda _: lambda *_: lambda: None, chosen.fleet.devices
-    )
-    assert seen(only) == ["0", "0", "0"]
+    (only,) = placed([Plan(chosen, ["prefill", "decode"])], chosen.fleet.devices)
+    assert seen(only._devices.values()) == ["0", "0", "0"]
 
 
 def test_a_gpu_that_is_hidden_cannot_be_named() -> None:
@@ -100,7 +103,7 @@ def test_a_gpu_that_is_hidden_cannot_be_named() -> None:
 
 
 def test_a_variable_that_names_a_gpu_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA then sees no GPU in the processes that are not workers, and their imports fail."""
+    """CUDA would then see no GPU in other processes, and their imports would fail."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
     for work in (lambda: devices.assign([1, 1]), lambda: devices.assign([1], ["0"])):
         with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES \(0,0\).* fleet.devices to 0,0"):

@@ -1,4 +1,4 @@
-"""Descriptions of how a process ended."""
+"""How a process ended, in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_signals_have_names() -> None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """Yield a cgroup with little memory, of the version that this machine has."""
+    """Yield a cgroup with little memory, in this machine's version of cgroups."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         one = Path(base) / f"baton-test-{os.getpid()}"
         try:

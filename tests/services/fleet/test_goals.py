@@ -1,4 +1,4 @@
-"""The goals of autoscaling come from the configuration, and exclude what would work against them."""
+"""The goals of autoscaling come from the configuration, and exclude rebalancing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Parts that die are restarted after growing pauses, and given up when they keep dying.
 
-Parts are real processes that do next to nothing; `said` holds the lines printed about them.
+Parts are real processes that do little; `said` has the lines printed about them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class Fleet:
     def see(self, part: Part) -> None:
         self.parts.note(Seen(part.known_as, "here", time.monotonic()))
 
-    def kill(self, part: Part) -> None:
-        self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
+    def kill(self, part: Part, times: int = 1) -> None:
+        for _ in range(times):
+            self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def end(self, part: Part, act: Callable[[int], object]) -> None:
-        """Do `act` to a part's process, then what the supervisor does, until it runs again or is given up."""
+        """Call `act` on a part's process, then reap like a supervisor, until it runs again or is given up."""
         assert part.child is not None
         pid = part.child.process.pid or 0
         act(pid)
@@ -59,12 +60,12 @@ class Fleet:
 
 
 def wail() -> None:
-    os.write(1, b"the model cannot be fetched: no such host\n")  # not where pytest listens
+    os.write(1, b"the model cannot be fetched: no such host\n")  # past pytest, which captures sys.stdout
     signal.pause()
 
 
 def test_who_waits_hears_what_is_waited_for_said_last(fleet: Fleet) -> None:
-    """As of a model that is fetched, and does not come."""
+    """For example of a model whose download hangs."""
     part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
     assert part.child is not None
     eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")
@@ -90,8 +91,7 @@ def pair(fleet: Fleet) -> tuple[Part, Part, Part]:
 def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     began = time.monotonic()
-    fleet.kill(decode)
-    fleet.kill(decode)
+    fleet.kill(decode, 2)
     assert time.monotonic() - began >= QUICK.before_restart_s(2) == 0.05
     assert fleet.said[-2:] == [
         "decode-0: died (signal SIGKILL); restarting, 1 of 2 within 1 min",
@@ -110,13 +110,8 @@ def printed(part: Part) -> str:
     return part.child.log.read_text()[part.child.log_from :]
 
 
-def break_engine(fleet: Fleet, part: Part) -> None:
-    """End a worker's process as if its engine had failed."""
-    fleet.end(part, lambda pid: os.kill(pid, signal.SIGUSR1))
-    fleet.see(part)
-
-
 def engine() -> None:
+    """Fail like an engine on SIGUSR1."""
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
     while True:
@@ -124,21 +119,21 @@ def engine() -> None:
 
 
 def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
-    """A request may cause this again and again, and must not end the deployment."""
+    """A request may cause this repeatedly, and must not end the deployment."""
     fleet.add("scheduler", Kind.SCHEDULER)
     worker = fleet.add("mixed-0", Kind.WORKER, engine)
     fleet.add("router", Kind.ROUTER)
     for _ in range(6):
         eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
-        break_engine(fleet, worker)
+        fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
+        fleet.see(worker)
     assert not worker.given_up
     assert not worker.deaths
     said = [line for line in fleet.said if "engine failed" in line]
     assert said[0] == "mixed-0: its engine failed: the engine failed: ValueError: shape mismatch; restarting"
     assert said[1].endswith("; restarting in 0.05 s")
     assert said[2].endswith("; restarting in 0.1 s")
-    fleet.kill(worker)
-    fleet.kill(worker)
+    fleet.kill(worker, 2)
     assert not worker.given_up, "all of its restarts were left"
 
 
@@ -157,58 +152,42 @@ def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None
 
 def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
-    for _ in range(3):
-        fleet.kill(decode)
+    fleet.kill(decode, 3)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
     assert "the others go on serving" in fleet.said[-1]
     assert not fleet.parts.waiting_for
-    for _ in range(2):
-        fleet.kill(prefill)
+    fleet.kill(prefill, 2)
     with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
         fleet.kill(prefill)
 
 
-@pytest.mark.parametrize("name", ["router", "scheduler"])
-def test_without_router_or_scheduler_nothing_can_serve(fleet: Fleet, name: str) -> None:
-    pair(fleet)
-    part = next(part for part in fleet.parts.members if part.name == name)
-    for _ in range(2):
-        fleet.kill(part)
-    with pytest.raises(StartError, match=f"{name} died 3 times .* nothing can serve without it"):
-        fleet.kill(part)
+def test_without_a_router_nothing_can_serve(fleet: Fleet) -> None:
+    *_, router = pair(fleet)
+    fleet.kill(router, 2)
+    with pytest.raises(StartError, match=r"router died 3 times .* nothing can serve without it"):
+        fleet.kill(router)
 
 
-def test_one_of_several_schedulers_can_be_given_up(fleet: Fleet) -> None:
+def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
     pair(fleet)
-    one, other = (
-        next(part for part in fleet.parts.members if part.name == "scheduler"),
-        fleet.add("scheduler-1", Kind.SCHEDULER),
-    )
-    for _ in range(3):
-        fleet.kill(one)
+    one, other = fleet.parts.members[1], fleet.add("scheduler-1", Kind.SCHEDULER)
+    fleet.kill(one, 3)
     assert "given up, the others go on serving" in fleet.said[-1]
-    for _ in range(2):
-        fleet.kill(other)
+    fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can serve without it"):
         fleet.kill(other)
 
 
-def test_the_watcher_is_restarted_and_given_up(fleet: Fleet) -> None:
+def test_the_watcher_is_given_up_unless_a_start_needs_it(fleet: Fleet) -> None:
     pair(fleet)
-    watcher = fleet.parts.members[0]
-    for _ in range(3):
-        fleet.kill(watcher)
+    watcher, other = fleet.parts.members[0], fleet.add("watcher-1", Kind.WATCHER)
+    fleet.kill(watcher, 3)
     assert fleet.said[-3].startswith("watcher: died (signal SIGKILL); restarting")
     assert "readiness is no longer reported" in fleet.said[-1]
-
-
-def test_a_start_fails_without_a_watcher(fleet: Fleet) -> None:
-    watcher = fleet.add("watcher", Kind.WATCHER)
     fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
-    for _ in range(2):
-        fleet.kill(watcher)
+    fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can tell when the others are ready"):
-        fleet.kill(watcher)
+        fleet.kill(other)
 
 
 def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
@@ -238,7 +217,7 @@ def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
 
 
 def test_readiness_of_a_predecessor_does_not_count(fleet: Fleet) -> None:
-    """A dead worker stays registered for a lease, and the watcher's message may have waited in the pipe."""
+    """A dead worker stays registered for a lease, and the watcher's message may be late."""
     _, decode, router = pair(fleet)
     before = [Seen(part.known_as, "here", time.monotonic()) for part in (decode, router)]
     fleet.kill(decode)
@@ -265,34 +244,33 @@ def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet: Fleet)
     assert fleet.parts.waiting_for == ["decode-0"]
 
 
-def test_a_part_that_cannot_start_says_why(fleet: Fleet) -> None:
+def fail() -> None:
+    os.write(2, b"baton: error: no room\n")  # past pytest, which captures sys.stderr
+    sys.exit(1)
+
+
+def end_by_a_signal() -> None:
+    os.write(2, b"WARNING: something else\n")
+    os.kill(os.getpid(), signal.SIGXCPU)  # pytest's fault handler adds lines to what a fault prints
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (fail, "no room"),
+        (end_by_a_signal, "it ended with signal SIGXCPU; it said last: WARNING: something else"),
+    ],
+)
+def test_a_part_that_cannot_start_says_why(fleet: Fleet, run: Callable[[], None], said: str) -> None:
     """It quotes its own error line, not that of a predecessor in the same log."""
     (fleet.parts.log_dir / "mixed-0.log").write_text("baton: error: long ago\n")
-
-    def fail() -> None:
-        os.write(2, b"baton: error: no room\n")  # past pytest, which holds sys.stderr here
-        sys.exit(1)
-
-    fleet.parts.add("mixed-0", Kind.WORKER, fail)
-    with pytest.raises(StartError, match="mixed-0 could not start: no room"):
-        eventually(fleet.parts.reap, 10, "its end is seen")
-
-
-def test_a_part_that_a_signal_ends_says_so(fleet: Fleet) -> None:
-    """Its last line may be unrelated."""
-
-    def end() -> None:
-        os.write(2, b"WARNING: something else\n")
-        os.kill(os.getpid(), signal.SIGXCPU)  # pytest's fault handler adds lines to what a fault prints
-
-    fleet.parts.add("mixed-0", Kind.WORKER, end)
-    said = "mixed-0 could not start: it ended with signal SIGXCPU; it said last: WARNING: something else"
-    with pytest.raises(StartError, match=said):
+    fleet.parts.add("mixed-0", Kind.WORKER, run)
+    with pytest.raises(StartError, match=f"mixed-0 could not start: {said}"):
         eventually(fleet.parts.reap, 10, "its end is seen")
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let this many forks fail, as at a process limit."""
+    """Make this many forks fail, as at a process limit."""
     fork, left = os.fork, [times]
 
     def failing() -> int:
@@ -312,17 +290,17 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     fleet.kill(decode)
     why = "this machine cannot start another process: Resource temporarily unavailable"
     assert [line for line in fleet.said if "not started" in line] == [
-        f"decode-0: not started, {why}; tried again in {pause} s" for pause in ("0.05", "0.1", "0.2")
+        f"decode-0: not started: {why}; retrying in {pause} s" for pause in ("0.05", "0.1", "0.2")
     ]
     fleet.see(decode)
     assert not fleet.parts.waiting_for
-    assert len(decode.deaths) == 1  # it is not the part's fault
+    assert len(decode.deaths) == 1  # not counted for the failed starts
 
 
 def test_a_first_start_without_room_for_a_process_is_told(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody waits for the outcome."""
+    """A user is waiting for it."""
     no_room(monkeypatch, 99)
     part = fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
 
@@ -344,7 +322,7 @@ def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -
     folder = fleet.parts.log_dir
     assert folder is not None
     shutil.rmtree(folder)
-    if how == "a file":  # it cannot be made anew
+    if how == "a file":  # the folder cannot be recreated
         folder.touch()
     fleet.kill(decode)
     fleet.see(decode)

@@ -1,6 +1,6 @@
-"""A fleet does what is ordered: workers start in its places and drain, whatever became of earlier orders.
+"""A fleet obeys orders: workers start in its places and drain, whatever earlier orders did.
 
-Workers are real processes that wait for a signal; `ran` holds the roles with which they started.
+Workers are real processes that wait for a signal; `ran` has the roles with which they started.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:
         fleet.obey(5, prefill_0="prefill")
     assert fleet.parts.waiting_for == ["prefill-0"]
     fleet.until(lambda: fleet.names == ["prefill-0"], "the decode worker has ended")
-    assert fleet.said == ["decode-0: ordered away: drains", "decode-0: ended"]
+    assert fleet.said == ["decode-0: no longer ordered: draining", "decode-0: ended"]
     fleet.obey(5, prefill_0="prefill", decode_0="decode")
     assert fleet.ran() == ("decode-0", "decode")
 
@@ -136,7 +136,7 @@ def test_orders_of_an_earlier_decider_are_ignored(fleet: Fleet) -> None:
 
 
 def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet: Fleet) -> None:
-    fleet.obey(5, prefill_0="decode", decode_0="decode")  # it changed its role meanwhile
+    fleet.obey(5, prefill_0="decode", decode_0="decode")  # its role has changed
     part = fleet.part("prefill-0")
     part.proven = True
     assert part.child is not None

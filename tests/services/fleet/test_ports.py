@@ -1,4 +1,4 @@
-"""Starts wait for a port that another process holds for a moment."""
+"""A start waits for a port that another process holds for a moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_free_port_is_not_waited_for() -> None:
     began = time.monotonic()
     ports.await_free("127.0.0.1", free_port())
     ports.await_free("127.0.0.1", 0)
-    ports.await_free("192.0.2.1", 80)  # no address of this machine
+    ports.await_free("192.0.2.1", 80)  # not an address of this machine
     assert time.monotonic() - began < 5
 
 

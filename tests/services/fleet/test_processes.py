@@ -1,4 +1,4 @@
-"""Parts that are new programs, as where CUDA has begun: all that they are given reaches them."""
+"""Parts that are new programs, because CUDA is initialised here: their arguments reach them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_scheduler_serves_is_restarted_and_ends(parts: Parts, said: list[str],
     second = parts.add("pausing", Kind.ROUTER, signal.pause)
     eventually(lambda: listening(port), BEGUN_S, "it serves")
     assert process(part).name().startswith("baton scheduler")
-    assert os.getpgid(process(part).pid) == process(part).pid  # Ctrl-C reaches the parent alone
+    assert os.getpgid(process(part).pid) == process(part).pid  # Ctrl-C only reaches the parent
     part.proven = True
     process(part).kill()
     eventually(lambda: not listening(port), 10, "it is gone")
@@ -60,7 +60,7 @@ def test_a_scheduler_serves_is_restarted_and_ends(parts: Parts, said: list[str],
         return listening(port)
 
     eventually(again, BEGUN_S, "it serves again")
-    (why,) = [line for line in said if "CUDA has begun" in line]  # once for all parts
+    (why,) = [line for line in said if "CUDA is initialised" in line]  # once for all parts
     assert why.startswith("scheduler: ")
     assert "new program" in why
     pid = process(second).pid
@@ -85,7 +85,7 @@ def test_its_log_has_what_it_printed_and_why_it_ended(parts: Parts, tmp_path: Pa
 
 
 def test_all_that_a_deployments_parts_run_can_be_sent() -> None:
-    """Settings with secrets, roles as they are when a worker starts, the watcher's pipe."""
+    """Including settings with secrets, a worker's current role, and the watcher's pipe."""
     settings = load({"engine": {"model": "m"}, "router": {"api_key": "hidden"}})
     role = "prefill"
     work = children.Worker(settings, "prefill-0", lambda: role, Devices("0", {"CUDA_VISIBLE_DEVICES": "3"}))

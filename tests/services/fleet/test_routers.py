@@ -30,7 +30,7 @@ from harness.support import CALL_S, PATIENCE, free_port
 
 PROMPT = [72, 105]
 TOKENS = 100
-SLOW_S, QUICK_S = 0.2, 0.01  # a step; streams have to run on for a while, on a busy machine too, and to end
+SLOW_S, QUICK_S = 0.2, 0.01  # per step: streams that last, even on a busy machine, and streams that end
 READY_S = 60.0
 END_S = 20.0
 PLAIN = httpx.Limits(max_keepalive_connections=0)  # each request has a connection of its own
@@ -39,12 +39,12 @@ TEXT = "".join(chr(letter) for letter in answer(PROMPT, TOKENS))
 
 
 def run(settings: dict[str, Any]) -> None:
-    """Run the router, in the forked process, until its end."""
+    """Run the router in a forked process."""
     run_routers(load(settings))
 
 
 class Routers:
-    """The processes of one router, as the test sees them."""
+    """The processes of one router."""
 
     def __init__(self, forked: zygote.Forked, port: int, worker: FakeWorker) -> None:
         self.forked = forked
@@ -54,11 +54,11 @@ class Routers:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that serve."""
+        """Return the ids of the processes that serve."""
         return {child.pid for child in psutil.Process(self.forked.pid).children()}
 
     def listens(self) -> int:
-        """Return how many processes ever began to serve."""
+        """Return how many processes have begun to serve so far."""
         return len(re.findall(r"router \d+ listens on", self.forked.text))
 
 
@@ -118,8 +118,15 @@ class Stream:
             self.lost = True
 
 
+async def streaming(http: httpx.AsyncClient) -> list[Stream]:
+    """Return 16 streams that have begun."""
+    streams = [Stream(http) for _ in range(16)]
+    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    return streams
+
+
 async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
-    """Return the joined metrics: the sum of each family's samples by process."""
+    """Return the sum of each metric family's samples, by process."""
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families((await http.get("/metrics")).text):
         for sample in family.samples:
@@ -129,14 +136,14 @@ async def metrics(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
 
 
 async def knock(http: httpx.AsyncClient, seen: list[int], over: asyncio.Event) -> None:
-    """Open connection after connection. Raises whatever refuses or resets one."""
+    """Open one connection after another. Raises if one is refused or reset."""
     while not over.is_set():
         seen.append((await http.get("/v1/models")).status_code)
         await asyncio.sleep(0.005)
 
 
 def connected(routers: Routers, count: int) -> list[socket.socket]:
-    """Return connections with a request each, whoever accepts them."""
+    """Return connections that have sent a request each, whether accepted or not."""
     made = []
     for _ in range(count):
         made.append(socket.create_connection(("127.0.0.1", routers.port), timeout=20.0 * PATIENCE))
@@ -145,13 +152,13 @@ def connected(routers: Routers, count: int) -> list[socket.socket]:
 
 
 def told_to_end(pid: int) -> bool:
-    """Tell whether SIGTERM waits for this process, which is stopped."""
+    """Return whether a SIGTERM is pending for this process, which is stopped."""
     (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
 
 
 def refused(routers: Routers) -> bool:
-    """Tell whether a new client is refused; one that is not heard because others wait is not."""
+    """Return whether a new client is refused, rather than left waiting."""
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", routers.port)) == errno.ECONNREFUSED
@@ -168,7 +175,7 @@ async def statuses(connections: list[socket.socket]) -> set[bytes]:
 
 
 async def serving(routers: Routers, http: httpx.AsyncClient, times: int) -> None:
-    """Wait until processes began to serve so many times, and the router is healthy."""
+    """Wait until this many processes have begun to serve, and the router is healthy."""
     await until(lambda: routers.listens() >= times, f"{times} processes serve", READY_S)
     for _ in range(int(100 * PATIENCE)):
         if (await http.get("/health")).status_code == 200:
@@ -183,12 +190,12 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     before = routers.pids
     assert len(before) == 2
 
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     found = await metrics(http)
     live = [found["baton_router_live_requests", number] for number in ("0", "1")]
     assert sum(live) == 16
-    # Of 16 at random: all on one once in 32,768 times. But one that is slow leaves its own to the other.
+    # 16 connections all go to one process once in 32,768 runs, but a slow process leaves its own to the
+    # other.
     while not min(live):
         streams.append(Stream(http))
         await until(lambda: all(one.text for one in streams), "the next one has begun")
@@ -225,18 +232,15 @@ async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncCli
     found = await metrics(http)
     done = {number: found["baton_router_requests_total", number] for number in ("0", "1")}
     lost = sum(one.lost for one in streams)
-    assert (
-        sum(done.values()) == len(streams) + len(after) - lost
-    )  # what was counted by the one that died is gone with it
+    assert sum(done.values()) == len(streams) + len(after) - lost  # the victim's own count is gone with it
     assert {found["baton_process_up", number] for number in ("0", "1")} == {1}
 
 
 @pytest.mark.timeout(60)
 async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.AsyncClient) -> None:
-    """One process first, for a rolling restart, then all: streams end whole, and no connection is reset."""
+    """First one process, as in a rolling restart, then all: streams finish, and no connection is reset."""
     await serving(routers, http, 2)
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     seen: list[int] = []
     over = asyncio.Event()
     knocking = [asyncio.create_task(knock(http, seen, over)) for _ in range(4)]
@@ -256,8 +260,7 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
 
     await serving(routers, http, 3)
     routers.worker.step_s = SLOW_S
-    streams = [Stream(http) for _ in range(16)]
-    await until(lambda: all(one.text for one in streams), "all streams have begun")
+    streams = await streaming(http)
     last = routers.pids
     for pid in last:
         os.kill(pid, signal.SIGSTOP)
@@ -279,15 +282,15 @@ async def test_nothing_is_reset_when_it_ends(routers: Routers, http: httpx.Async
 async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(
     routers: Routers, http: httpx.AsyncClient
 ) -> None:
-    """It crashes, or was only starting, when all end. The other drains: new clients are refused meanwhile."""
+    """It crashes, or is still starting, when all end. While the other drains, new clients are refused."""
     await serving(routers, http, 2)
     gone, draining = routers.pids
-    os.kill(gone, signal.SIGSTOP)  # it does not see that it is to end
+    os.kill(gone, signal.SIGSTOP)  # it does not get the SIGTERM
 
     reader, writer = await asyncio.open_connection("127.0.0.1", routers.port)
     writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), CALL_S)).startswith(OK)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\n")  # and no end: its process waits for that
+    writer.write(b"POST /v1/completions HTTP/1.1\r\n")  # incomplete: its process waits for the rest
     routers.forked.terminate()
     await until(lambda: told_to_end(gone), "the end has begun")
     os.kill(gone, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The signals that end a supervisor: the first one drains, a second one kills, SIGHUP never hurries."""
+"""The signals that end a supervisor: the first one drains, a second one kills, but SIGHUP never kills."""
 
 from __future__ import annotations
 

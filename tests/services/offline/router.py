@@ -1,4 +1,4 @@
-"""A stand-in for a router that fails on demand, as a real one cannot be made to."""
+"""A fake router that fails on demand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def broken(router: Router, request: web.Request, seen: int) -> web.StreamR
 
 
 async def held(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Respond once `released` is set."""
+    """Respond when `released` is set."""
     router.held += 1
     if router.held == router.crowd:
         router.crowded.set()
@@ -77,7 +77,7 @@ async def garbled(router: Router, request: web.Request, seen: int) -> web.Stream
 
 
 async def endless(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
-    """Stream a line that does not end."""
+    """Stream a line without an end."""
     del router, seen
     return await _stream(request, b"data: ", b"x" * 2048)
 
@@ -102,13 +102,13 @@ REPLIES: dict[str, Reply] = {
 
 @dataclass
 class Router:
-    """A router whose prompts choose the reply: `full-1` that of `full`, any other word that of `ok`."""
+    """A router that replies by prompt: `full-1` gets the reply of `full`, unknown words that of `ok`."""
 
     url: str = ""
     seen: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)  # Authorization headers received
     under_way: int = 0
-    most: int = 0  # most requests under way at a time
+    most: int = 0  # most concurrent requests so far
     held: int = 0
     crowd: int = 0  # `crowded` is set when this many are held
     crowded: asyncio.Event = field(default_factory=asyncio.Event)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
@@ -13,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.support import BATON, IGNORING, PATIENCE
+from baton.services.cli.batch import _key
+from baton.services.config import load
+from baton.services.errors import ConfigError
+from harness.support import BATON, IGNORING, PATIENCE, full_pipe
 from tests.services.offline.router import Router
 
 
@@ -27,16 +28,18 @@ def write(path: Path, *prompts: str) -> Path:
     return path
 
 
-async def start(served: Router, requests: Path, *more: str, by: Sequence[str] = ()) -> Process:
+async def start(
+    served: Router, requests: Path, *more: str, by: Sequence[str] = (), out: int = PIPE
+) -> Process:
     answers = requests.with_name("out.jsonl")
     command = [*by, BATON, "batch", requests, answers, "--url", f"{served.url}/v1", *more]
-    return await asyncio.create_subprocess_exec(*map(str, command), stderr=PIPE)
+    return await asyncio.create_subprocess_exec(*map(str, command), stderr=out)
 
 
 async def end(process: Process) -> tuple[int, str]:
     async with asyncio.timeout(30 * PATIENCE):
         _, said = await process.communicate()
-    return process.returncode or 0, said.decode()
+    return process.returncode or 0, (said or b"").decode()
 
 
 async def run(served: Router, requests: Path, *more: str) -> tuple[int, str]:
@@ -51,8 +54,8 @@ def answered(requests: Path) -> list[str]:
 async def test_all_good(served: Router, tmp_path: Path) -> None:
     prompts = [f"word-{number}" for number in range(200)]
     requests = write(tmp_path / "in.jsonl", *prompts)
-    status, said = await run(served, requests)
-    assert status == 0, said
+    status, said = await run(served, requests, "--api-key", "own")
+    assert (status, served.keys) == (0, {"Bearer own"}), said
     assert "200 done, 0 of them failed" in said
     assert answered(requests) == sorted(prompts)
     assert served.most <= 64
@@ -71,40 +74,30 @@ async def test_a_failed_request_leaves_the_others_alone(served: Router, tmp_path
     assert served.seen.total() == seen
 
 
-async def test_source_of_the_api_key(served: Router, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_the_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# new\nof-the-file\nolder\n")
-    keys.chmod(0o600)
-    (tmp_path / "baton.yaml").write_text(f"router: {{api_key_file: {keys}}}")
     monkeypatch.setenv("VLLM_API_KEY", "of-vllm")
-    for flags, key in (
-        (("--api-key", "own"), "own"),
-        (("--api-key-file", str(keys)), "of-the-file"),
-        (("--config", str(tmp_path / "baton.yaml")), "of-the-file"),
-    ):
-        requests = write(tmp_path / "in.jsonl", "a")
-        served.keys.clear()
-        requests.with_name("out.jsonl").unlink(missing_ok=True)
-        status, said = await run(served, requests, *flags)
-        assert (status, served.keys) == (0, {f"Bearer {key}"}), said
-        assert "of-the-file" not in said
-    status, said = await run(served, requests, "--api-key", "own", "--api-key-file", str(keys))
-    assert (status, said) == (
-        1,
-        "baton: error: --api-key and --api-key-file exclude each other: leave one out\n",
-    )
+    settings = load({"router": {"api_key_file": str(keys)}})
+    assert _key("own", "", settings) == "own"
+    assert _key("", str(keys), load()) == _key("", "", settings) == "of-the-file"
+    assert _key("", "", load()) == "of-vllm"
+    with pytest.raises(ConfigError, match="--api-key and --api-key-file exclude each other"):
+        _key("own", str(keys), settings)
 
 
 async def test_bad_input_starts_nothing(served: Router, tmp_path: Path) -> None:
     requests = write(tmp_path / "in.jsonl", "a", "a")
     status, said = await run(served, requests)
     assert status == 2
-    assert "line 2: custom_id 'a' is that of line 1 too" in said
+    assert "line 2: custom_id 'a' is also on line 1" in said
     assert not requests.with_name("out.jsonl").exists()
     assert not served.seen
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name
+)
 async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: signal.Signals) -> None:
     quick = [f"word-{number}" for number in range(50)]
     slow = [f"held-{number}" for number in range(8)]
@@ -112,13 +105,13 @@ async def test_a_stopped_batch_is_resumed(served: Router, tmp_path: Path, how: s
     served.crowd = len(slow)
     process = await start(served, requests, "--concurrency", str(len(slow)), by=IGNORING)
     async with asyncio.timeout(30 * PATIENCE):
-        await served.crowded.wait()  # only the slow ones are left in flight
+        await served.crowded.wait()  # only slow requests are in flight
     process.send_signal(how)
     status, said = await end(process)
     assert status == (-9 if how is signal.SIGKILL else 130), said
     assert answered(requests) == sorted(quick)
     if how is not signal.SIGKILL:
-        assert "50 of 108 are done; the same command resumes there" in said
+        assert "interrupted: 50 of 108 are done; the same command resumes there" in said
     served.released.set()
     status, said = await run(served, requests)
     assert status == 0, said
@@ -144,41 +137,11 @@ async def test_half_characters_neither_end_a_batch_nor_its_resumption(served: Ro
     assert answered(requests) == ["a", "halves", "\ud83d"]
 
 
-@pytest.mark.parametrize("stderr", ["full", "blocked"])
 async def test_a_batch_whose_progress_nobody_reads_is_done_all_the_same(
-    served: Router, tmp_path: Path, stderr: str
+    served: Router, tmp_path: Path
 ) -> None:
     requests = write(tmp_path / "in.jsonl", "a", "b")
-    command = [BATON, "batch", requests, requests.with_name("out.jsonl"), "--url", f"{served.url}/v1"]
-    reading, writing = os.pipe()
-    if stderr == "full":
-        os.close(writing)
-        writing = os.open("/dev/full", os.O_WRONLY)
-    else:
-        os.set_blocking(writing, False)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(writing, bytes(512))
-        os.set_blocking(writing, True)
-    process = await asyncio.create_subprocess_exec(*map(str, command), stderr=writing, stdout=writing)
-    os.close(writing)
-    try:
-        async with asyncio.timeout(30 * PATIENCE):
-            assert await process.wait() == 0
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        os.close(reading)
+    with full_pipe() as writing:
+        status, _ = await end(await start(served, requests, out=writing))
+    assert status == 0
     assert answered(requests) == ["a", "b"]
-
-
-async def test_a_batch_is_interrupted_when_its_terminal_closes(served: Router, tmp_path: Path) -> None:
-    requests = write(tmp_path / "in.jsonl", "a", "held-1")
-    served.crowd = 1
-    process = await start(served, requests)
-    async with asyncio.timeout(30 * PATIENCE):
-        await served.crowded.wait()
-    process.send_signal(signal.SIGHUP)
-    status, said = await end(process)
-    assert status == 130, said
-    assert "interrupted: 1 of 2 are done" in said

@@ -64,7 +64,7 @@ def test_invalid_lines_are_refused(tmp_path: Path, wrong: Any, said: str) -> Non
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert problems(tmp_path, line("a"), "{", line("b"), line("a")) == [
         "line 2: not a JSON object",
-        "line 4: custom_id 'a' is that of line 1 too",
+        "line 4: custom_id 'a' is also on line 1",
     ]
     many = problems(tmp_path, *["{"] * 30)
     assert len(many) == SHOWN_PROBLEMS + 1
@@ -72,7 +72,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_unreadable_and_empty_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds no request"):
+    with pytest.raises(InputError, match="contains no request"):
         check(write(tmp_path / "empty.jsonl", ""), SERVED)
     with pytest.raises(InputError, match="cannot read"):
         check(tmp_path / "absent.jsonl", SERVED)
@@ -100,7 +100,7 @@ def test_format_of_results(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_resumed(tmp_path: Path) -> None:
-    """Whole lines stay, wherever the writer was killed; the request of the torn line is repeated."""
+    """Whole lines are kept, wherever the writer was killed; the request of a torn line is repeated."""
     path = tmp_path / "out.jsonl"
     ids = {"1", "2", "ä"}
     with Output.resume(path, ids) as output:
@@ -133,4 +133,4 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with Output.resume(path, {"1"}), pytest.raises(InputError, match="another batch writes"):
         Output.resume(path, {"1"})
     with Output.resume(path, {"1"}):
-        pass  # it may again
+        pass  # another writer may open it now

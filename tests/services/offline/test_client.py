@@ -1,8 +1,9 @@
-"""Requests are bounded in number, retried while that helps, and failed when it does not."""
+"""The HTTP client: bounded concurrency, retries, and when they end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,29 +17,30 @@ from tests.services.offline.router import Router
 TIMEOUT_S = 600.0
 
 
+@pytest.fixture
+async def client(served: Router) -> AsyncIterator[Client]:
+    async with Client(Endpoint(served.url, TIMEOUT_S), 3) as one:
+        yield one
+
+
 async def ask(client: Client, prompt: str) -> HttpResponse:
     return await client.post(COMPLETIONS, {"prompt": prompt})
 
 
-async def test_503_is_retried(served: Router) -> None:
-    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
-        answer = await ask(client, "full")
-    assert answer.ok
+async def test_503_is_retried(served: Router, client: Client) -> None:
+    assert (await ask(client, "full")).ok
     assert served.seen["full"] == 3
 
 
-async def test_an_error_status_is_a_response(served: Router) -> None:
-    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
-        answer = await ask(client, "bad")
-    assert answer.status == 400
-    assert str(answer.error()) == "too long"
+async def test_an_error_status_is_a_response(served: Router, client: Client) -> None:
+    answer = await ask(client, "bad")
+    assert (answer.status, str(answer.error())) == (400, "too long")
     assert served.seen["bad"] == 1
 
 
-async def test_a_broken_connection_is_retried_a_few_times(served: Router) -> None:
-    async with Client(Endpoint(served.url, TIMEOUT_S), 4) as client:
-        with pytest.raises(RequestError, match="connection was lost 3 times"):
-            await ask(client, "broken")
+async def test_a_broken_connection_is_retried_a_few_times(served: Router, client: Client) -> None:
+    with pytest.raises(RequestError, match="connection was lost 3 times"):
+        await ask(client, "broken")
     assert served.seen["broken"] == MAX_LOST
 
 
@@ -59,28 +61,30 @@ async def test_the_error_says_why_a_deployment_ended() -> None:
             await ask(client, "x")
 
 
-async def test_a_stream_may_be_split_anywhere_and_has_comments(served: Router) -> None:
+async def texts(client: Client, prompt: str) -> list[str]:
+    return [event["text"] async for event in client.stream(COMPLETIONS, {"prompt": prompt})]
+
+
+async def test_a_stream_may_be_split_anywhere_and_has_comments(client: Client) -> None:
     """A router sends comments while a request waits (sse_keep_alive_interval)."""
-    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
-        texts = [event["text"] async for event in client.stream(COMPLETIONS, {"prompt": "streamed"})]
-    assert texts == ["a", "b"]
+    assert await texts(client, "streamed") == ["a", "b"]
 
 
-async def test_what_is_no_json_ends_one_request(served: Router) -> None:
-    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
-        with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
-            async for _ in client.stream(COMPLETIONS, {"prompt": "garbled"}):
-                pass
+async def test_an_invalid_stream_ends_one_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="is not a JSON object: 'oops'"):
+        await texts(client, "garbled")
+    monkeypatch.setattr(client_module, "MOST_BYTES", 1024)
+    with pytest.raises(RequestError, match="an event of more than 0 MiB"):
+        await texts(client, "endless")
 
 
-async def test_concurrency_is_bounded(served: Router) -> None:
+async def test_concurrency_is_bounded(served: Router, client: Client) -> None:
     served.crowd = 3
-    async with Client(Endpoint(served.url, TIMEOUT_S), 3) as client:
-        held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
-        async with asyncio.timeout(10 * PATIENCE):
-            await served.crowded.wait()
-            served.released.set()
-            assert all(answer.ok for answer in await asyncio.gather(*held))
+    held = [asyncio.create_task(ask(client, f"held-{number}")) for number in range(10)]
+    async with asyncio.timeout(10 * PATIENCE):
+        await served.crowded.wait()
+        served.released.set()
+        assert all(answer.ok for answer in await asyncio.gather(*held))
     assert served.most == 3
 
 
@@ -112,11 +116,3 @@ async def test_the_first_exception_cancels_all() -> None:
     async with asyncio.timeout(10 * PATIENCE):
         with pytest.raises(Unavailable):
             await each(iter(range(100)), work, 5)
-
-
-async def test_an_event_has_a_bound(served: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MOST_BYTES", 1024)
-    async with Client(Endpoint(served.url, TIMEOUT_S), 1) as client:
-        with pytest.raises(RequestError, match="an event of more than 0 MiB"):
-            async for _ in client.stream(COMPLETIONS, {"prompt": "endless"}):
-                pass

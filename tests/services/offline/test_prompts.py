@@ -1,4 +1,4 @@
-"""Prompts, the requests made of them, and the responses."""
+"""Prompts, the requests made from them, and the responses."""
 
 from __future__ import annotations
 

@@ -1,25 +1,18 @@
-"""A deployment on Ray as a fleet: its places, the orders that it follows, what Ray's autoscaler is asked."""
+"""Autoscaling on Ray: places, the scheduler's orders, and requests to Ray's autoscaler."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.client import SchedulerClient
-from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.services.errors import ServiceError
 from baton.services.ray import fleet
 from baton.services.ray.config import read
 from baton.services.ray.desk import Remote
 from baton.services.ray.fleet import Fleet, Room
 from harness.deployment import MODEL
-from harness.scheduling import Options, capacity, identity, until
 
 CPU = {"CPU": 1.0}
 
@@ -66,32 +59,11 @@ def test_places_of_sides_that_differ_belong_to_one(prefill: dict[str, Any]) -> N
     }
 
 
-async def test_it_follows_a_schedulers_orders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode worker more is ordered than there are, and a role that changed is told as it is."""
-    monkeypatch.setattr(fleet, "ORDERS_S", 0.0)
-    goals = Goals("on", 1.0, 0.05, Bounds(1, 2), Bounds(2, 2), 0.05, 0.5, 0.1)
-    one = made()
-    async with (
-        SchedulerServer(Options(worker_lease_s=0.5), goals=goals) as server,
-        SchedulerClient(server.address) as client,
-    ):
-        await one.ask(client)
-        assert one.numbers == {"prefill": 1, "decode": 1}  # nobody has decided yet
-        sessions = [
-            WorkerSession(client, identity(name, role), pb.WorkerLoad)
-            for name, role in (("prefill-0", pb.ROLE_PREFILL), ("decode-0", pb.ROLE_DECODE))
-        ]
-        for session in sessions:
-            await session.start(5.0)
-            await session.ready(capacity())
-        await until(_asking(one, client, lambda: one.numbers == {"prefill": 1, "decode": 2}))
-        assert one.roles == {"prefill-0": "prefill", "decode-0": "decode", "worker-2": "decode"}
-        for session in sessions:
-            await session.close()
-
-
 class Schedulers:
-    """Deciders that follow each other: what the next call is answered."""
+    """Schedulers that decide one after another: `reply` is the answer to the next call.
+
+    tests/e2e/test_ray_autoscale.py has real ones.
+    """
 
     def __init__(self) -> None:
         self.reply = pb.OrdersReply()
@@ -114,6 +86,9 @@ async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.Mo
 
     first = {"prefill-0": "prefill", "decode-0": "decode"}
     assert await told(0) == first
+    more = {"prefill_0": pb.ROLE_PREFILL, "decode_0": pb.ROLE_DECODE, "worker_2": pb.ROLE_DECODE}
+    assert await told(6, **more) == first | {"worker-2": "decode"}
+    assert one.numbers == {"prefill": 1, "decode": 2}
     assert await told(7, prefill_0=pb.ROLE_DECODE, other=pb.ROLE_DECODE) == {"prefill-0": "decode"}
     assert await told(6) == {"prefill-0": "decode"}
     assert await told(0) == {"prefill-0": "decode"}
@@ -142,7 +117,7 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
     room.want([(CPU, {})])
     assert calls[1:] == [([CPU], [{}])]
     now += fleet.ROOM_S / 2
-    room.want([(CPU, {}), (CPU, {})])  # too soon
+    room.want([(CPU, {}), (CPU, {})])  # before ROOM_S
     assert len(calls) == 2
     now += fleet.ROOM_S
     room.want([(CPU, {}), (CPU, {})])
@@ -153,7 +128,7 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
 
 
 class Deciding(Remote):
-    """A deployment elsewhere, of which only the state is known."""
+    """A stand-in for a deployment that only has a state."""
 
     def __init__(self, mode: str) -> None:
         super().__init__(None, "")
@@ -170,12 +145,3 @@ def test_numbers_are_not_set_by_hand_where_the_scheduler_decides() -> None:
         Deciding("on").scale(decode=2)
     with pytest.raises(ServiceError, match=r"decode=3 is not allowed: decode_config allows from 1 to 2"):
         Deciding("advise").scale(decode=3)
-
-
-def _asking(one: Fleet, client: SchedulerClient, so: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
-    async def asked() -> bool:
-        await one.ask(client)
-        await asyncio.sleep(0)
-        return so()
-
-    return asked

@@ -1,4 +1,4 @@
-"""The keeper of a node, without Ray: it is a plain class, and `baton node` a process of its own."""
+"""The keeper of a node, which needs no Ray: it is a plain class that starts `baton node`."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_a_start_without_room_for_a_process_is_tried_again(
         return report.states == {"scheduler": "running"}
 
     eventually(runs, 20, "it runs")
-    assert said[0] == ("node", "not started, Resource temporarily unavailable; tried again in 0.1 s")
+    assert said[0] == ("node", "not started: Resource temporarily unavailable; retrying in 0.1 s")
 
 
 @pytest.mark.timeout(60)
 def test_what_a_library_prints_among_the_events_does_no_harm(keeper: Keeper) -> None:
-    """The pipe must be read in any case, or the node would wait."""
+    """The pipe must still be read, or the node would block."""
 
     class Printed:
         stdout = io.StringIO(f"warning: odd\n{json.dumps({'event': 'said', 'name': 'a', 'text': 'b'})}\n")
@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_is_told_before_a_part_starts(keeper: Keeper) -> No
         why = keeper.why_not("router.port", "127.0.0.1", port)
         assert f"router.port: cannot listen on 127.0.0.1:{port}: Address already in use" in why
     assert keeper.why_not("router.port", "127.0.0.1", port) == ""
-    assert "192.0.2.7" in keeper.why_not("router.port", "192.0.2.7", port)  # no address of this machine
+    assert "192.0.2.7" in keeper.why_not("router.port", "192.0.2.7", port)  # not an address of this machine
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-"""The ingress hands on every request that comes: it has no queue of its own."""
+"""The ingress forwards every request at once: it has no queue of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from baton import addresses
 from baton.services.ray.proxy import Proxy
 
 MOST = 1 << 20
-STREAMS = 120  # more than a client of aiohttp's opens by itself
+STREAMS = 120  # more than aiohttp's default limit of connections
 
 
 class Backend:
-    """A router of which each answer begins, and ends when it is told."""
+    """A router whose answers begin at once, and end when the test says so."""
 
     def __init__(self) -> None:
         self.seen: list[web.Request] = []

@@ -1,4 +1,4 @@
-"""Serve is told how many workers to keep, with which options. test_ray_serve.py has the parts run."""
+"""The number of workers and the options that Serve is given. test_ray_serve.py runs the parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.deployment import MODEL
     [({}, 1), ({"a": 0.0}, 1), ({"a": 4.0}, 2), ({"a": 4.0, "b": 4.1}, 5), ({"a": 90.0}, 6)],
 )
 def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, float], wanted: int) -> None:
-    """Two each, from 1 to 6; `placed` by replica."""
+    """The target is two requests each, the bounds are 1 and 6. `placed`: requests by replica."""
     context = SimpleNamespace(
         aggregated_metrics={"requests": placed},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 2),
@@ -24,12 +24,12 @@ def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, floa
         capacity_adjusted_max_replicas=6,
     )
     assert by_requests(context) == (wanted, {})
-    context.aggregated_metrics = None  # before the first worker has told
+    context.aggregated_metrics = None  # before the first worker has reported
     assert by_requests(context) == (1, {})
 
 
 def deployments(**more: Any) -> dict[str, Any]:
-    """Return Serve's deployments of an application, by what they were bound for."""
+    """Return an application's deployments in Serve, by name."""
     side = {
         "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
@@ -46,7 +46,7 @@ def deployments(**more: Any) -> dict[str, Any]:
 
 
 def test_the_proxy_hands_on_as_many_requests_as_come() -> None:
-    """Serve's own default is 5 in one ingress; the rest would wait in its proxy, unseen by the router."""
+    """Serve's default is 5 per ingress replica; others would wait in its proxy, unseen by the router."""
     assert deployments()["router"].max_ongoing_requests == UNBOUNDED
     bounded = deployments(ingress_deployment_config={"max_ongoing_requests": 7, "num_replicas": 2})["router"]
     assert (bounded.max_ongoing_requests, bounded.num_replicas) == (7, 2)

@@ -1,6 +1,6 @@
-"""The workers of a deployment on Ray: which come, which leave, and the roles that they take on.
+"""The workers of a deployment on Ray: which start, which leave, and which roles they adopt.
 
-Room is asked of a stand-in, as a cluster would take longer than all other tests here; e2e tests have one.
+Placement groups are faked, because a cluster would take longer than all other tests here; e2e tests have one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = {"n": Machine("n", "here", "127.0.0.1")}
 
 
 class Groups:
-    """Placement groups that were made and given up."""
+    """Fake placement groups: which were created and removed."""
 
     def __init__(self) -> None:
         self.there: list[str] = []
@@ -66,7 +66,7 @@ def test_numbers_keep_the_eldest(slots: Slots, groups: Groups) -> None:
         "decode-1": "decode",
     }
     assert by_number(slots, prefill=1, decode=1) == {"prefill-0": "prefill", "decode-0": "decode"}
-    # One that leaves has its name and its room until it has left.
+    # A worker that leaves keeps its name and its placement group until it has left.
     assert "decode-2" in by_number(slots, prefill=1, decode=2)
     slots.let_go({"decode-1"})
     assert "t-decode-1" in groups.there
@@ -94,7 +94,7 @@ def test_roles_are_followed_and_the_side_stays(slots: Slots) -> None:
     ]
     assert roles(slots)["prefill-0"] == "prefill"
     assert slots.follow({"decode-1": "prefill"}) == []
-    # Numbers that went along take nobody away.
+    # The numbers followed the change of role, so no worker leaves.
     assert by_number(slots, prefill=2, decode=1) == {
         "prefill-0": "prefill",
         "decode-0": "decode",

@@ -23,7 +23,7 @@ def test_failures_are_told_and_turns_become_rarer() -> None:
         now += waits[-1]
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (TURN_S, MOST_S)
-    assert 3 <= len(told) <= 10  # one a minute, over some eight
+    assert 3 <= len(told) <= 10  # one a minute, for about eight minutes
     one.failed(ValueError("something else"))
     assert "something else" in told[-1]
     assert one.failing_s == now

@@ -106,5 +106,5 @@ def test_baton_tune_prints_the_best_split(tmp_path: Path) -> None:
 
 
 def test_baton_tune_lists_the_kinds_of_traces() -> None:
-    with pytest.raises(ConfigError, match=r"no kind of trace; there are: chats, shared"):
+    with pytest.raises(ConfigError, match=r"nor a kind of trace \(chats, shared"):
         CliRunner().invoke(main.app, ["tune", "chat", "--workers", "3"], catch_exceptions=False)

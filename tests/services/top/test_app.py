@@ -25,7 +25,7 @@ REFRESH_S = 0.1
 
 
 class Flipping(FakeWorker):
-    """A fake worker that takes another role, as a real one does: it registers with it."""
+    """A fake worker that changes its role like a real one: by registering with it."""
 
     client: SchedulerClient
 
@@ -91,7 +91,7 @@ def head(pilot: Pilot[None]) -> str:
 
 
 async def route(client: SchedulerClient) -> None:
-    """Tell of ten more requests twenty times a second, each with a first token after a tenth of one."""
+    """Report ten more requests twenty times a second, each with its first token after 0.1 s."""
     first, over = Histogram(SECONDS), 0
     while True:
         for _ in range(10):
@@ -110,7 +110,7 @@ async def test_it_shows_what_the_scheduler_says() -> None:
             assert words in text, text
         routing = asyncio.create_task(route(one.client))
         await until(pilot, "a router is counted", lambda: "1 routers" in head(pilot))
-        # within the bucket of a tenth of a second
+        # within the histogram's bucket of 0.1 s
         await until(pilot, "its rates are shown", lambda: "TTFT 98/108 ms" in head(pilot))
         assert not head(pilot).split("\n")[1].startswith("0.0 requests/s")
         routing.cancel()
@@ -144,7 +144,7 @@ async def test_a_thousand_workers_are_counted_scrolled_and_found() -> None:
         for number in range(1000):
             role = pb.ROLE_PREFILL if number % 4 == 0 else pb.ROLE_DECODE
             await one.client.register(identity(f"w-{number:04}", role), pb.WORKER_STATE_READY)
-        pilot = await stack.enter_async_context(shown(one.address, refresh_s=3600.0))  # it looks once
+        pilot = await stack.enter_async_context(shown(one.address, refresh_s=3600.0))  # it asks once
         await until(pilot, "all are counted", lambda: "decode   751 of 751" in head(pilot))
         assert len(ids(pilot)) == 1002
         await pilot.press("ctrl+end")
@@ -171,7 +171,7 @@ async def test_without_an_answer_the_last_one_stays() -> None:
         await until(pilot, "it says so", lambda: "NO ANSWER" in head(pilot))
         assert len(ids(pilot)) == 2
         app._client = client
-        stack.push_async_callback(elsewhere.close)  # not now: a call of it may be under way
+        stack.push_async_callback(elsewhere.close)  # at the end: a call may be in flight
         await until(pilot, "it is back", lambda: "NO ANSWER" not in head(pilot))
 
 

@@ -48,7 +48,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     flow = view.traffic(now, before)
     assert (flow.requests_s, flow.tokens_s, flow.waiting) == (3.0, 200.0, 2)
     assert flow.ttft is not None
-    assert 0.05 / 1.25 <= flow.ttft[0] <= 0.05 * 1.25  # the old ones, of nine seconds, count no more
+    assert 0.05 / 1.25 <= flow.ttft[0] <= 0.05 * 1.25  # the old times, of nine seconds, no longer count
     assert flow.ttft[1] < 2.5
     assert flow.itl is not None
     assert 0.01 / 1.25 <= flow.itl[1] <= 0.01 * 1.25
@@ -100,7 +100,7 @@ def test_changes_are_told() -> None:
         "c: gone, ready until then",
         "a: a decode worker now; it was a prefill worker",
         "b: draining, ready before",
-        "b: its drafts are accepted too seldom",
+        "b: its drafts are rarely accepted",
         "router-1: gone",
         "the store is away: redis is away",
     ]

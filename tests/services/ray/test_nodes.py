@@ -1,26 +1,11 @@
-"""Names of new workers, and the nodes of routers."""
+"""The nodes of routers."""
 
 from __future__ import annotations
 
-import pytest
-
 from baton.services.ray.cluster import Machine
-from baton.services.ray.placing import new_names, place_routers
+from baton.services.ray.nodes import place_routers
 
 MACHINES = {name: Machine(name, f"host-{name}", f"10.0.0.{number}") for number, name in enumerate("abc")}
-
-
-@pytest.mark.parametrize(
-    ("taken", "number", "names"),
-    [
-        ([], 2, ["decode-0", "decode-1"]),
-        (["decode-0", "decode-2"], 2, ["decode-1", "decode-3"]),
-        (["prefill-0"], 1, ["decode-0"]),
-        (["decode-0"], 0, []),
-    ],
-)
-def test_new_names_fill_the_gaps(taken: list[str], number: int, names: list[str]) -> None:
-    assert new_names("decode", taken, number) == names
 
 
 def test_the_first_router_is_at_home_and_no_node_has_two() -> None:
