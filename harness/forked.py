@@ -58,8 +58,11 @@ def run(
         run_worker(loaded, kind)
 
 
-def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
-    """Run `baton up` with one core per worker, as two threads that wait for each other crawl."""
+def up(fleet: dict[str, int], settings: dict[str, Any], logs: str, forgetful: bool) -> None:
+    """Run `baton up` with one core per worker: OpenMP threads that share a busy core spin.
+
+    forgetful: workers drop the drafter's state of every handoff.
+    """
     from baton.services.config import Settings
     from baton.services.fleet import devices, supervisor
 
@@ -67,6 +70,10 @@ def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
         del named
         return devices._cpus(max(len(gpus), 2))[: len(gpus)]
 
+    if forgetful:
+        from harness.forgetful.forgetful import register
+
+        register()
     devices.assign = one_core_each
     supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _Log())
 

@@ -70,8 +70,14 @@ class Deployment:
 
 @contextmanager
 def deployment(
-    folder: Path, fleet: Fleet, engine: dict[str, Any], handoff: Mapping[str, Any] = MappingProxyType({})
+    folder: Path,
+    fleet: Fleet,
+    engine: dict[str, Any],
+    handoff: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    forgetful: bool = False,
 ) -> Iterator[Deployment]:
+    """Run a deployment. forgetful: workers drop the drafter's state of every handoff."""
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
@@ -82,9 +88,8 @@ def deployment(
         "handoff": {"staging_mib": 64, **handoff},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    process = zygote.shared().start(
-        "up", "harness.forked:up", folder, fleet=vars(fleet), settings=settings, logs=str(folder)
-    )
+    given = {"fleet": vars(fleet), "settings": settings, "logs": str(folder), "forgetful": forgetful}
+    process = zygote.shared().start("up", "harness.forked:up", folder, **given)
     try:
         eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
         yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))

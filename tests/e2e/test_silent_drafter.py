@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from bench.prompts import dialogues
 from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.support import BATON, CALL_S, ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
-FORGETFUL = ROOT / "tests" / "plugins" / "forgetful"
+FORGETFUL = ROOT / "harness" / "forgetful"
 ENGINE = {
     "model": str(DEMO / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
@@ -27,15 +28,8 @@ MAX_TOKENS = 24
 @pytest.fixture(scope="module")
 def prompts() -> list[list[dict[str, str]]]:
     """Return texts to be repeated: what the drafter can foresee is in the prompt, and nowhere else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DEMO))
-        from dialogues.base import stream
-
-        drawn = itertools.islice(stream(7, held_out=True, domain="copying"), REQUESTS)
-        return [
-            [{"role": one.role, "content": one.content} for one in dialogue.messages[:-1]]
-            for _, dialogue in drawn
-        ]
+    drawn = itertools.islice(dialogues(7, "copying"), REQUESTS)
+    return [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for chat in drawn]
 
 
 async def _answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:

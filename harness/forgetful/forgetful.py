@@ -1,6 +1,6 @@
-"""A vLLM plug-in that drops the drafter's state of every handoff: what a silent drafter looks like.
+"""A vLLM plug-in that drops the drafter's KV of every handoff. Answers stay right, but drafts get worse.
 
-Put its folder on PYTHONPATH. Answers stay right; only what the drafter was given of the prompt is gone.
+Put this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def register() -> None:
 def _forgetting(
     self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
 ) -> None:
-    """The drafter's layers come after the target's: the demo model's is the last one."""
     _scatter(self, group, records, block_ids, table)
+    # The drafter's layers follow the target's; the demo model's drafter has one.
     self._tables[group].blocks[-1][list(block_ids)] = 0
