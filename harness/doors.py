@@ -1,4 +1,4 @@
-"""A small application behind the router's own connections, for tests with raw sockets."""
+"""A small application behind the router's HTTP connections, for tests with raw sockets."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from harness.fake_worker import until
 SLOW_S = 0.4
 KEEP_ALIVE_S = 1.0
 MAX_BODY = 256 << 10
-LARGE = 1 << 20  # more than kernel and client buffer
+LARGE = 1 << 20  # more than the buffers of kernel and client
 
 
 @dataclass
 class Seen:
-    """The requests, as the application sees them."""
+    """The requests that the application received."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
-    left: int = 0  # clients that left before their response was complete
-    sent: int = 0  # bytes of responses
+    left: int = 0  # clients that disconnected before the end of their response
+    sent: int = 0  # response bytes
     refused: list[str] = field(default_factory=list)  # reasons
-    headers: list[list[bytes]] = field(default_factory=list)  # header names, once a request is complete
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # responses on /gate wait for it
+    headers: list[list[bytes]] = field(default_factory=list)  # header names of completed requests
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # responses of /gate wait for it
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Server:
 
     @property
     def held(self) -> int:
-        """The bytes of request bodies that count now."""
+        """Bytes of request bodies that count against the limit."""
         return self.protocol.intake.held
 
 
 @contextlib.asynccontextmanager
 async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S) -> AsyncIterator[Server]:
-    """Answer GET at once, POST after its body; send on /endless until the client is gone."""
+    """Answer GET at once and POST after its body; /endless sends until the client disconnects."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         size, more = 0, scope["path"] != "/early"
@@ -89,7 +89,9 @@ async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S)
         return bool(receive.__self__.disconnected)
 
     limits = HttpLimits(MAX_BODY, max_connections, slow_s, KEEP_ALIVE_S)
-    protocol: Any = connections(limits, seen.refused.append)  # uvicorn asks for a class, and only calls it
+    protocol: Any = connections(
+        limits, seen.refused.append
+    )  # uvicorn's type wants a class, but it only calls it
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:

@@ -1,4 +1,4 @@
-"""Run a part of a deployment, or `baton up`, in a forked process; see harness/zygote.py."""
+"""Run a part of a deployment or `baton up` in a process that harness/zygote.py forked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def run(
 ) -> None:
     """Run a scheduler, a router or a worker until it ends.
 
-    `path` is a folder of further packages. A worker that is `unique` has its process id in its worker id, so
-    that its restarts share a name, as those of `baton up` do. `constants` of modules, named `module:NAME`,
-    are changed in the process.
+    path: a folder of extra packages; unique: append the process id to the worker id, as `baton up` does;
+    constants: `module:NAME` -> value in this process.
     """
     from baton.services.config import Settings
     from baton.services.leave import leave
@@ -79,7 +78,7 @@ def up(fleet: dict[str, int], settings: dict[str, Any], logs: str, forgetful: bo
 
 
 class _Log:
-    """The supervisor's observer, which prints."""
+    """A supervisor's observer that prints."""
 
     def begun(self, log_dir: object) -> None:
         del log_dir

@@ -1,4 +1,4 @@
-"""Tools for tests of the scheduler: workers and needs of known size, a real Redis, polling."""
+"""Helpers for tests of the scheduler: workers and needs of known size, a real Redis, polling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEASE_S = 30.0  # longer than a test
 
 @dataclass
 class Options:
-    """Scheduler settings, with short times."""
+    """Scheduler settings with short intervals."""
 
     address: str = "127.0.0.1:0"
     store: str = "memory"
@@ -48,7 +48,7 @@ LIMITS = Options()
 
 
 def capacity(**changes: object) -> pb.Capacity:
-    """Return 16 tokens a block, 99 usable blocks, 4 requests in a batch, 1024 tokens a request."""
+    """Return 16 tokens per block, 99 usable blocks, 4 requests per batch, 1024 tokens per request."""
     values: dict[str, object] = {
         "compatibility_hash": "c0ffee",
         "block_size": 16,
@@ -112,7 +112,7 @@ def register(roster: Roster, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **ch
 
 
 def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str = "") -> Booking:
-    """Book `what` on these workers, whatever their limits."""
+    """Book `what` on these workers, ignoring their limits."""
     workers = roster.view().workers
     booking = booking_of(what, workers[prefill] if prefill else None, workers[decode])
     ledger.place(booking)
@@ -120,7 +120,7 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
 
 
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return the sum of these attempts' shares, by worker id."""
+    """Return the sums of these attempts' shares by worker id."""
     total: dict[str, Reserved] = {}
     for known in attempts:
         for worker_id, share in shares(known):
@@ -150,15 +150,15 @@ def report(
 
 
 async def until(condition: Callable[[], Awaitable[object]], within_s: float = 5.0) -> None:
-    """Poll until `condition` holds. Fails after `within_s`, which is that of a free machine."""
+    """Poll until `condition` holds. Raises AssertionError after within_s * PATIENCE."""
     deadline = time.monotonic() + within_s * PATIENCE
     while not await condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         await asyncio.sleep(0.005)
 
 
 class Clock:
-    """A clock that the test sets, in seconds."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -205,7 +205,7 @@ class RedisServer:
             self._process = None
 
     def hang(self) -> None:
-        """Answer nothing, with all connections open, until `wake`."""
+        """Stop the process, with its connections open, until `wake`."""
         self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Real workers, forked from the zygote and registered with a real scheduler."""
+"""Real workers that are forked from the zygote and registered with a real scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S = 60.0
-QUICK = {"heartbeat_s": 0.2}  # so that tests wait less
+QUICK = {"heartbeat_s": 0.2}  # shortens waits
 END_S = 3.0
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -60,7 +60,7 @@ class Worker:
         return lines[0].removeprefix("baton: error: ")
 
     def stacks(self) -> str:
-        """Return its log, to which each of its processes has added the stacks of its threads."""
+        """Return its log after each of its processes has dumped its threads' stacks there."""
         worker = psutil.Process(self.pid)
         processes = [worker, *worker.children(recursive=True)]
         forked = [one for one in processes if "resource_tracker" not in " ".join(one.cmdline())]
@@ -82,7 +82,7 @@ class Worker:
             return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def figure(self, name: str) -> float:
-        """Return the sum over labels of one of its metrics."""
+        """Return one of its metrics, summed over labels."""
         with urllib.request.urlopen(self.metrics, timeout=5) as reply:
             lines = reply.read().decode().splitlines()
         return sum(
@@ -100,7 +100,7 @@ class Fleet:
     def start(self, role: str, constants: Mapping[str, float] = _NONE, **changes: dict[str, Any]) -> Worker:
         """Start a worker without waiting for it.
 
-        `constants` of modules are changed in its process; `changes` are settings, section by section.
+        constants: `module:NAME` -> value in its process; changes: settings by section.
         """
         name = f"{role}-{next(_names)}"
         port, metrics_port = free_port(), free_port()
@@ -144,13 +144,13 @@ class Fleet:
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         except AssertionError as error:
-            raise AssertionError(f"{error}; its log and where it is:\n{worker.stacks()}") from None
+            raise AssertionError(f"{error}; its log and stacks:\n{worker.stacks()}") from None
         return worker
 
 
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """Run a scheduler, and workers that a test starts, until the end of the block."""
+    """Run a scheduler and the workers that the test starts during the block."""
     address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
     with (

@@ -1,6 +1,6 @@
-"""The deployment under test: processes that the harness starts, breaks and mends.
+"""The deployment under test: processes that the harness starts, breaks and repairs.
 
-`baton up` gives up a part that dies too often; here each may die as often as the plan wants.
+Unlike under `baton up`, a part may die any number of times.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from harness.scheduling import RedisServer
 from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
-DRAIN_S = 60.0  # for a router: batch work may wait for its `patience_s` of 30 s and its turn
-END_S = DRAIN_S + 15  # until a part that drains has ended
-LOOK_S = 0.05  # between two calls of the scheduler
-SELDOM_S = 0.5  # likewise, without workers: no stage of a request has to be met
-MOST_CRASHES = 10  # after which a crashed part stays dead
-CALL_S = 1.0  # deadline of one look
+DRAIN_S = 60.0  # of a router: batch work may wait for its `patience_s` of 30 s and more
+END_S = DRAIN_S + 15  # until a draining part has ended
+LOOK_S = 0.05  # between polls of the scheduler
+SELDOM_S = 0.5  # the same without workers, when no fault waits for a stage
+MOST_CRASHES = 10  # after which crashed parts stay dead
+CALL_S = 1.0  # timeout of a poll
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Shape:
     processes: int = 1  # per router
     schedulers: int = 1
     redis: bool = False
-    proxied: bool = False  # a proxy that can delay and drop is before each worker
+    proxied: bool = False  # put a proxy that can delay and drop in front of each worker
     speculation: dict[str, Any] | None = None
     lease_s: float = 3.0  # of workers
-    hold_lease_s: float = 6.0  # of placements; KV that waits to be pulled is held twice as long
+    hold_lease_s: float = 6.0  # of placements; saved KV is held twice as long
     staging_mib: int = 128
-    slots: int = ENGINE["max_num_seqs"]  # in each engine's batch
+    slots: int = ENGINE["max_num_seqs"]  # of each engine's batch
     queue_factor: float = SchedulerSettings().max_queue_factor
-    poison: bool = False  # engines break under marked requests (harness/poison)
-    supervised: bool = False  # `baton up` starts and repairs all parts: supervised.py
+    poison: bool = False  # load the plug-in of harness/poison
+    supervised: bool = False  # let `baton up` start and repair all parts (supervised.py)
 
     @property
     def name(self) -> str:
@@ -81,15 +81,15 @@ class Part:
     site: Site = field(repr=False)
     proxy: Proxy | None = None
     pid: int = 0
-    wanted: bool = False  # it should be alive: if it is not, it has crashed
-    away: bool = True  # it cannot be counted on now
-    hung_since: float = 0.0  # time.monotonic; 0: it does not hang
-    hung_times: list[tuple[float, float]] = field(default_factory=list)  # times that are over
-    killed: bool = False  # and not started again yet
+    wanted: bool = False  # should be alive; if it is not, it crashed
+    away: bool = True  # may not be able to serve
+    hung_since: float = 0.0  # time.monotonic; 0: not hung
+    hung_times: list[tuple[float, float]] = field(default_factory=list)  # past hangs
+    killed: bool = False  # and not restarted yet
 
     @property
     def worker_id(self) -> str:
-        """The worker id of the running process; see harness/forked.py."""
+        """The running process's worker id; see harness/forked.py."""
         return f"{self.name}.{self.pid}"
 
     @property
@@ -132,17 +132,17 @@ class Part:
         return self.hung_since > 0.0
 
     def drain(self) -> None:
-        """Ask the process to end; `ended` waits for it."""
+        """Send SIGTERM; `ended` waits for the end."""
         self.leave()
         self.signal(signal.SIGTERM)
 
     def leave(self) -> None:
-        """Expect the process to end: that is no crash."""
+        """Expect the process to end, so that this does not count as a crash."""
         self.gone()
         self.wanted = False
 
     async def ended(self, within_s: float = END_S) -> int:
-        """Wait for its exit code, negative for a signal. Kill it and raise AssertionError when it is late."""
+        """Wait for its exit code, negative for a signal. Raises AssertionError if it has to be killed."""
         deadline = time.monotonic() + within_s
         while (code := zygote.shared().ended([self.pid]).get(self.pid)) is None:
             if time.monotonic() > deadline:
@@ -165,23 +165,23 @@ class Part:
 
 
 class Site:
-    """The deployment, an asynchronous context: everything that it started ends with it."""
+    """The deployment, an async context manager."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # including those before restarts
+        self.pids: set[int] = set()  # of all processes, past and present
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
-        self.engines_failed = 0  # processes that ended with their engine, where that is expected
-        self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
+        self.engines_failed = 0  # processes that ended with their engine, if poison is on
+        self.uncovered: list[tuple[float, float]] = []  # past times without a worker; time.monotonic
         self._uncovered_since = 0.0  # 0: there is a worker
-        self.description: pb.Description | None = None  # the last from a scheduler
-        self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
-        self.most_booked = 0  # requests at one decode worker
+        self.description: pb.Description | None = None  # a scheduler's latest
+        self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> prefill and decode worker
+        self.most_booked = 0  # highest number of requests on one decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
@@ -208,7 +208,7 @@ class Site:
 
     @property
     def target_urls(self) -> list[str]:
-        """The schedulers' URLs for lists of what Prometheus can scrape."""
+        """The schedulers' http_sd URLs for Prometheus."""
         ports = (one.settings["scheduler"]["metrics_port"] for one in self.of("scheduler"))
         return [f"http://127.0.0.1:{port}/targets" for port in ports]
 
@@ -217,12 +217,12 @@ class Site:
 
     @property
     def live_page(self) -> str:
-        """The URL of the live page at a router that can be counted on now."""
+        """The URL of the live page on a healthy router."""
         router = next(part for part in self.routers if not part.away)
         return f"http://{router.settings['ops']['listen']}/ops"
 
     def note_cover(self) -> None:
-        """Update the times in which no worker can serve, after a part has gone or come back."""
+        """Update the times in which no worker can serve. Called when a part goes or comes back."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
         if covered:
@@ -231,7 +231,7 @@ class Site:
             self._uncovered_since = self._uncovered_since or now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
-        """Return the times in which no worker could serve, including one that still lasts."""
+        """Return the times in which no worker could serve, including the current one."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
     # -- life
@@ -298,7 +298,7 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Watch the parts from now on, and wait until all serve."""
+        """Start to watch the parts and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
@@ -330,7 +330,7 @@ class Site:
             self.redis.stop()
 
     async def mend(self) -> None:
-        """Repair what a failed fault left behind."""
+        """Repair the site after a failed fault."""
         for part in self.parts:
             if part.hung:
                 part.wake()
@@ -345,14 +345,14 @@ class Site:
             await asyncio.to_thread(self.redis.start)
 
     def segments_left(self) -> list[str]:
-        """Return the shared memory of this site's processes; after `close` there must be none."""
+        """Return the shared memory of this site's processes; none should be left after `close`."""
         names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
         return [name for name in names if int(name.split("-")[2]) in self.pids]
 
     # -- observation
 
     async def describe(self) -> pb.Description | None:
-        """Return the description by the first scheduler that answers, if one does."""
+        """Return the description of the first scheduler that answers."""
         for stub in self._stubs:
             if (description := await _describe(stub)) is not None:
                 return description
@@ -363,7 +363,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until each part serves and the store is in use. Raises AssertionError that names the rest."""
+        """Wait until all parts serve and the store works. Raises AssertionError that names what is missing."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:
@@ -371,16 +371,16 @@ class Site:
             await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
-        """Return the running worker as a scheduler last described it, if it did."""
+        """Return a worker's status in the latest description."""
         known = self.description.workers if self.description is not None else []
         return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
 
     async def held(self, worker: Part) -> None:
-        """Wait until a worker has loaded its engine and is drained. Raises AssertionError if it never is."""
+        """Wait until a worker has loaded its engine and is drained. Raises AssertionError after START_S."""
         deadline = time.monotonic() + START_S
         while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{worker.worker_id} is not there, drained, after {START_S:g} s: {one}")
+                raise AssertionError(f"{worker.worker_id} is not drained after {START_S:g} s: {one}")
             await asyncio.sleep(LOOK_S)
 
     async def _missing(self) -> list[str]:
@@ -414,16 +414,16 @@ class Site:
         return ready
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """Return the status and body of a GET; 0 if nobody answers."""
+        """Return the status and body of a GET; 0 without an answer."""
         if self._http is None:
-            raise RuntimeError("the site has not begun")
+            raise RuntimeError("the site is not entered")
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._http.get(url) as answer:
                 return answer.status, await answer.read()
         return 0, b""
 
     async def metrics(self) -> dict[str, float]:
-        """Return the sums of all running routers' metrics, by name with labels."""
+        """Return all routers' metrics, summed by name and labels."""
         found: dict[str, float] = defaultdict(float)
         for router in self.routers:
             _, body = await self._get(f"{self.url(router)}/metrics")
@@ -434,13 +434,13 @@ class Site:
         return found
 
     async def keep_records(self) -> None:
-        """Write each router's records of its last requests beside its log: a pause needs a reason."""
+        """Write each router's records of its last requests next to its log, to explain pauses."""
         for router in self.routers:
             _, body = await self._get(f"http://{router.settings['ops']['listen']}/ops/requests?n=200")
             (self.folder / f"{router.name}-requests.json").write_bytes(body)
 
     async def _watch(self) -> None:
-        """Keep the scheduler's description up to date and restart crashed parts, until cancelled."""
+        """Keep the description up to date and restart crashed parts until cancelled."""
         while True:
             description = await self.describe()
             if description is not None:

@@ -24,7 +24,7 @@ MODEL_NAME = "table"
 
 
 class StartFailed(Exception):
-    """The deployment ended before it was ready; the text is its error line."""
+    """The deployment failed before it was ready; the text is its error line."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)
 
 @dataclass
 class Outcome:
-    """A deployment's answers, and its workers' counts meanwhile."""
+    """A deployment's answers, and its workers' counts for `answers`."""
 
     answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
-    together: list[list[int]]  # the same prompts again, several at a time
+    together: list[list[int]]  # the same for several requests at a time
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(default_factory=list)  # for each answer the tokens' leads, see _gaps
+    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens; see _gaps
 
     @property
     def accepted_per_draft(self) -> float:
@@ -81,7 +81,7 @@ def deployment(
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
-        # A busy machine may delay a worker's heartbeats for seconds; no process dies here.
+        # No process dies, and a busy machine may delay heartbeats for seconds.
         "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
         "router": {"port": port},
         "worker": {"metrics_port": 0},
@@ -111,7 +111,7 @@ def _metrics(folder: Path) -> list[str]:
 
 
 def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
-    """Send every prompt, first one at a time, with counts, then four at a time."""
+    """Send every prompt, one at a time, then four at a time."""
     return asyncio.run(_measure(deployment, prompts, max_tokens))
 
 
@@ -145,7 +145,7 @@ def _counts(deployment: Deployment) -> dict[str, int]:
 
 
 async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
-    """Return the lead of each token of the greedy answer over the second best, in log-probability."""
+    """Return each token's log-probability gap to the second-best token."""
     done = await _complete(client, prompt, max_tokens, logprobs=2, return_tokens_as_token_ids=True)
     told = done.choices[0].logprobs
     best = [sorted(one.values()) for one in told.top_logprobs or []] if told is not None else []
@@ -158,7 +158,7 @@ async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int
 
 
 async def _complete(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int, **more: Any) -> Any:
-    """Ask for a greedy answer of `max_tokens`."""
+    """Request a greedy answer of `max_tokens`."""
     more["ignore_eos"] = True
     return await client.completions.create(
         model=MODEL_NAME, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more

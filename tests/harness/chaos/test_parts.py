@@ -196,9 +196,9 @@ def test_crashes_and_what_was_not_mended_are_not_good() -> None:
 def test_figures_are_judged_by_the_plans_bounds() -> None:
     for least, most, text in (
         ({"refused": 2, "most_booked": 12}, {"recomputed": 1, "lost": 0}, ""),
-        ({"refused": 3}, {}, "refused is 2, and should be 3 at least"),
-        ({"handoff": 1}, {}, "handoff is 0, and should be 1 at least"),
-        ({}, {"recomputed": 0}, "recomputed is 1, and should be 0 at most"),
+        ({"refused": 3}, {}, "refused is 2 and should be at least 3"),
+        ({"handoff": 1}, {}, "handoff is 0 and should be at least 1"),
+        ({}, {"recomputed": 0}, "recomputed is 1 and should be at most 0"),
     ):
         one = outcome()
         one.retries, one.recomputed, one.most_booked = {"refused": 2}, 1, 12

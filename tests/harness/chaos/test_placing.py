@@ -176,7 +176,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             left = Left.of(await site.describe_each())
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
-        assert any("and is booked on" in message for message in told.messages)
+        assert any("but is booked on" in message for message in told.messages)
 
 
 async def _is(what: bool) -> bool:
@@ -226,7 +226,7 @@ class _Life(Part):
 
 @pytest.mark.parametrize(
     ("flaw", "noticed"),
-    [("", ""), ("unnamed", "is not there, drained"), ("greedy", "is drained, and was given")],
+    [("", ""), ("unnamed", "is not drained after"), ("greedy", "is drained but has")],
 )
 async def test_an_operators_drain_holds_the_next_life(
     flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
