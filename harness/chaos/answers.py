@@ -55,7 +55,7 @@ class Questions:
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case: a quarter may hit the prefix cache, a quarter does not stream, a quarter is batch work.
+        """Draw a case: a quarter may hit the prefix cache, a quarter does not stream, a quarter is batch.
 
         A `long` case streams the longest answer.
         """

@@ -209,7 +209,7 @@ def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """How well a sample fits: chi-square over the answers, and the total variation distance."""
+    """The goodness of a sample's fit: chi-square over the answers, and the total variation distance."""
 
     chi_square: float
     freedom: int

@@ -1,4 +1,4 @@
-"""Engines that the end-to-end tests share: started once, as each start takes ten seconds and more."""
+"""Deployments that the end-to-end tests share, because a start takes ten seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.deployment import Deployment, deployment, stock_vllm
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
-    """Serve a collector of traces; those of ordinary requests are kept where the client says so."""
+    """Serve a trace collector."""
     with collecting() as one:
         yield one
 
@@ -23,8 +23,8 @@ def collector() -> Iterator[Collector]:
 def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
     """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
     config: dict[str, Any] = {
-        # Quick enough to see what happens within a second. This model computes a long prompt in less time
-        # than by default pays for a pull.
+        # Frequent heartbeats, so that changes show within a second. By default this model recomputes a long
+        # prompt rather than pull it.
         "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
     }
@@ -34,8 +34,8 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the URL of stock vLLM, one aggregated engine, on the same model."""
-    # One core: two threads that wait for each other crawl when something else needs a core.
+    """Return the URL of stock vLLM: one aggregated engine with the same model."""
+    # One core: OpenMP threads that share a busy core spin.
     one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
     with stock_vllm(tmp_path_factory.mktemp("stock"), one_core) as (url, _):
         yield url

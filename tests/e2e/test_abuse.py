@@ -1,4 +1,4 @@
-"""Clients that treat a real deployment badly: they do not read, or set too short a deadline."""
+"""Badly behaved clients: they do not read, set short deadlines, or send impossible grammars."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(http: httpx.Client, max_tokens: int = 32) -> str:
 
 
 def connections(pair: Deployment) -> int:
-    """Count the open connections of the router's port, as the router's side sees them."""
+    """Count the router's open client connections."""
     return sum(
         one.status == psutil.CONN_ESTABLISHED and one.laddr.port == pair.port
         for one in psutil.net_connections("tcp")
@@ -58,7 +58,7 @@ def router_rss(pair: Deployment) -> int:
 
 
 def deaf(pair: Deployment) -> socket.socket:
-    """Connect a client that requests a long stream of large events and never reads a byte of it."""
+    """Connect a client that requests a long stream of large events and never reads."""
     body = json.dumps({"model": MODEL_NAME, **LONG, "logprobs": 3, "return_token_ids": True}).encode()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -77,8 +77,8 @@ def test_who_does_not_read_holds_nothing(pair: Deployment, http: httpx.Client) -
     with ExitStack() as clients:
         for _ in range(READERS):
             clients.enter_context(deaf(pair))
-        eventually(lambda: not idle(pair), 10, "they are seen to run")
-        assert [ask(http) for _ in range(3)] == [right] * 3  # others are served meanwhile
+        eventually(lambda: not idle(pair), 10, "they run")
+        assert [ask(http) for _ in range(3)] == [right] * 3  # others are served
         eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 60, "all blocks are free again")
         eventually(
             lambda: connections(pair) == before, SLOW_S + 20, "the router has closed their connections"
@@ -102,11 +102,11 @@ def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, s
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == 504
     else:
         assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
-    eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 5, "nothing of it runs on")
+    eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 5, "the request has ended")
 
 
 def _chain(length: int) -> dict[str, Any]:
-    """Return a schema that only guidance takes, with references that overflow its parser's stack."""
+    """Return a schema that only guidance supports, with references that overflow its parser's stack."""
     links: dict[str, Any] = {
         f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
         for n in range(length)
@@ -176,4 +176,4 @@ def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(
     assert not wrong
     assert ask(http) == right
     assert router_rss(pair) < router + (64 << 20)
-    eventually(lambda: idle(pair), 10, "nothing of them is left")
+    eventually(lambda: idle(pair), 10, "the deployment is idle")

@@ -1,4 +1,4 @@
-"""LoRA adapters by the names that clients ask for, through one prefill and one decode worker."""
+"""LoRA adapters, requested by name, through a prefill and a decode worker."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_models_and_adapters_side_by_side(adapted: Deployment) -> None:
     assert listed == {"tiny": None, "first": "tiny", "second": "tiny"}
     answers = {name: answer(client, name) for name in NAMES}
     assert len(set(answers.values())) == len(NAMES)
-    assert {name: answer(client, name) for name in NAMES} == answers  # from what is cached of each
+    assert {name: answer(client, name) for name in NAMES} == answers  # from each one's prefix cache
     with pytest.raises(openai.NotFoundError, match="The model `third` does not exist"):
         answer(client, "third")
     for path in ("load", "unload"):

@@ -1,4 +1,4 @@
-"""Interactive requests pass a flood of batch work, and no answer changes, with drafts and handoffs."""
+"""Interactive requests overtake a flood of batch work, and no answer changes, with drafts and handoffs."""
 
 from __future__ import annotations
 

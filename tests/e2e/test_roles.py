@@ -1,4 +1,4 @@
-"""Workers change roles under load: nothing fails, no token differs; one side covers for the other."""
+"""Workers change roles under load: no request fails, no token differs, and one role covers for the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def baton_role(one: Deployment, worker: str, to: str) -> subprocess.CompletedProcess[str]:
-    """Run `baton role` as a person would."""
+    """Run `baton role`."""
     command = [BATON, "role", worker, to, "--scheduler", one.scheduler_address]
     return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
 
@@ -43,7 +43,7 @@ def roles(one: Deployment) -> dict[str, pb.Role]:
 
 
 async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[int, list[int]]]) -> None:
-    """Send requests, some at a time, until `stop` is set. Add (prompt's index, answer) of each to `got`."""
+    """Send requests, AT_ONCE at a time, until `stop` is set. Add each (prompt index, answer) to `got`."""
     numbers = itertools.cycle(range(PROMPTS))
 
     async def one_after_another(client: Any) -> None:
@@ -79,22 +79,22 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
             reply = await operator.set_role(worker, draw.choice([role for role in ROLES if role != was]))
             assert reply.problem == ""
             seen.add(tuple(sorted(roles(trio).values())))
-            await one_more(load, got)  # from the fleet as it is
+            await one_more(load, got)  # from the changed fleet
         for worker, role in before.items():
             assert (await operator.set_role(worker, role)).problem == ""
     stop.set()
     await load
     wrong = [number for number, answer in got if answer != expected[number]]
-    print(f"{FLIPS} changes of roles under {len(got)} requests: {len(wrong)} wrong, fleets seen: {len(seen)}")
+    print(f"{FLIPS} role changes under {len(got)} requests: {len(wrong)} wrong, {len(seen)} different fleets")
     assert not wrong
     assert len(seen) > 3
-    assert len(got) > FLIPS  # one after each, and those under way at the end
-    eventually(lambda: idle(trio), 20, "nothing is left")
+    assert len(got) > FLIPS  # one after each change, and the last ones in flight
+    eventually(lambda: idle(trio), 20, "the deployment is idle")
 
 
 @pytest.mark.timeout(120)
 async def test_an_operator_changes_a_role(trio: Deployment) -> None:
-    """All three workers take one role, and then their own again: one side does all the work."""
+    """All three workers are decode workers for a while and do all the work."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     done = await asyncio.to_thread(baton_role, trio, reader, "decode")
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ async def test_an_operator_changes_a_role(trio: Deployment) -> None:
 
 
 def operator(one: Deployment, *command: str) -> str:
-    """Run an operator's command, which must succeed."""
+    """Run an operator's command, which must succeed, and return its output."""
     line = [BATON, *command, "--scheduler", one.scheduler_address]
     done = subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def operator(one: Deployment, *command: str) -> str:
 
 @pytest.mark.timeout(240)
 def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) -> None:
-    """Its supervisor starts it again, and it takes nothing until `baton undrain`."""
+    """`baton up` restarts it, and it takes no requests until `baton undrain`."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
     told = operator(trio, "drain", reader)
     assert f"{reader} is draining" in told
@@ -130,7 +130,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
         ids = [one.identity.worker_id for one in again if one.drained and one.identity.HasField("capacity")]
         return "".join(key for key in ids if key != reader)
 
-    again = eventually(comes_back, 60, "its next life has loaded")
+    again = eventually(comes_back, 60, "the restarted worker has loaded")
     line = next(line for line in operator(trio, "status").splitlines() if again in line)
     assert line.split()[2] == "drained"
     answer = trio.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=4)
@@ -140,11 +140,11 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
         return [one for one in trio.describe().handoffs if answer.id in one.attempt.request_id]
 
     (mine,) = eventually(reported, 10, "the request is reported")
-    assert mine.prefill_worker_id == ""  # the other side covers for it
+    assert mine.prefill_worker_id == ""  # a decode worker prefilled
     assert "prefill-0 takes requests again" in operator(trio, "undrain", "prefill")
-    eventually(lambda: trio.workers("prefill"), 10, "it is placed on")
+    eventually(lambda: trio.workers("prefill"), 10, "it is ready")
     trio.client().completions.create(model=MODEL_NAME, prompt="class Lamp:", max_tokens=4)
-    eventually(lambda: trio.describe().handoffs[0].prefill_worker_id == again, 10, "it has read a prompt")
+    eventually(lambda: trio.describe().handoffs[0].prefill_worker_id == again, 10, "it has prefilled")
     log = trio.processes["up"].text
     assert "prefill-0    exited after a drain; restarted" in log
     assert "died" not in log
@@ -162,9 +162,11 @@ async def test_prefill_workers_cover_for_lost_decode_workers(
         async with one.async_client() as client:
             covered = await ask(client, prompts()[8], max_tokens=40)
             one.start("decode", "decode")
-            await asyncio.to_thread(eventually, lambda: one.workers("decode"), 120, "the decode worker too")
+            await asyncio.to_thread(
+                eventually, lambda: one.workers("decode"), 120, "the decode worker is ready"
+            )
             assert await ask(client, prompts()[8], max_tokens=40) == covered
-        eventually(lambda: len(one.describe().handoffs) == 2, 5, "both are over")
+        eventually(lambda: len(one.describe().handoffs) == 2, 5, "both are reported")
         first, second = reversed(one.describe().handoffs)
         assert first.prefill_worker_id == ""
         assert second.prefill_worker_id.startswith("prefill-")
@@ -173,7 +175,7 @@ async def test_prefill_workers_cover_for_lost_decode_workers(
 @pytest.mark.timeout(180)
 async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
     config: dict[str, Any] = {
-        "engine": {"max_num_batched_tokens": 128},  # so that a few prompts are many steps
+        "engine": {"max_num_batched_tokens": 128},  # so that a prompt takes many steps
         "scheduler": {"heartbeat_s": 0.2, "rebalance_after_s": 1.0},
     }
     with deployment(tmp_path_factory.mktemp("balance"), **config) as one:
@@ -190,8 +192,8 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
 
         async with one.async_client() as client:
             load = [asyncio.create_task(read_only(client)) for _ in range(12)]
-            await asyncio.to_thread(eventually, changed, 60, "a decode worker reads prompts")
+            await asyncio.to_thread(eventually, changed, 60, "a decode worker becomes a prefill worker")
             stop.set()
             await asyncio.gather(*load)
         assert "is to prefill now" in (one.folder / "logs" / "scheduler.log").read_text()
-        eventually(lambda: idle(one), 20, "nothing is left")
+        eventually(lambda: idle(one), 20, "the deployment is idle")

@@ -1,4 +1,4 @@
-"""Greedy answers in float32 through prefill and decode workers equal those of one engine token for token."""
+"""Greedy float32 answers through prefill and decode workers equal those of one engine, token for token."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from harness.prompts import LENGTHS, prompts
 from harness.support import CALL_S, free_port, redis_server
 
 MAX_TOKENS = 20
-EVERY = 2  # one in so many prompts is used
+EVERY = 2  # use every second prompt
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to build a deployment; those below cover every pair of choices at least once."""
+    """A deployment's settings. SETUPS covers each choice at least once."""
 
     pairs: int
     store: str
     transport: str
     prefix_caching: bool
     drafts: str
-    tls: bool = False  # mutual TLS, so that each part plays its own role only
+    tls: bool = False  # mutual TLS
 
     def __str__(self) -> str:
         cache = "cache" if self.prefix_caching else "no-cache"
@@ -41,7 +41,7 @@ SETUPS = [
     Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
     Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
-DRAFTS: dict[str, dict[str, Any]] = {  # of the engine's settings
+DRAFTS: dict[str, dict[str, Any]] = {  # engine settings
     "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},
     "none": {"speculative_config": None},
     "hybrid": {
@@ -92,7 +92,7 @@ def expected(reference: str) -> list[Any]:
 
 
 async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time: int) -> list[Any]:
-    """Return (token ids, finish reason, prompt tokens, completion tokens) of every prompt, in order."""
+    """Return each answer's token ids, finish reason and (prompt tokens, completion tokens), in order."""
     slots = asyncio.Semaphore(at_a_time)
 
     async def answer(prompt: list[int]) -> Any:
@@ -116,7 +116,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("at_a_time", "every"), [(1, 8), (8, 1)], ids=["alone", "together"])
 async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int, every: int) -> None:
-    """Some prompts are sent alone, all eight at a time."""
+    """Send some prompts one at a time, and all of them eight at a time."""
     got = await answers(deployed.async_client(), prompts()[::EVERY][::every], at_a_time)
     asked = zip(LENGTHS[::EVERY][::every], got, expected[::every], strict=True)
     wrong = [length for length, one, other in asked if one != other]
@@ -127,7 +127,7 @@ async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_t
 
 @pytest.mark.timeout(60)
 def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
-    """After the runs above, each answer has gone over the chosen transport, from prefill to decode."""
+    """The requests of the test above were handed over by the chosen transport."""
     status = deployed.status()
     workers = [worker["identity"] for worker in status["workers"]]
     prefill = {one["worker_id"] for one in workers if one["role"] == "ROLE_PREFILL"}

@@ -1,4 +1,4 @@
-"""Two schedulers over Redis under `baton up`: one stands still, one is killed, and no request notices."""
+"""Two schedulers over Redis under `baton up`: one is stopped, one is killed, and no request fails."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ CLIENTS = 3
 MORE = 8  # answers in each phase
 TOKENS = 4
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
-# A call to a scheduler that stands still ends after 3 s, and the next one is asked.
-PAUSE_S = 3.0
+PAUSE_S = 3.0  # timeout of a call to a stopped scheduler, after which the router asks the other one
 
 
 def listener(port: int) -> psutil.Process:
@@ -43,7 +42,7 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int]) -> list[int]:
 
 
 class Load:
-    """Clients that ask without a pause; a request that fails, or a wrong token, fails `more`."""
+    """Clients that send requests without a pause. `more` raises if a request fails or a token is wrong."""
 
     def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]]) -> None:
         self._client = client
@@ -111,13 +110,11 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
         before = await placements()
 
         async def at_home() -> bool:
-            """The router asks the one that it belongs to again."""
             return await placements() > before
 
         await until(at_home, 30)
 
         async def all_know_the_worker() -> bool:
-            """Also the one that began anew."""
             return all([len((await alone.describe()).workers) == 1 for alone in each])
 
         async with (

@@ -1,4 +1,4 @@
-"""Keys and passwords, wherever people put them, show neither in ps nor in output."""
+"""Keys and passwords show neither in ps nor in output, wherever users put them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTS = {"watcher", "scheduler", "mixed-0", "router"}
 
 
 def titles(pid: int) -> list[str]:
-    """Return the command lines of a process and its descendants, as everybody on the machine sees them."""
+    """Return the command lines of a process and its descendants, as `ps` shows them."""
     found = []
     for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         raw = Path(f"/proc/{one.pid}/cmdline").read_bytes()
@@ -33,10 +33,7 @@ def titles(pid: int) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_nothing_shows_them(tmp_path: Path) -> None:
-    """They are on the command line, the worst place, of `baton up`; and a store fails.
-
-    Ctrl-C leaves no process behind.
-    """
+    """Pass them on the command line of `baton up`, the worst place, and make the store fail."""
     model = tiny_qwen2(tmp_path / "model")
     redis_port = free_port()
     with deployment(tmp_path / "up") as one:
@@ -109,7 +106,7 @@ def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> 
 
 @pytest.mark.parametrize("extra", [{"hf_token": [TOKEN]}, {"hf_tokens": TOKEN}, {"runner": TOKEN}])
 def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
-    """vLLM's checks are pydantic's, which quote their input."""
+    """Pydantic's messages, which vLLM uses, quote their input."""
     from baton.services.config import load
     from baton.services.errors import ServiceError
     from baton.services.router.vllm.frontend import build_config

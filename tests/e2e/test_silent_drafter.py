@@ -1,4 +1,4 @@
-"""A decode worker whose drafter lost its state answers rightly but slowly, which raises the alarm."""
+"""A decode worker whose drafter lost its state gives right answers slowly, which raises an alarm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[dict[str, str]]]:
-    """Return texts to be repeated: what the drafter can foresee is in the prompt, and nowhere else."""
+    """Return requests to repeat a text, so that the drafter depends on the prompt's KV."""
     drawn = itertools.islice(dialogues(7, "copying"), REQUESTS)
     return [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for chat in drawn]
 
@@ -58,7 +58,7 @@ def texts(answers: list[Any]) -> list[str]:
 
 
 def first_acceptance(answers: list[Any]) -> float:
-    """Return the accepted share of the first drafted position over all answers."""
+    """Return the acceptance rate of the first drafted position over all answers."""
     told = [answer.usage.baton for answer in answers]
     steps = sum(one["draft_steps"] for one in told)
     assert steps > 250
@@ -69,13 +69,13 @@ def first_acceptance(answers: list[Any]) -> float:
 
 
 def drafting(one: Deployment) -> dict[str, Any]:
-    """Return what the decode worker reports of its drafts."""
+    """Return the decode worker's report of its drafts."""
     found: dict[str, Any] = one.worker("decode")["load"]["drafting"]
     return found
 
 
 def status(one: Deployment) -> str:
-    """Return what `baton status` prints."""
+    """Return the output of `baton status`."""
     command = [BATON, "status", "--scheduler", one.scheduler_address]
     return subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, text=True).stdout
 
@@ -87,7 +87,7 @@ def warnings(one: Deployment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Start two mixed workers without handoffs as the reference, each with a core of its own."""
+    """Return the reference answers of two mixed workers, without handoffs."""
     with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
         return answers(one.up(0, 0, 2), prompts)
 
@@ -106,12 +106,12 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
     with configured(tmp_path, aggregated) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)
-        # The first token is the prefill's; the first step after the handoff verifies what came along, so that
-        # an answer whose drafts are all wrong has as many steps with a draft as it has further tokens.
+        # The prefill generates the first token. The first step after the handoff verifies drafts that came
+        # along, so an answer whose drafts are all rejected has a draft step for every further token.
         spare = [one.usage.completion_tokens - 1 - one.usage.baton["draft_steps"] for one in got]
         assert min(spare) == 0
         assert first_acceptance(got) > 0.95 * first_acceptance(aggregated)
-        eventually(lambda: int(drafting(one)["drafts"]) > 250, 10, "the scheduler hears of the drafts")
+        eventually(lambda: int(drafting(one)["drafts"]) > 250, 10, "the drafts are reported")
         assert not drafting(one).get("alarm", False)
         assert warnings(one) == []
 
@@ -122,7 +122,7 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
 ) -> None:
     with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
-        assert texts(got) == texts(aggregated)  # answers do not show it
+        assert texts(got) == texts(aggregated)
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
         eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
         told = warnings(one)

@@ -1,4 +1,4 @@
-"""The chaos harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
+"""The chaos harness itself: its checks can fail, and its plans are reproducible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RIGHT = list(range(100, 116))
 
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
-    """Make a right stream of 16 tokens, an event a token each 0.1 s, and apply the changes."""
+    """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
     one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
@@ -128,16 +128,16 @@ BATCH = Case((1, 2), 16, stream=True, batch=True)
 @pytest.mark.parametrize(
     ("changes", "struck", "over"),
     [
-        # The last token came at 12.0; the limit is 5 s, and a lease more for each further fault in the pause.
+        # The last token arrives at 12.0. The limit is 5 s, plus a lease for each further fault in the pause.
         ({"ended": 19.0}, (11.0, 12.5, 19.5), 1),
         ({"ended": 19.0}, (12.5, 15.0), 0),
-        # The first token came 6.5 s after the request. A pause is judged from its fault on.
+        # The first token arrives 6.5 s after the request. A pause is judged from its fault on.
         ({"sent": 4.0}, (), 1),
         ({"sent": 4.0}, (6.0,), 0),  # 2 s, and 4.5 s
         ({"sent": 4.0}, (5.0,), 1),  # 5.5 s from the fault on
         ({"sent": 4.0}, (9.9,), 1),  # 5.9 s before it
         ({"sent": 4.0}, (5.0, 6.0), 0),
-        # Batch work that lost its worker waits for its turn again, but not for ever.
+        # Batch work that lost its worker may wait for its turn again, up to a limit.
         ({"case": BATCH, "ended": 19.0}, (), 1),
         ({"case": BATCH, "ended": 19.0}, (12.1,), 0),
         ({"case": BATCH, "ended": 12.1 + TURN_S + 4.9}, (12.1,), 0),
@@ -211,11 +211,11 @@ def test_figures_are_judged_by_the_plans_bounds() -> None:
 
 
 class _Server:
-    """A router whose answers a test chooses; `calls` counts the requests."""
+    """A router with given answers; `calls` counts the requests."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.refuse = 0  # with 503, first
+        self.refuse = 0  # first requests that get 503
         self.calls = 0
         self.port = free_port()
 
