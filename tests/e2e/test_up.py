@@ -96,7 +96,7 @@ def loads(process: Process, library: str) -> bool:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
-    """It ends at once and leaves no process. The start is cold, because a forked process has imported vLLM."""
+    """It ends at once and leaves no process. The start is cold: forked processes have imported vLLM."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
@@ -158,7 +158,7 @@ def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
 
 @pytest.mark.timeout(150)
 def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
-    """Parts, including the watcher, are restarted. One that dies too often is given up while the others serve.
+    """Parts, including the watcher, are restarted. One that dies too often is given up; the others serve.
 
     `baton up` ends with an error when no worker is left.
     """
