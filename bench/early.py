@@ -23,9 +23,10 @@ import aiohttp
 from baton.services.prefill.fair_share import CPU_STEP_TOKENS
 from bench.options import options
 from bench.path import stages
-from bench.served import MODEL_NAME, longer, samples, up
+from bench.served import MODEL_NAME, longer, up
 from bench.traffic import stream
 from harness.links import Wire, why_not
+from harness.scrape import total
 from harness.stats import RESULTS, median, percentile, save
 from harness.wired import wired
 
@@ -102,12 +103,8 @@ async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apa
 
 def handed_over(url: str) -> dict[str, float]:
     """Return the total and the early bytes of all handoffs so far."""
-    names = {"baton_router_handoff_bytes_total": "bytes", "baton_router_handoff_early_bytes_total": "early"}
-    found = {"bytes": 0.0, "early": 0.0}
-    for sample in samples(url):
-        if sample.name in names:
-            found[names[sample.name]] += sample.value
-    return found
+    names = {"bytes": "baton_router_handoff_bytes_total", "early": "baton_router_handoff_early_bytes_total"}
+    return {key: total(url, name) for key, name in names.items()}
 
 
 def settings(staging_mib: int, step: int, **handoff: Any) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
 from bench.light import Client, Make, Reply, body, opened, ttfts
 from bench.options import options
-from bench.overload import listener
 from bench.router import MODEL as FAKE_MODEL
 from bench.router import child, wait_ready
 from bench.served import no_pauses, up
@@ -42,7 +41,7 @@ from harness.checkpoints import tiny_qwen2
 from harness.deployment import ENGINE, MODEL, MODEL_NAME
 from harness.scheduling import RedisServer
 from harness.stats import percentile, save
-from harness.support import free_port
+from harness.support import free_port, listener
 
 TIMES = 10  # times the limit
 GOAL_TTFT, GOAL_HELD = 1.2, 0.05

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.fleet.devices import cpu_build
-from bench.served import samples
 from harness.deployment import Deployment
+from harness.scrape import samples
 
 Arm = dict[str, Any]  # an entry of `models:`
 Metrics = dict[str, Counter[str]]  # arm -> sums over its workers

@@ -17,8 +17,6 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import psutil
-
 from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
 from bench.options import options
 from bench.served import no_pauses, up
@@ -116,11 +114,3 @@ def figures(replies: list[Reply]) -> dict[str, Any]:
         "itl_max_ms": round(max(each, default=0.0), 2),
         "ttft_p50_ms": round(percentile(ttfts(replies), 0.5), 2),
     }
-
-
-def listener(port: int) -> psutil.Process:
-    """Return the process that listens on a port. Raises LookupError if there is none."""
-    for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,) and one.pid:
-            return psutil.Process(one.pid)
-    raise LookupError(f"no process listens on port {port}")

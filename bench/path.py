@@ -20,8 +20,9 @@ import aiohttp
 
 from baton.handoff import transports
 from bench.options import options
-from bench.served import MODEL_NAME, samples, up
+from bench.served import MODEL_NAME, up
 from bench.traffic import Mix, run, stream
+from harness.scrape import samples
 from harness.stats import median, percentile, save
 
 STAGES = ("save", "sample", "wait", "move", "check", "load", "total")

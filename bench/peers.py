@@ -19,15 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
-import psutil
 
 from bench.options import options
-from bench.served import MODEL_NAME, engine_settings, samples
+from bench.served import MODEL_NAME, engine_settings
 from bench.tools import installed
 from bench.traffic import Mix, run, stream
 from harness.deployment import deployment, status_of, stock_vllm
+from harness.scrape import samples
 from harness.stats import median, medians, percentile, save
-from harness.support import eventually, free_port
+from harness.support import family, free_port, running
 
 RESULT = "peers"
 PINS = Path(__file__).with_name("peers.txt")
@@ -57,7 +57,7 @@ class Arm:
 
     def cpu_s(self) -> float:
         """Return the CPU time of all its processes."""
-        found = {process.pid: process for pid in self.pids for process in _family(pid)}
+        found = {process.pid: process for pid in self.pids for process in family(pid)}
         return sum(sum(process.cpu_times()[:2]) for process in found.values())
 
 
@@ -175,26 +175,10 @@ def vllm_router(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Pop
     port = free_port()
     line = [installed("vllm-router", PINS), *flags, "--host", "127.0.0.1", "--port", str(port)]
     line += ["--prometheus-port", str(free_port())]
-    with ExitStack() as stack:
-        log = stack.enter_context((folder / "router.log").open("wb"))
-        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
-        stack.callback(_end, process)
-        url = f"http://127.0.0.1:{port}"
-        eventually(lambda: status_of(f"{url}/health") == 200, ROUTER_S, "vllm-router is ready")
+    url = f"http://127.0.0.1:{port}"
+    health = f"{url}/health"
+    with running(line, lambda: status_of(health) == 200, ROUTER_S, folder / "router.log") as process:
         yield url, process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    top = psutil.Process(pid)
-    return [top, *top.children(recursive=True)]
 
 
 ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {"Baton": baton, "vLLM with NIXL": vllm}

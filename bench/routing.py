@@ -26,13 +26,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import aiohttp
+import httpx
 
 from baton.protos import scheduler_pb2 as pb
 from bench.options import options
 from bench.peers import vllm_router
-from bench.served import MODEL_NAME, engine_settings, fetch, in_turns, samples, up
+from bench.served import MODEL_NAME, engine_settings, in_turns, up
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, stock_vllm
+from harness.scrape import total
 from harness.simulate.baselines import PLUGINS, POLICIES
 from harness.stats import RESULTS, medians, percentile, save
 from harness.support import ROOT, eventually
@@ -119,7 +121,7 @@ class Servers:
 
     def begin(self) -> None:
         for server in self._servers:
-            fetch(f"{server}/reset_prefix_cache", b"")
+            httpx.post(f"{server}/reset_prefix_cache", timeout=10).raise_for_status()
         self._before = self._count()
 
     def computed(self, output: int) -> int:
@@ -127,13 +129,8 @@ class Servers:
         return self._count() - self._before
 
     def _count(self) -> int:
-        return sum(
-            int(sample.value)
-            for server in self._servers
-            for sample in samples(server)
-            if sample.name == "vllm:prompt_tokens_by_source_total"
-            and sample.labels["source"] == "local_compute"
-        )
+        name = "vllm:prompt_tokens_by_source_total"
+        return sum(int(total(server, name, source="local_compute")) for server in self._servers)
 
 
 def main(arguments: list[str]) -> None:

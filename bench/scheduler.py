@@ -33,7 +33,7 @@ import psutil
 from bench.options import options
 from bench.scheduler_client import Part, parts_of
 from harness.stats import percentile, save
-from harness.support import ROOT, eventually, free_port, listening, redis_server
+from harness.support import ROOT, eventually, free_port, listening, redis_server, running
 
 CLIENTS = 2  # processes of routers
 CLIENT = Path(__file__).with_name("scheduler_client.py")
@@ -225,13 +225,10 @@ def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
     command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
     command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
     command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
-    with subprocess.Popen(command, env=_environment(code), cwd=code, stderr=subprocess.DEVNULL) as process:
-        try:
-            port = int(address.rpartition(":")[2])
-            eventually(lambda: listening(port), START_S, "the scheduler listens")
-            yield process.pid
-        finally:
-            process.terminate()
+    port = int(address.rpartition(":")[2])
+    environment = _environment(code)
+    with running(command, lambda: listening(port), START_S, env=environment, cwd=code) as process:
+        yield process.pid
 
 
 @contextmanager

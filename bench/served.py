@@ -1,4 +1,4 @@
-"""Start and scrape the deployments of benches.
+"""Start the deployments of benches.
 
 Most benches serve a model of 80 M random parameters, because the demo model is too small to keep a core busy.
 """
@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import gc
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from harness.deployment import Deployment, deployment
 
@@ -85,17 +81,3 @@ def no_pauses() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def fetch(url: str, body: bytes | None = None) -> str:
-    """Return the body that a local URL answers."""
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-        text: str = answer.read().decode()
-        return text
-
-
-def samples(url: str) -> Iterator[Sample]:
-    """Yield the samples at URL/metrics."""
-    for family in text_string_to_metric_families(fetch(f"{url}/metrics")):
-        yield from family.samples

@@ -29,7 +29,7 @@ from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
 from harness import zygote
 from harness.ranks import fork_ranks
-from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port, listener
 from harness.zygote import Forked
 
 START_S = 120.0
@@ -208,10 +208,7 @@ class Deployment:
 
     def scheduler_process(self) -> psutil.Process:
         """Return the process that listens on the scheduler's port."""
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (self.scheduler_port,):
-                return psutil.Process(connection.pid)
-        raise AssertionError("no scheduler listens")
+        return listener(self.scheduler_port)
 
     def client(self, **options: Any) -> openai.OpenAI:
         """Return a client that the deployment closes."""

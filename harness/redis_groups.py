@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from harness.scheduling import RedisServer
-from harness.support import eventually, free_port, listening
+from harness.support import eventually, free_port, listening, running
 
 MASTER = "mymaster"
 DEAD_MS = 2_000  # silence after which a server counts as dead; a busy machine stalls for less
@@ -72,33 +73,28 @@ def sentinels(
     folder: Path, master: RedisServer, count: int, password: str = "", replicas: int = 1
 ) -> Iterator[list[int]]:
     """Run Sentinels that watch `master`. Yield their ports. password: the Sentinels' own."""
-    ports, processes = [free_port() for _ in range(count)], []
-    for port in ports:
-        lines = [
-            f"port {port}",
-            "bind 127.0.0.1",
-            f"dir {folder}",
-            f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
-            f"sentinel down-after-milliseconds {MASTER} {DEAD_MS}",
-            f"sentinel failover-timeout {MASTER} 3000",
-            *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
-            *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
-        ]
-        (config := folder / f"sentinel-{port}.conf").write_text("\n".join([*lines, ""]))
-        command = ["redis-server", str(config), "--sentinel"]
-        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-    try:
+    ports = [free_port() for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            lines = [
+                f"port {port}",
+                "bind 127.0.0.1",
+                f"dir {folder}",
+                f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
+                f"sentinel down-after-milliseconds {MASTER} {DEAD_MS}",
+                f"sentinel failover-timeout {MASTER} 3000",
+                *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
+                *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
+            ]
+            (config := folder / f"sentinel-{port}.conf").write_text("\n".join([*lines, ""]))
+            command = ["redis-server", config, "--sentinel"]
+            stack.enter_context(running(command, partial(listening, port), 10))
         for port in ports:
             _wait_for_sentinel(port, password, count, replicas)
         yield ports
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(10)
 
 
 def _wait_for_sentinel(port: int, password: str, count: int, replicas: int) -> None:
-    eventually(lambda: listening(port), 10, f"a Sentinel listens on {port}")
     with Redis(host="127.0.0.1", port=port, password=password or None) as client:
 
         def complete() -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(sys.executable)
@@ -78,6 +80,30 @@ def listening(port: int) -> bool:
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def listener(port: int) -> psutil.Process:
+    """Return the process that listens on this port."""
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+            return psutil.Process(one.pid)
+    raise AssertionError(f"no process listens on port {port}")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+def segments(processes: list[psutil.Process]) -> list[Path]:
+    """Return the shared memory of these processes."""
+    theirs = {str(one.pid) for one in processes}
+    return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
+from harness.scrape import total
 from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
@@ -83,11 +83,7 @@ class Worker:
 
     def figure(self, name: str) -> float:
         """Return one of its metrics, summed over labels."""
-        with urllib.request.urlopen(self.metrics, timeout=5) as reply:
-            lines = reply.read().decode().splitlines()
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split(" ")[0] == name
-        )
+        return total(self.metrics.removesuffix("/metrics"), name)
 
 
 class Fleet:

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
 import openai
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness import zygote
+from harness.scrape import total
 from harness.support import CALL_S, eventually, free_port
 
 END_S = 40.0
@@ -61,11 +60,7 @@ class Deployment:
 
     def count(self, name: str) -> int:
         """Return the sum of a counter over all workers and labels."""
-        total = 0.0
-        for address in self.metrics:
-            for family in text_string_to_metric_families(httpx.get(address, timeout=10).text):
-                total += sum(sample.value for sample in family.samples if sample.name == f"{name}_total")
-        return int(total)
+        return sum(int(total(url, f"{name}_total")) for url in self.metrics)
 
 
 @contextmanager
@@ -107,7 +102,7 @@ def _ready(text: str) -> bool:
 
 def _metrics(folder: Path) -> list[str]:
     texts = [log.read_text(errors="replace") for log in sorted(folder.glob("*.log"))]
-    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)", text)]
+    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)/metrics", text)]
 
 
 def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:

@@ -11,6 +11,8 @@ import pytest
 from harness.collector import SENT_SOON, Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
 
+SLOW_CLIENT_S = 4.0  # of one_pair's router
+
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
@@ -28,7 +30,9 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
         "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
     }
-    with deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config) as one:
+    constants = {"baton.services.router.app:SLOW_CLIENT_S": SLOW_CLIENT_S}
+    folder = tmp_path_factory.mktemp("one-pair")
+    with deployment(folder, environment=SENT_SOON, constants=constants, **config) as one:
         yield one.up()
 
 

@@ -12,6 +12,7 @@ import pytest
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import Deployment, deployment
+from harness.greedy import GREEDY, token_ids
 from harness.support import CALL_S
 
 NAMES = ("tiny", "first", "second")
@@ -35,15 +36,9 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def answer(client: openai.OpenAI, model: str) -> str:
-    done = client.completions.create(
-        model=model,
-        prompt=PROMPT,
-        max_tokens=16,
-        temperature=0,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
+    done = client.completions.create(model=model, prompt=PROMPT, max_tokens=16, **GREEDY)
     assert done.model == model
-    return str((done.choices[0].model_extra or {})["token_ids"])
+    return str(token_ids(done))
 
 
 @pytest.mark.timeout(120)

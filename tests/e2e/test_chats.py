@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-import urllib.request
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
 from harness.deployment import MODEL_NAME, Deployment
+from harness.greedy import token_ids
+from harness.scrape import total
 from harness.support import eventually
 
 BLOCK = 32
@@ -28,8 +28,7 @@ def ask(one: Deployment, prompt: list[int], tokens: int, **extra: Any) -> list[i
         temperature=0,
         extra_body={"return_token_ids": True, "ignore_eos": True, **extra},
     )
-    found: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return found
+    return token_ids(done)
 
 
 def told(
@@ -49,13 +48,9 @@ def told(
 
 
 def pulls(one: Deployment) -> dict[str, float]:
-    """Return the router's prefix pulls by outcome, and pulled tokens."""
-    with urllib.request.urlopen(f"{one.url}/metrics", timeout=10) as reply:
-        families = text_string_to_metric_families(reply.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-    found = {one.labels["outcome"]: one.value for one in samples if one.name.endswith("prefix_pulls_total")}
-    tokens = [one.value for one in samples if one.name == "baton_router_prefix_pulled_tokens_total"]
-    return found | {"tokens": tokens[0]}
+    """Return the number of prefix pulls that the router knows to be loaded, and their tokens."""
+    loaded = total(one.url, "baton_router_prefix_pulls_total", outcome="loaded")
+    return {"loaded": loaded, "tokens": total(one.url, "baton_router_prefix_pulled_tokens_total")}
 
 
 def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair: Deployment) -> None:

@@ -19,10 +19,11 @@ import pytest
 from harness.collector import SENT_SOON, Collector, Span
 from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.fake_worker import until
+from harness.greedy import GREEDY, ask
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
 
-LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+LONG = {"max_tokens": 900, **GREEDY}
 LEASE_S = 3.0  # of workers; a hung one is noticed after this
 BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
 LONGEST_PAUSE_S = 15.0  # on a busy machine; on an idle one, a lease and a fraction of a second
@@ -65,12 +66,6 @@ async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs:
 
 def whole(one: Deployment) -> bool:
     return len(one.workers("prefill")) == 2 and len(one.workers("decode")) == 2 and one.healthy()
-
-
-async def ask(client: openai.AsyncOpenAI, prompt: list[int], **options: Any) -> list[int]:
-    done = await client.completions.create(model=MODEL_NAME, prompt=prompt, **{**LONG, **options})
-    ids: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return ids
 
 
 @contextlib.contextmanager
@@ -249,20 +244,17 @@ def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
 
 
 @pytest.mark.timeout(200)
-async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
     """In 1P1D, running answers and waiting requests continue when the worker is back."""
-    config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
-    with deployment(tmp_path_factory.mktemp("only"), **config) as one:
-        one.up()
-        victim = one.worker_process(one.worker("decode")["identity"]["worker_id"])
-        async with one.async_client() as client:
-            asked = prompts()[:6]
-            running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
-            await asyncio.to_thread(eventually, lambda: not idle(one), 20, "they run")
-            victim.kill()
-            got = await asyncio.gather(*running)
-            assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
-        eventually(lambda: idle(one), 20, "the deployment is idle")
+    victim = one_pair.worker_process(one_pair.worker("decode")["identity"]["worker_id"])
+    async with one_pair.async_client() as client:
+        asked = prompts()[:6]
+        running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
+        await asyncio.to_thread(eventually, lambda: not idle(one_pair), 20, "they run")
+        victim.kill()
+        got = await asyncio.gather(*running)
+        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
+    eventually(lambda: idle(one_pair), 20, "the deployment is idle")
 
 
 @pytest.mark.timeout(120)

@@ -6,12 +6,12 @@ import ctypes
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import zygote
 from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.greedy import GREEDY, token_ids
 from harness.prompts import prompts
 from harness.support import eventually
 
@@ -19,7 +19,6 @@ CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 SHM_MIB = 4  # enough for the router's and the engine's files, but not for KV
 LOG_KIB = 64
-GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "extra_body": {"return_token_ids": True}}
 
 
 def run(arguments: list[str], log_dir: str) -> None:
@@ -41,8 +40,8 @@ def answers(one: Deployment) -> list[list[int]]:
     found = []
     with one.client() as client:
         for prompt in prompts()[:4]:
-            done = client.completions.create(model=MODEL_NAME, prompt=prompt, **GREEDY)
-            found.append((done.choices[0].model_extra or {})["token_ids"])
+            done = client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=24, **GREEDY)
+            found.append(token_ids(done))
     return found
 
 

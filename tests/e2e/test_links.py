@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME
+from harness.greedy import token_ids
 from harness.links import Wire, why_not
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
@@ -58,8 +59,7 @@ async def ask(url: str, asked: list[list[int]], **body: Any) -> list[Told]:
                 extra_body={"return_token_ids": True, **body},
             )
         cost = (done.usage.model_extra or {}).get("baton", {}) if done.usage else {}
-        tokens = (done.choices[0].model_extra or {})["token_ids"]
-        return Told(tokens, cost.get("prefill_worker", ""), cost.get("handoff_ms", 0.0))
+        return Told(token_ids(done), cost.get("prefill_worker", ""), cost.get("handoff_ms", 0.0))
 
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", timeout=CALL_S, max_retries=0

@@ -15,11 +15,11 @@ from baton.protos import scheduler_pb2 as pb
 from baton.services.router.ops.fleet import COLUMNS
 from harness.browser import browser_page, why_not
 from harness.deployment import Deployment, deployment
+from harness.greedy import ask
 from harness.live_page import live_page
 from harness.prompts import prompts
 from harness.scheduling import until
 from harness.support import PATIENCE, ROOT, free_port
-from tests.e2e.test_failures import ask
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 

@@ -21,8 +21,7 @@ from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually
-from tests.e2e.test_up import family, gone
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, family, gone
 
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME, deployment
+from harness.greedy import token_ids
 from harness.packages import install
 from harness.support import CALL_S, PATIENCE, ROOT
 
@@ -40,7 +41,7 @@ def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
                 temperature=0,
                 extra_body={"return_token_ids": True, **baton},
             )
-            texts.append((done.choices[0].model_extra or {})["token_ids"])
+            texts.append(token_ids(done))
             usages.append(((done.usage and done.usage.model_extra) or {}).get("baton"))
     return texts, usages
 

@@ -21,7 +21,19 @@ import pytest
 import yaml
 
 from harness.ray_head import RAY, ray_folder
-from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, redis_server
+from harness.support import (
+    BATON,
+    CALL_S,
+    INTERRUPTIBLE,
+    PYTHON,
+    ROOT,
+    eventually,
+    family,
+    free_port,
+    gone,
+    redis_server,
+    segments,
+)
 
 START_S = 120.0
 # Ray's token authentication, with a token that is not written to the home folder.
@@ -97,7 +109,7 @@ class Local:
         return (self.folder / "address").read_text()
 
     def note_address(self, process: subprocess.Popen[bytes]) -> None:
-        words = [word for one in family(process) for word in one.cmdline()]
+        words = [word for one in family(process.pid) for word in one.cmdline()]
         found = {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
         (self.folder / "address").write_text(found.pop())
         assert not found
@@ -135,17 +147,9 @@ def local(tmp_path: Path) -> Iterator[Local]:
         yield Local(tmp_path, ray, free_port())
 
 
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-
-
 def nothing_is_left(processes: list[psutil.Process]) -> bool:
     """Return whether these processes have ended and their shared memory is gone."""
-    running = [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    theirs = {str(one.pid) for one in processes}
-    return not running and not [
-        path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))
-    ]
+    return gone(processes) and not segments(processes)
 
 
 def answer(client: openai.OpenAI) -> str:
@@ -184,7 +188,7 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
                 try:
                     assert "ordered: decode=2" in local.baton("scale", "decode=2")
                     eventually(lambda: "decode-1     ready: " in local.text, 90, "a second worker is ready")
-                    everything = family(up)
+                    everything = family(up.pid)
                     local.baton("scale", "decode=1")
                     eventually(lambda: "decode-1     has left" in local.text, 60, "it has left")
                 finally:
@@ -225,7 +229,7 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
             return "prefill-0 started" in local.text
 
         eventually(started, START_S, "a worker has started")
-        everything = family(process)
+        everything = family(process.pid)
         assert len(everything) > 8  # Ray's, the keeper, baton node, its parts
         process.send_signal(signal.SIGINT)
         assert process.wait(CALL_S) != 0

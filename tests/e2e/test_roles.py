@@ -15,13 +15,13 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.deployment import MODEL_NAME, Deployment, deployment, idle
 from harness.fake_worker import until
+from harness.greedy import ask
 from harness.prompts import prompts
 from harness.support import BATON, CALL_S, ROOT, eventually
-from tests.e2e.test_failures import ask
 
-FLIPS = 8
+FLIPS = 6
 AT_ONCE = 6  # requests
-PROMPTS, TOKENS = 8, 40  # of the load
+PROMPTS, TOKENS = 8, 24  # of the load
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
@@ -151,25 +151,28 @@ def test_a_drained_worker_takes_nothing_until_it_is_undrained(trio: Deployment) 
 
 
 @pytest.mark.timeout(120)
-async def test_prefill_workers_cover_for_lost_decode_workers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with deployment(tmp_path_factory.mktemp("cover"), scheduler={"heartbeat_s": 0.2}) as one:
-        one.start("scheduler", "scheduler")
-        one.start("router", "router")
-        one.start("prefill", "prefill")
-        eventually(lambda: one.workers("prefill") and one.healthy(), 120, "the prefill worker is ready")
-        async with one.async_client() as client:
-            covered = await ask(client, prompts()[8], max_tokens=40)
-            one.start("decode", "decode")
-            await asyncio.to_thread(
-                eventually, lambda: one.workers("decode"), 120, "the decode worker is ready"
-            )
-            assert await ask(client, prompts()[8], max_tokens=40) == covered
-        eventually(lambda: len(one.describe().handoffs) == 2, 5, "both are reported")
-        first, second = reversed(one.describe().handoffs)
-        assert first.prefill_worker_id == ""
-        assert second.prefill_worker_id.startswith("prefill-")
+async def test_a_prefill_worker_covers_for_lost_decode_workers(trio: Deployment) -> None:
+    """Both decode workers hang for longer than their leases."""
+    decode = [trio.worker_process(one["identity"]["worker_id"]) for one in trio.workers("decode")]
+    assert len(decode) == 2
+
+    def decoded_by() -> str:
+        return trio.describe().handoffs[0].decode_worker_id
+
+    async with trio.async_client() as client:
+        expected = await ask(client, prompts()[8], max_tokens=40)
+        for process in decode:
+            process.suspend()
+        try:
+            await until(lambda: not trio.workers("decode"), "the decode workers are lost", CALL_S)
+            assert await ask(client, prompts()[8], max_tokens=40) == expected
+            await until(lambda: decoded_by().startswith("prefill-"), "the prefill worker has decoded")
+        finally:
+            for process in decode:
+                process.resume()
+        await until(lambda: len(trio.workers("decode")) == 2, "the decode workers are back", CALL_S)
+        assert await ask(client, prompts()[8], max_tokens=40) == expected
+    await until(lambda: decoded_by().startswith("decode-"), "a decode worker has decoded")
 
 
 @pytest.mark.timeout(180)

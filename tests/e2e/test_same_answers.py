@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL, MODEL_NAME, Deployment, deployment
+from harness.greedy import token_ids
 from harness.prompts import LENGTHS, prompts
 from harness.support import CALL_S, free_port, redis_server
 
@@ -38,7 +39,7 @@ class Setup:
 SETUPS = [
     Setup(1, "memory", "shm", prefix_caching=True, drafts="none"),
     Setup(1, "redis", "tcp", prefix_caching=False, drafts="auto", tls=True),
-    Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
+    Setup(1, "redis", "shm", prefix_caching=False, drafts="hybrid"),
     Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
 DRAFTS: dict[str, dict[str, Any]] = {  # engine settings
@@ -107,7 +108,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
         choice = done.choices[0]
         assert done.usage is not None
         usage = (done.usage.prompt_tokens, done.usage.completion_tokens)
-        return (choice.model_extra or {})["token_ids"], choice.finish_reason, usage
+        return token_ids(done), choice.finish_reason, usage
 
     async with client:
         return list(await asyncio.gather(*(answer(prompt) for prompt in asked)))

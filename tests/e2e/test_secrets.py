@@ -7,15 +7,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import START_S, deployment, status_of
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, redis_server
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, family, free_port, gone, redis_server
 from tests.e2e.test_bad_start import fails
-from tests.e2e.test_up import family, gone
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
@@ -25,7 +23,7 @@ PARTS = {"watcher", "scheduler", "mixed-0", "router"}
 def titles(pid: int) -> list[str]:
     """Return the command lines of a process and its descendants, as `ps` shows them."""
     found = []
-    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+    for one in family(pid):
         raw = Path(f"/proc/{one.pid}/cmdline").read_bytes()
         found.append(raw.replace(b"\0", b" ").decode(errors="replace").strip())
     return found

@@ -87,9 +87,9 @@ def warnings(one: Deployment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Return the reference answers of two mixed workers, without handoffs."""
+    """Return the reference answers of a mixed worker, without handoffs."""
     with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
-        return answers(one.up(0, 0, 2), prompts)
+        return answers(one.up(0, 0, 1), prompts)
 
 
 def configured(folder: Path, aggregated: list[Any], path: Path | None = None) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import grpc
 import openai
@@ -20,6 +19,7 @@ import psutil
 import pytest
 
 from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
+from harness.greedy import GREEDY, Load, ask
 from harness.prompts import prompts
 from harness.scheduling import RedisServer
 from harness.support import eventually
@@ -28,10 +28,8 @@ LEASE_S = 2.0  # of placements
 WORKER_LEASE_S = 2.0
 CLIENTS = 2  # that send requests without a pause
 ANSWERS = 3  # in every phase of a failure
-WITHIN_S = 60.0  # timeout for these
 TOKENS = 4
 LONG_TOKENS = 60
-GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
 @dataclass
@@ -78,49 +76,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield Site(redis, one)
     finally:
         redis.stop()
-
-
-class Load:
-    """Clients that send requests and check answers until stopped. `more` raises their errors."""
-
-    def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]]) -> None:
-        self._client = client
-        self._expected = expected
-        self._stopping = False
-        self._tasks = [asyncio.create_task(self._ask(number)) for number in range(CLIENTS)]
-        self.answered = 0
-        self.longest_s = 0.0
-
-    async def more(self, count: int = ANSWERS) -> None:
-        """Wait for `count` more right answers."""
-        wanted = self.answered + count
-        deadline = time.monotonic() + WITHIN_S
-        while self.answered < wanted:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            assert time.monotonic() < deadline, f"{wanted - self.answered} of {count} answers are missing"
-            await asyncio.sleep(0.02)
-
-    async def end(self) -> None:
-        self._stopping = True
-        await asyncio.gather(*self._tasks)
-
-    async def _ask(self, number: int) -> None:
-        while not self._stopping:
-            which = number % len(self._expected)
-            number += CLIENTS
-            began = time.monotonic()
-            got = await ask(self._client, prompts()[which], TOKENS)
-            self.longest_s = max(self.longest_s, time.monotonic() - began)
-            assert got == self._expected[which], "a token is wrong"
-            self.answered += 1
-
-
-async def ask(client: openai.AsyncOpenAI, prompt: list[int], tokens: int) -> list[int]:
-    done = await client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=tokens, **GREEDY)
-    ids: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return ids
 
 
 async def missed(site: Site) -> None:
@@ -185,12 +140,12 @@ async def test_requests_go_on(
         expected = [await site.answer(client, number, TOKENS) for number in range(CLIENTS)]
         long = await site.answer(client, 4, LONG_TOKENS)
         running = asyncio.create_task(ask(client, prompts()[4], LONG_TOKENS))
-        load = Load(client, expected)
+        load = Load(client, expected, CLIENTS)
         try:
-            await load.more()
+            await load.more(ANSWERS)
             async with failure(site):
-                await load.more()
-            await load.more()
+                await load.more(ANSWERS)
+            await load.more(ANSWERS)
             assert await running == long
         finally:
             await load.end()

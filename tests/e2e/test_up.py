@@ -13,22 +13,7 @@ import pytest
 import yaml
 
 from harness.deployment import MODEL_NAME, Deployment, Process, deployment
-from harness.support import PATIENCE, eventually, listening
-
-
-def family(pid: int) -> list[psutil.Process]:
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
-
-
-def segments(processes: list[psutil.Process]) -> list[Path]:
-    """Return the shared memory of these processes."""
-    theirs = {str(one.pid) for one in processes}
-    return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
+from harness.support import PATIENCE, eventually, family, gone, listening, segments
 
 
 def listen_everywhere(one: Deployment) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness.deployment import MODEL_NAME, Deployment, idle
 from harness.prompts import prompts
-from harness.support import CALL_S, eventually
+from harness.scrape import samples, total
+from harness.support import eventually
 
 STREAMS = 3
 RUNNING = "vllm:num_requests_running"
@@ -20,12 +19,11 @@ RUNNING = "vllm:num_requests_running"
 def figures(one: Deployment) -> dict[str, dict[str, float]]:
     """Return name -> engine -> value, summed over an engine's series."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=CALL_S).text):
-        for sample in family.samples:
-            if sample.name.startswith("vllm:") and "engine" in sample.labels:
-                of = found.setdefault(sample.name, {})
-                engine = sample.labels["engine"]
-                of[engine] = of.get(engine, 0) + sample.value
+    for sample in samples(one.url):
+        if sample.name.startswith("vllm:") and "engine" in sample.labels:
+            of = found.setdefault(sample.name, {})
+            engine = sample.labels["engine"]
+            of[engine] = of.get(engine, 0) + sample.value
     return found
 
 
@@ -124,13 +122,7 @@ def test_the_scheduler_knows_what_an_engine_has_cached(one_pair: Deployment) -> 
     address = next(one.metrics_address for one in processes if one.kind == "scheduler")
 
     def known_tokens() -> float:
-        families = text_string_to_metric_families(httpx.get(f"http://{address}/metrics", timeout=CALL_S).text)
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == "baton_scheduler_prefix_tokens_total"
-        )
+        return total(f"http://{address}", "baton_scheduler_prefix_tokens_total")
 
     client = one_pair.client()
     prompt = "A prompt that is asked again and again, so that its blocks are in the prefix cache. " * 8

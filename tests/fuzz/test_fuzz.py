@@ -1,6 +1,6 @@
 """The HTTP surface under random requests: no 5xx but 503 and 504, and nothing is left behind.
 
-FUZZ_EXAMPLES, by default 3 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
+FUZZ_EXAMPLES, by default 2 an operation, makes it longer: `FUZZ_EXAMPLES=1000 make test ARGS=tests/fuzz`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fuzz.cuts import Cut, cuts, perform
 if TYPE_CHECKING:
     from schemathesis import Case
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))  # an operation; each is sent as several bodies
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))  # an operation; each is sent as several bodies
 CUTS = 25 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
