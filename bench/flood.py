@@ -163,9 +163,7 @@ def figures(replies: list[Reply]) -> dict[str, Any]:
 def measure_held(seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        redis = RedisServer(folder)
-        redis.start()
-        stack.callback(redis.stop)
+        redis = stack.enter_context(RedisServer(folder))
         write(folder / "keys.yaml", {field: Tenant(**{field: most}) for field, most in HELD.items()})
         model, scheduler = str(tiny_qwen2(folder / "model")), str(free_port())
         stack.enter_context(child("--serve-worker", scheduler, "--interval-ms", str(HELD_STEP_MS)))

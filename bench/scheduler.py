@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,8 +31,9 @@ import psutil
 
 from bench.options import options
 from bench.scheduler_client import Part, parts_of
+from harness.scheduling import RedisServer
 from harness.stats import percentile, save
-from harness.support import ROOT, eventually, free_port, listening, redis_server, running
+from harness.support import ROOT, eventually, free_port, listening, running
 
 CLIENTS = 2  # processes of routers
 CLIENT = Path(__file__).with_name("scheduler_client.py")
@@ -114,8 +114,8 @@ def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, floa
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, redis, store = Path(name), None, "memory"
         if arm.store != "memory":
-            port = free_port()
-            redis, store = stack.enter_context(redis_server(port)), f"redis://127.0.0.1:{port}/0"
+            redis = stack.enter_context(RedisServer(folder))
+            store = redis.url
         own = [stack.enter_context(_scheduler(code, one, store)) for one in addresses]
         workers = stack.enter_context(_client(code, folder / "workers", "workers", address, arm.pairs))
         _await_ready(workers, folder / "workers")
@@ -154,7 +154,7 @@ def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, floa
 
 def _watch(
     schedulers: Sequence[int],
-    redis: subprocess.Popen[bytes] | None,
+    redis: RedisServer | None,
     begin: float,
     seconds: float,
     *,
@@ -168,7 +168,7 @@ def _watch(
         before, began = _cpu_s(schedulers, redis), time.monotonic()
         if part is held and redis is not None and stops:
             _sleep_until((part.since + part.until) / 2)
-            redis.send_signal(signal.SIGSTOP)  # killed when its block ends
+            redis.hang()  # killed when its block ends
         _sleep_until(part.until)
         *own, theirs = (now - was for now, was in zip(_cpu_s(schedulers, redis), before, strict=True))
         found.append(_Used(time.monotonic() - began, own, theirs))
@@ -199,7 +199,7 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
     }
 
 
-def _cpu_s(schedulers: Sequence[int], redis: subprocess.Popen[bytes] | None) -> list[float]:
+def _cpu_s(schedulers: Sequence[int], redis: RedisServer | None) -> list[float]:
     """Return the CPU seconds of each scheduler and of Redis."""
     times = [psutil.Process(pid).cpu_times() for pid in (*schedulers, *([redis.pid] if redis else []))]
     found = [float(one.user + one.system) for one in times]

@@ -153,11 +153,15 @@ class Deployment:
         eventually(ready, START_S, f"baton up is ready; its output:\n{process.text}")
         return self
 
+    def baton(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run an operator's command on this deployment."""
+        line = [str(BATON), *command, "--scheduler", self.scheduler_address]
+        return subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+
     def status(self) -> dict[str, Any]:
         """Return the output of `baton status --json`."""
-        command = [str(BATON), "status", "--json", "--config", str(self.config_file)]
-        command += ["--scheduler", self.scheduler_address]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, cwd=ROOT)
+        done = self.baton("status", "--json", "--config", str(self.config_file))
+        assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 

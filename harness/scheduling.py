@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -20,7 +21,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
 from baton.services.config import PolicySettings
-from harness.support import PATIENCE, free_port, listening
+from harness.support import PATIENCE, eventually, free_port, listening
 
 LEASE_S = 30.0  # longer than a test
 
@@ -185,6 +186,18 @@ class RedisServer:
         user = f":{self.password}@" if self.password else ""
         return f"{'rediss' if self._tls else 'redis'}://{user}127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        assert self._process, "it does not run"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         listen = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
         command = ["redis-server", *listen, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
@@ -192,11 +205,7 @@ class RedisServer:
         if self.password:
             command += ["--requirepass", self.password]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not listening(self.port):
-            assert self._process.poll() is None, f"redis-server ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, "redis-server does not listen"
-            time.sleep(0.01)
+        eventually(lambda: listening(self.port), 10, "redis-server listens", every_s=0.01)
 
     def stop(self) -> None:
         if self._process:
@@ -206,11 +215,7 @@ class RedisServer:
 
     def hang(self) -> None:
         """Stop the process, with its connections open, until `wake`."""
-        self._signal(signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        assert self._process, "it does not run"
-        self._process.send_signal(number)
+        os.kill(self.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Waiting with a deadline, free ports, running commands, and a real Redis."""
+"""Waiting with a deadline, free ports, processes and their shared memory."""
 
 from __future__ import annotations
 
@@ -133,15 +133,3 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(END_S)
-
-
-@contextlib.contextmanager
-def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run a redis-server on loopback, without persistence, during the block."""
-    command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    command += ["--requirepass", password] if password else []
-    with running(command, lambda: listening(port), 10) as process:
-        try:
-            yield process
-        finally:
-            process.kill()  # SIGTERM has no effect if a test stopped it

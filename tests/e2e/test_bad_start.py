@@ -17,7 +17,8 @@ import yaml
 
 from harness import zygote
 from harness.deployment import MODEL, deployment
-from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
+from harness.scheduling import RedisServer
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening
 
 A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker logs its progress before it fails
 
@@ -181,11 +182,10 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
     assert "scheduler" in said
 
 
-def test_redis_that_refuses() -> None:
+def test_redis_that_refuses(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    port = free_port()
-    store = f"redis://:wrong@127.0.0.1:{port}/0"
-    with redis_server(port, "secret"):
+    with RedisServer(tmp_path, password="secret") as redis:
+        store = redis.url.replace("secret", "wrong")
         refused = fails("scheduler", "--scheduler", address, "--store", store)
     assert "password" in refused
     assert "wrong" not in refused.replace("wrong password", "").replace("password is wrong", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 
 import pytest
 
@@ -13,7 +12,7 @@ from baton.services.config import Settings, load
 from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.finding import Finding, Verdict
 from harness.deployment import MODEL_NAME, Deployment, idle
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import CALL_S, eventually
 
 
 def settings_of(one: Deployment) -> Settings:
@@ -50,16 +49,11 @@ def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
     eventually(lambda: idle(one_pair), CALL_S, "the deployment is idle")
 
 
-def baton(one: Deployment, *command: str) -> subprocess.CompletedProcess[str]:
-    line = [str(BATON), *command, "--scheduler", one.scheduler_address]
-    return subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
-
-
 @pytest.mark.timeout(120)
 def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
     """The scheduler changes at once, routers and workers with their next heartbeat."""
     logs = one_pair.folder / "logs"
-    said = baton(one_pair, "log-level", "all", "debug")
+    said = one_pair.baton("log-level", "all", "debug")
     assert said.returncode == 0, said.stderr
     decode = one_pair.worker("decode")["identity"]["worker_id"]
     assert decode in said.stdout
@@ -79,12 +73,12 @@ def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
     router_log = logs / "router.log"  # written after the response is sent
     eventually(lambda: answered.search(router_log.read_text()), CALL_S, "the router logs the request")
 
-    assert baton(one_pair, "log-level", "all", "info").returncode == 0
+    assert one_pair.baton("log-level", "all", "info").returncode == 0
     eventually(lambda: told("info"), CALL_S, "all four are back")
-    wrong = baton(one_pair, "log-level", "nobody", "info")
+    wrong = one_pair.baton("log-level", "nobody", "info")
     assert wrong.returncode == 1
     assert "'nobody' is no process here; there are: scheduler, router-" in wrong.stderr
-    assert "use debug, info, warning, error" in baton(one_pair, "log-level", "all", "chatty").stderr
+    assert "use debug, info, warning, error" in one_pair.baton("log-level", "all", "chatty").stderr
 
 
 def test_status_shows_who_prefilled_and_who_decoded(one_pair: Deployment) -> None:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from harness.ray_head import RAY, ray_folder
+from harness.scheduling import RedisServer
 from harness.support import (
     BATON,
     CALL_S,
@@ -31,7 +32,6 @@ from harness.support import (
     family,
     free_port,
     gone,
-    redis_server,
     segments,
 )
 
@@ -162,9 +162,9 @@ def answer(client: openai.OpenAI) -> str:
 @pytest.mark.timeout(700)
 def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
     """With Redis as the store. No stream fails while a worker joins and leaves."""
-    store = free_port()
-    local.write(scheduler={"store": f"redis://127.0.0.1:{store}/0"})
-    with redis_server(store), local.start(str(BATON), "ray", "up", local.file) as up:
+    redis = RedisServer(local.folder)
+    local.write(scheduler={"store": redis.url})
+    with redis, local.start(str(BATON), "ray", "up", local.file) as up:
 
         def ready() -> bool:
             assert up.poll() is None, local.text

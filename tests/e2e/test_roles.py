@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment, idle
 from harness.fake_worker import until
 from harness.greedy import ask
 from harness.prompts import prompts
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import CALL_S, eventually
 
 FLIPS = 6
 AT_ONCE = 6  # requests
@@ -30,12 +29,6 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Start 1P2D. Tests leave it with these roles."""
     with deployment(tmp_path_factory.mktemp("trio"), scheduler={"heartbeat_s": 0.2}) as one:
         yield one.up(1, 2)
-
-
-def baton_role(one: Deployment, worker: str, to: str) -> subprocess.CompletedProcess[str]:
-    """Run `baton role`."""
-    command = [BATON, "role", worker, to, "--scheduler", one.scheduler_address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
 
 
 def roles(one: Deployment) -> dict[str, pb.Role]:
@@ -96,24 +89,23 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
 async def test_an_operator_changes_a_role(trio: Deployment) -> None:
     """All three workers are decode workers for a while and do all the work."""
     (reader,) = [worker for worker, role in roles(trio).items() if role == pb.ROLE_PREFILL]
-    done = await asyncio.to_thread(baton_role, trio, reader, "decode")
+    done = await asyncio.to_thread(trio.baton, "role", reader, "decode")
     assert done.returncode == 0, done.stderr
     assert f"{reader} is a decode worker now" in done.stdout
     assert set(roles(trio).values()) == {pb.ROLE_DECODE}
     async with trio.async_client() as client:
         alone = await ask(client, prompts()[8], max_tokens=20)
-        done = await asyncio.to_thread(baton_role, trio, reader, "prefill")
+        done = await asyncio.to_thread(trio.baton, "role", reader, "prefill")
         assert done.returncode == 0, done.stderr
         assert await ask(client, prompts()[8], max_tokens=20) == alone
-    refused = await asyncio.to_thread(baton_role, trio, "x", "decode")
+    refused = await asyncio.to_thread(trio.baton, "role", "x", "decode")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "no worker's id begins with 'x'; there are: decode-0." in refused.stderr
 
 
 def operator(one: Deployment, *command: str) -> str:
     """Run an operator's command, which must succeed, and return its output."""
-    line = [BATON, *command, "--scheduler", one.scheduler_address]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+    done = one.baton(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

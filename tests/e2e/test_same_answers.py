@@ -13,7 +13,8 @@ import pytest
 from harness.deployment import MODEL, MODEL_NAME, Deployment, deployment
 from harness.greedy import token_ids
 from harness.prompts import LENGTHS, prompts
-from harness.support import CALL_S, free_port, redis_server
+from harness.scheduling import RedisServer
+from harness.support import CALL_S
 
 MAX_TOKENS = 20
 EVERY = 2  # use every second prompt
@@ -67,7 +68,6 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 @pytest.fixture(scope="module")
 def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    redis_port = free_port()
     config: dict[str, Any] = {
         "engine": {"enable_prefix_caching": setup.prefix_caching, **DRAFTS[setup.drafts]},
         "handoff": {"transports": [setup.transport]},
@@ -80,8 +80,9 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with deployment(folder, **config) as one:
             yield one.up(setup.pairs, setup.pairs)
         return
-    config["scheduler"] |= {"store": f"redis://:secret@127.0.0.1:{redis_port}/0", "topic": "same-answers"}
-    with redis_server(redis_port, "secret"), deployment(folder, **config) as one:
+    redis = RedisServer(folder, password="secret")
+    config["scheduler"] |= {"store": redis.url, "topic": "same-answers"}
+    with redis, deployment(folder, **config) as one:
         yield one.up(setup.pairs, setup.pairs)
 
 

@@ -84,14 +84,10 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
 @pytest.mark.timeout(180)
 def test_requests_go_on_while_schedulers_stand_still_and_die(tmp_path: Path) -> None:
     redis, ports = RedisServer(tmp_path), (free_port(), free_port())
-    redis.start()
     scheduler = {"store": redis.url, "address": ",".join(f"127.0.0.1:{port}" for port in ports)}
-    try:
-        with deployment(tmp_path / "baton", scheduler=scheduler) as one:
-            one.up(0, 0, 1, "--schedulers", "2")
-            warm = one.client(timeout=START_S).completions
-            warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=2 * TOKENS, **GREEDY)
-            asyncio.run(disturb(one, ports))
-            assert total(one.url, "baton_router_placements_moved_total") > 0
-    finally:
-        redis.stop()
+    with redis, deployment(tmp_path / "baton", scheduler=scheduler) as one:
+        one.up(0, 0, 1, "--schedulers", "2")
+        warm = one.client(timeout=START_S).completions
+        warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=2 * TOKENS, **GREEDY)
+        asyncio.run(disturb(one, ports))
+        assert total(one.url, "baton_router_placements_moved_total") > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ import yaml
 
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import START_S, deployment, status_of
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, family, free_port, gone, redis_server
+from harness.scheduling import RedisServer
+from harness.support import PATIENCE, eventually, family, gone
 from tests.e2e.test_bad_start import fails
 
 CANARY = "c4nary"
@@ -33,15 +33,15 @@ def titles(pid: int) -> list[str]:
 def test_nothing_shows_them(tmp_path: Path) -> None:
     """Pass them on the command line of `baton up`, the worst place, and make the store fail."""
     model = tiny_qwen2(tmp_path / "model")
-    redis_port = free_port()
+    redis = RedisServer(tmp_path, password=PASSWORD)
     with deployment(tmp_path / "up") as one:
         one.config["engine"] = {"model": str(model), "kv_cache_gib": 0.1, "max_model_len": 256}
         one.config_file.write_text(yaml.safe_dump(one.config))
         logs = one.folder / "logs"
-        with redis_server(redis_port, PASSWORD):
+        with redis:
             process = one.start(
                 *("up", "up", "--mixed", "1", "--log-dir", str(logs), "--api-key", KEY),
-                *("--store", f"redis://:{PASSWORD}@127.0.0.1:{redis_port}/0"),
+                *("--store", redis.url),
                 *("--engine-args", json.dumps({"hf_token": TOKEN})),
             )
             pid = process.popen.pid
@@ -56,18 +56,13 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
             assert seen[0].startswith(f"baton up --mixed 1 --log-dir {logs} --api-key *** --store ***")
             assert seen[0].endswith(f"--engine-args *** --config {one.config_file}")
             assert status_of(f"{one.url}/v1/models") == 401
-            status = subprocess.run(
-                [BATON, "status", "--scheduler", one.scheduler_address],
-                capture_output=True,
-                text=True,
-                timeout=CALL_S,
-                cwd=ROOT,
-                check=True,
-            )
-            assert f"redis://127.0.0.1:{redis_port}/0" in status.stdout
+            status = one.baton("status")
+            assert status.returncode == 0
+            assert f"redis://127.0.0.1:{redis.port}/0" in status.stdout
         scheduler_log = logs / "scheduler.log"
         eventually(lambda: "the store is away" in scheduler_log.read_text(), 20, "the scheduler notices")
-        with redis_server(redis_port, "another"):
+        redis.password = "another"
+        with redis:
             eventually(lambda: "refused the password" in one.describe().store_problem, 20, "it is refused")
             seen += titles(pid)
         all_of_it = family(pid)

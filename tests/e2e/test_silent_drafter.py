@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from bench.prompts import dialogues
 from harness.deployment import MODEL_NAME, Deployment, deployment
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
 FORGETFUL = ROOT / "harness" / "forgetful"
@@ -74,12 +73,6 @@ def drafting(one: Deployment) -> dict[str, Any]:
     return found
 
 
-def status(one: Deployment) -> str:
-    """Return the output of `baton status`."""
-    command = [BATON, "status", "--scheduler", one.scheduler_address]
-    return subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, text=True).stdout
-
-
 def warnings(one: Deployment) -> list[str]:
     logs = [path.read_text() for path in (one.folder / "logs").glob("*.log")]
     return [line for log in logs for line in log.splitlines() if "drafter does" in line]
@@ -128,4 +121,4 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
         told = warnings(one)
         assert len(told) == 1
         assert "the mtp drafter does too little" in told[0]
-        assert "LOW ACCEPTANCE" in status(one)
+        assert "LOW ACCEPTANCE" in one.baton("status").stdout

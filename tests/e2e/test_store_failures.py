@@ -60,22 +60,18 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("store")
     redis = RedisServer(folder)
-    redis.start()
     scheduler = {
         "store": redis.url,
         "worker_lease_s": WORKER_LEASE_S,
         "heartbeat_s": WORKER_LEASE_S / 4,
         "placement_lease_s": LEASE_S,
     }
-    try:
-        with deployment(folder / "baton", scheduler=scheduler) as one:
-            one.up(0, 0, mixed=1)
-            # The first request compiles, which would look like a pause.
-            warm = one.client(timeout=START_S).completions
-            warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
-            yield Site(redis, one)
-    finally:
-        redis.stop()
+    with redis, deployment(folder / "baton", scheduler=scheduler) as one:
+        one.up(0, 0, mixed=1)
+        # The first request compiles, which would look like a pause.
+        warm = one.client(timeout=START_S).completions
+        warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
+        yield Site(redis, one)
 
 
 async def missed(site: Site) -> None:
