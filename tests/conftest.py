@@ -1,8 +1,8 @@
 """Order the test files and scale their timeouts.
 
-Files with shared engines come last, folder by folder: a session's engines live until its pytest worker ends,
-and idle ones use a few hundredths of a core. Short files come at the very end, so that no worker idles for
-long. pytest-xdist hands out whole files in this order (--no-loadscope-reorder).
+Folders with engines come last: a session's engines live until its pytest worker ends, and idle ones use a few
+hundredths of a core. Short files come at the very end, so that no worker idles for long. pytest-xdist hands
+out whole files in this order (--no-loadscope-reorder), and the e2e files that share engines as one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
 from harness.support import PATIENCE
@@ -50,12 +52,26 @@ FIRST = (
     "scheduler/test_policy.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
-# In e2e, the longest files with their own engines come first and those with the folder's engines last.
+# The files of e2e that share engines. One worker runs them all, so that these engines start only once.
+SHARING = (
+    "same_answers",
+    "other_packages",
+    "api",
+    "vllm_metrics",
+    "full_disk",
+    "speculation",
+    "chats",
+    "classes",
+    "operations",
+    "tracing",
+    "abuse",
+    "failures",
+)
+# Then come the longest files with engines of their own.
 LONG_FIRST = (
     "ray_hosts",
     "ray_local",
     "ray_serve",
-    "failures",
     "compose",
     "up",
     "continuation",
@@ -65,15 +81,6 @@ LONG_FIRST = (
     "bad_start",
     "readme",
 )
-SHARING_LAST = (
-    "same_answers",
-    "api",
-    "other_packages",
-    "vllm_metrics",
-    "full_disk",
-    "speculation",
-)
-
 
 # `make null-gpu` runs these, in an environment with a GPU without arithmetic.
 collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
@@ -130,10 +137,19 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     if path.as_posix() in FIRST:
         return -1, FIRST.index(path.as_posix())
     folder, *_ = path.parts
-    name = item.path.stem.removeprefix("test_")
-    within = 0
-    if folder == "e2e" and name in LONG_FIRST:
-        within = LONG_FIRST.index(name) - len(LONG_FIRST)
-    elif folder == "e2e" and name in SHARING_LAST:
-        within = 1 + SHARING_LAST.index(name)
+    first = [f"e2e/test_{name}.py" for name in (*SHARING, *LONG_FIRST)]
+    within = first.index(path.as_posix()) if path.as_posix() in first else len(first)
     return (1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0), within
+
+
+class _Scheduling(LoadFileScheduling):
+    """Hands out the files that share engines as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "sharing" if file in {f"tests/e2e/test_{name}.py" for name in SHARING} else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
