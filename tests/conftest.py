@@ -2,7 +2,7 @@
 
 Folders with engines come last: a session's engines live until its pytest worker ends, and idle ones use a few
 hundredths of a core. Short files come at the very end, so that no worker idles for long. pytest-xdist hands
-out whole files in this order (--no-loadscope-reorder), and the e2e files that share engines as one.
+out whole files in this order (--no-loadscope-reorder), and files that share engines as one.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ LONG_FIRST = (
     "bad_start",
     "readme",
 )
+E2E_FIRST = (*SHARING, *LONG_FIRST)
+SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}
+SHARING_FOLDER = "tests/services/worker/"
 
 # `make null-gpu` runs these, in an environment with a GPU without arithmetic.
 collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
@@ -137,8 +140,8 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     if path.as_posix() in FIRST:
         return -1, FIRST.index(path.as_posix())
     folder, *_ = path.parts
-    first = [f"e2e/test_{name}.py" for name in (*SHARING, *LONG_FIRST)]
-    within = first.index(path.as_posix()) if path.as_posix() in first else len(first)
+    name = item.path.stem.removeprefix("test_")
+    within = E2E_FIRST.index(name) if folder == "e2e" and name in E2E_FIRST else len(E2E_FIRST)
     return (1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0), within
 
 
@@ -147,7 +150,9 @@ class _Scheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "sharing" if file in {f"tests/e2e/test_{name}.py" for name in SHARING} else file
+        if file in SHARING_FILES:
+            return "e2e"
+        return SHARING_FOLDER if file.startswith(SHARING_FOLDER) else file
 
 
 @pytest.hookimpl(optionalhook=True)
