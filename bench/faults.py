@@ -30,8 +30,9 @@ from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet,
 from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
+from harness.chaos.parts import Shape
 from harness.chaos.plans import MTP
-from harness.chaos.site import Shape, Site
+from harness.chaos.site import Site
 from harness.prometheus import prometheus, why_not
 from harness.support import ROOT
 

@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 
 from harness.chaos.answers import Case, Questions
-from harness.chaos.site import Part, Site
+from harness.chaos.parts import Part
+from harness.chaos.site import Site
 
 DEADLINE_S = 120.0  # of a request, including all retries
 MOST_WAIT_S = 2.0  # longest wait after a 503, whatever Retry-After says

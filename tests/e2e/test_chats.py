@@ -48,7 +48,7 @@ def told(
 
 
 def pulls(one: Deployment) -> dict[str, float]:
-    """Return the number of prefix pulls that the router knows to be loaded, and their tokens."""
+    """Return the router's counts of loaded prefix pulls and of their tokens."""
     loaded = total(one.url, "baton_router_prefix_pulls_total", outcome="loaded")
     return {"loaded": loaded, "tokens": total(one.url, "baton_router_prefix_pulled_tokens_total")}
 

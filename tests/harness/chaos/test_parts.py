@@ -27,10 +27,11 @@ from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
+from harness.chaos.parts import Part, Shape
 from harness.chaos.placed import Placed
 from harness.chaos.plans import PLANS, Plan
 from harness.chaos.proxy import Proxy
-from harness.chaos.site import Part, Shape, Site
+from harness.chaos.site import Site
 from harness.fake_worker import until
 from harness.support import PATIENCE, free_port
 
