@@ -85,7 +85,7 @@ def listening(port: int) -> bool:
 def listener(port: int) -> psutil.Process:
     """Return the process that listens on this port."""
     for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+        if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,) and one.pid:
             return psutil.Process(one.pid)
     raise AssertionError(f"no process listens on port {port}")
 
