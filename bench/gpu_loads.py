@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.pool import Pool
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import aiohttp
@@ -155,9 +156,14 @@ def client_processes() -> Iterator[Pool]:
     """Start the client processes and wait until all are ready."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(CLIENTS + 1)
-    with context.Pool(CLIENTS, ready.wait, (READY_S,)) as pool:
-        ready.wait(READY_S)
+    with context.Pool(CLIENTS, _ready, (ready,)) as pool:
+        _ready(ready)
         yield pool
+
+
+def _ready(all_ready: Barrier) -> None:
+    """Wait for the other processes. A new process imports this module to run it."""
+    all_ready.wait(READY_S)
 
 
 def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed: int) -> Figures:
