@@ -134,7 +134,6 @@ class PrefillEngine:
 
 
 def measure(engine: PrefillEngine, rounds: int, longs: int) -> dict[str, dict[str, float]]:
-    """Measure all ways, alternating between them."""
     found: dict[str, list[Round]] = {name: [] for name in WAYS}
     flood: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(-1, rounds):
@@ -161,7 +160,6 @@ def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float
 
 
 def run(rounds: int, core: int) -> dict[str, Any]:
-    """Measure with one engine in this process."""
     # The prefix cache would hold the prompts of earlier rounds.
     engine = PrefillEngine(engine_settings() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}

@@ -89,7 +89,6 @@ class Site:
         return name
 
     def wait(self, name: str) -> None:
-        """Wait until a save is complete."""
         first, stop = 0, len(self.parts[0].block_ids)
         with self.staging.opened(name, 1) as entry:
             while first < stop:
@@ -120,7 +119,6 @@ class Site:
         return time.perf_counter() - began
 
     def release(self, name: str) -> None:
-        """Free a save's memory."""
         self.staging.release(name, 1)
 
     def close(self) -> None:

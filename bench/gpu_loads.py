@@ -82,7 +82,6 @@ def engine(size: str) -> dict[str, Any]:
 
 
 def mix(seconds: float) -> Mix:
-    """Return the load of streams and long prompts."""
     return Mix(
         streams=8,
         short_prompt=64,
@@ -95,7 +94,6 @@ def mix(seconds: float) -> Mix:
 
 
 def middle(runs: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """Return the medians of the arms that have runs."""
     return {name: medians(some) for name, some in runs.items() if some}
 
 

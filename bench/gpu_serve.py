@@ -90,7 +90,6 @@ def card() -> dict[str, str]:
 
 
 def answers(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
-    """Run the part `answers`."""
     names = _chosen(given, gpu_answers.ARMS) or gpu_answers.USUAL
     arms = {name: gpu_answers.ARMS[name] for name in names}
     with serving(folder / "answers", arms, gpu_answers.ENGINE, given.start_s, **SETTINGS) as served:
@@ -157,7 +156,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _chosen(given: argparse.Namespace, known: Collection[str]) -> list[str]:
-    """Return the arms of a part that --arms names."""
     return [name for name in given.arms or () if name in known]
 
 
@@ -172,7 +170,6 @@ def _named(parts: Sequence[str], size: str) -> str:
 
 
 def turns(parts: list[str], sizes: list[str]) -> list[Turn]:
-    """Return the turns in order."""
     found: list[Turn] = [(["answers"], "")] if "answers" in parts else []
     if together := [part for part in parts if part in ("streams", "load")]:
         found += [(together, size) for size in sizes]

@@ -63,7 +63,6 @@ def tensors_of(blocks: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def cache_of(tensors: dict[str, torch.Tensor], wire: str) -> HostBlockCache:
-    """Return a CPU cache over these layers."""
     blocks = len(next(iter(tensors.values())))
     made = block_cache(tensors, blocks, wire, dict.fromkeys(tensors, HEAD_DIM))
     assert isinstance(made, HostBlockCache)  # noqa: S101 (for mypy)
@@ -71,7 +70,6 @@ def cache_of(tensors: dict[str, torch.Tensor], wire: str) -> HostBlockCache:
 
 
 def loader_of(cache: HostBlockCache, pulling: list[Transport], client: HandoffClient) -> Loader:
-    """Return the loader of a decode worker."""
     puller = Puller("bench", 0, HASH, GROUPS, cache.layers, cache.form)
     return Loader(cache, puller, pulling, client, pull_timeout_s=60, chunk_bytes=CHUNK)
 
@@ -257,7 +255,6 @@ def compare(
 
 @contextmanager
 def changed(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables during the block."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:

@@ -79,7 +79,6 @@ class Device:
 
 
 def measure(device: Device, case: Case) -> dict[str, Any]:
-    """Measure a case and return its row of the table."""
     ours = device.time(case.run)
     gb_s = case.bytes_moved / ours / 1e9
     against = {name: device.time(run) for name, run in case.against.items()}
@@ -134,7 +133,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _kept(kind: str) -> dict[str, Any]:
-    """Return the saved results."""
     path = RESULTS / f"kernels-{kind}.json"
     kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
     return kept

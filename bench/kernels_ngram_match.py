@@ -97,7 +97,6 @@ def check(device: str) -> None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Yield a case for each shape."""
     for requests, context in SHAPES:
         batch = Batch(requests, context, device)
         plain = partial(plain_torch, *batch.arguments, min_n=MIN_N, max_n=MAX_N)

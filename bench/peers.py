@@ -56,7 +56,6 @@ class Arm:
             raise RuntimeError(f"vLLM's decode server did not get its KV by NIXL: {counts}")
 
     def cpu_s(self) -> float:
-        """Return the CPU time of all its processes."""
         found = {process.pid: process for pid in self.pids for process in family(pid)}
         return sum(sum(process.cpu_times()[:2]) for process in found.values())
 
@@ -131,7 +130,6 @@ async def loaded(one: Arm, mix: Mix, seed: int) -> dict[str, float]:
 
 @contextmanager
 def baton(folder: Path) -> Iterator[Arm]:
-    """Serve with Baton's defaults."""
     with deployment(folder, cold=True, engine=engine_settings()) as one:
         one.up(1, 1)
         yield Arm(one.url, tuple(process.popen.pid for process in one.processes.values()))

@@ -98,7 +98,6 @@ class Arm:
         return time.monotonic() - began
 
     def _cpu_s(self) -> float:
-        """Return the CPU seconds of the source's process."""
         self._source.send(True)
         return float(self._source.recv())
 

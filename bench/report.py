@@ -92,7 +92,6 @@ LINK = (
 
 
 def main(arguments: list[str]) -> None:
-    """Write or check the pages."""
     check = options(__doc__, arguments, check=False).check
     written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text()), **figures.drawn()}
     if not check:
@@ -104,7 +103,6 @@ def main(arguments: list[str]) -> None:
 
 @cache
 def result(name: str) -> Result:
-    """Return the result of this name in bench/results."""
     found: Result = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
@@ -124,7 +122,6 @@ def page(text: str) -> str:
 
 
 def rendered(table: Table) -> str:
-    """Return a table in Markdown."""
     found = result(table.file)
     view = at(found, table.view) if isinstance(table.view, str) else table.view(found)
     columns = list(table.cells())
@@ -206,7 +203,6 @@ def with_measured(readme: str) -> str:
 
 
 def measured() -> str:
-    """Return README's section."""
     machines = [result(name)["machine"] for name in ("disaggregation", "clients", "path", "router")]
     runs = [run for run in result("router")["runs"] if run["interval_ms"]]
     router = max(runs, key=lambda run: run["tokens_per_s"])

@@ -50,7 +50,6 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
 
 
 def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, Any]) -> None:
-    """Run the router with these settings."""
     from baton.services.config import load
     from baton.services.fleet.routers import run_routers
 
@@ -113,7 +112,6 @@ def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_ready(port: int) -> None:
-    """Wait until the router at this port serves."""
     from harness.deployment import status_of  # imported late: it would add to the router's memory
 
     eventually(lambda: status_of(f"http://127.0.0.1:{port}/health") == 200, READY_S, "the router is ready")
@@ -122,7 +120,6 @@ def wait_ready(port: int) -> None:
 def measure(
     given: argparse.Namespace, interval_ms: float, processes: int = 1, flush_ms: float = 0.0
 ) -> dict[str, Any]:
-    """Return the figures of one run."""
     from harness.checkpoints import tiny_qwen2
 
     port, scheduler_port = free_port(), free_port()
@@ -176,7 +173,6 @@ def wait_all(pid: int, processes: int) -> None:
 
 
 def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
-    """Return the user and system CPU seconds of these processes."""
     times = [one.cpu_times() for one in routers]
     return sum(one.user for one in times), sum(one.system for one in times)
 

@@ -99,7 +99,6 @@ def main(arguments: list[str]) -> None:
 
 
 def arms(given: argparse.Namespace) -> list[Arm]:
-    """Return the arms to measure."""
     some = [replace(Arm(), store=one) for one in given.stores]
     some += [replace(Arm(), routers=one) for one in given.routers]
     some += [replace(Arm(), pairs=one) for one in given.pairs]
@@ -200,7 +199,6 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
 
 
 def _cpu_s(schedulers: Sequence[int], redis: RedisServer | None) -> list[float]:
-    """Return the CPU seconds of each scheduler and of Redis."""
     times = [psutil.Process(pid).cpu_times() for pid in (*schedulers, *([redis.pid] if redis else []))]
     found = [float(one.user + one.system) for one in times]
     return found if redis else [*found, 0.0]

@@ -59,7 +59,6 @@ class Part:
     failures: Counter[str] = field(default_factory=Counter)
 
     def told(self) -> dict[str, Any]:
-        """Return the figures as JSON data."""
         rounded = {key: [round(one, 6) for one in getattr(self, key)] for key in ("took", "own", "late")}
         return {**rounded, "failures": dict(self.failures)}
 
@@ -196,7 +195,6 @@ def _capacity() -> pb.Capacity:
 
 
 def main(kind: str, address: str, *rest: str) -> None:
-    """Run routers or workers."""
     collect_seldom()  # as the product's processes do
     # Otherwise the routers of this process would share a connection.
     rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))

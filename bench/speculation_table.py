@@ -227,12 +227,10 @@ def load() -> dict[str, Any]:
 
 
 def per_draft(cell: dict[str, Any]) -> float:
-    """Return the accepted tokens per draft."""
     return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
 
 
 def render(results: dict[str, Any]) -> str:
-    """Return the Markdown table with its markers."""
     heads = " | ".join(FLEETS)
     lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
     notes: list[str] = []

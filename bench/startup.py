@@ -20,14 +20,12 @@ from harness.stats import median, save
 
 @contextmanager
 def baton(folder: Path) -> Iterator[str]:
-    """Serve with Baton."""
     with deployment(folder, cold=True) as one:
         yield one.up().url
 
 
 @contextmanager
 def stock(folder: Path) -> Iterator[str]:
-    """Serve with stock vLLM."""
     with stock_vllm(folder, cold=True) as (url, _):
         yield url
 

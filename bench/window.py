@@ -67,7 +67,6 @@ class Ended:
 
 
 def own_digests(cache: HostBlockCache) -> Digests:
-    """Return the digests of all blocks."""
     return cache.gather(0, ALL, np.empty((BLOCKS, cache.record_bytes), np.uint8))
 
 

@@ -100,7 +100,6 @@ class ApiSite:
         await self._stack.aclose()
 
     def start_router(self, port: int) -> zygote.Forked:
-        """Start another router of the deployment on this port."""
         folder = self._folder / f"router-{port}"
         folder.mkdir(parents=True)
         settings = {**self.settings, "router": {**self.settings["router"], "port": port}}
@@ -109,7 +108,6 @@ class ApiSite:
         )
 
     async def ready(self, url: str) -> None:
-        """Wait until the router can place requests."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S * PATIENCE
         async with httpx.AsyncClient(base_url=url) as http:

@@ -211,7 +211,6 @@ class Deployment:
         return psutil.Process(int(worker_id.rpartition(".")[2]))
 
     def scheduler_process(self) -> psutil.Process:
-        """Return the process that listens on the scheduler's port."""
         return listener(self.scheduler_port)
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -347,7 +346,6 @@ def status_of(url: str) -> int:
 
 
 def free_blocks(one: Deployment) -> dict[str, int]:
-    """Return each worker's free KV blocks."""
     return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
 
 

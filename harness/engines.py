@@ -382,7 +382,6 @@ class EngineProcess:
             self._folder.cleanup()
 
     def kill(self) -> None:
-        """Kill the process and wait for it."""
         self._process.kill()
         self._process.wait(END_S)
 

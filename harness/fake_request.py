@@ -71,12 +71,10 @@ class Running:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step includes it."""
         waits = self.following is not None and not (self.fault is not None and self.fault.at_once)
         return not self.silent and not waits
 
     def leave(self) -> None:
-        """Stop following its source."""
         if self.following is not None:
             self.following.cancel()
 
@@ -91,7 +89,6 @@ class Running:
         return tokens
 
     def manifest(self, worker_id: str) -> handoff_pb2.Manifest:
-        """Return the manifest of its saved KV."""
         return handoff_pb2.Manifest(
             request_id=self.start.request_id,
             epoch=self.start.epoch,

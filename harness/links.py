@@ -134,7 +134,6 @@ class Links:
 
 
 def address(host: Host) -> str:
-    """Return a host's address on the wires."""
     return host.address.replace("10.77.", "10.78.", 1)
 
 

@@ -23,7 +23,6 @@ DEAD_MS = 2_000  # silence after which a server counts as dead; a busy machine s
 def servers(
     folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
 ) -> Iterator[list[RedisServer]]:
-    """Run independent redis-servers."""
     made = []
     with contextlib.ExitStack() as stack:
         for number in range(count):

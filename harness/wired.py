@@ -84,7 +84,6 @@ class Wired:
         self.processes[name] = zygote.shared().start(name, f"{__name__}:run_inside", self.folder, **arguments)
 
     def close(self) -> None:
-        """End all parts, workers first."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()

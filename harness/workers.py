@@ -135,7 +135,6 @@ class Fleet:
         return worker
 
     def started(self, role: str, *, constants: Mapping[str, float] = _NONE, **changes: Any) -> Worker:
-        """Start a worker and wait until it serves."""
         worker = self.start(role, constants, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")

@@ -20,7 +20,6 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
-    """Save a run's plans so far, with the machine."""
     plans = [as_json(one) for one in outcomes if isinstance(one, Outcome)]
     placements = [as_json(one) for one in outcomes if isinstance(one, Placed)]
     stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)

@@ -153,7 +153,6 @@ async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int
 
 
 async def _complete(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int, **more: Any) -> Any:
-    """Request a greedy answer of `max_tokens`."""
     more["ignore_eos"] = True
     return await client.completions.create(
         model=MODEL_NAME, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more

@@ -16,7 +16,6 @@ SLOW_CLIENT_S = 4.0  # of one_pair's router
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
-    """Serve a trace collector."""
     with collecting() as one:
         yield one
 

@@ -42,7 +42,6 @@ def connected(one_pair: Deployment, ports: set[int]) -> bool:
 
 
 def router_rss(pair: Deployment) -> int:
-    """Return the router's resident memory in bytes."""
     return int(listener(pair.port).memory_info().rss)
 
 

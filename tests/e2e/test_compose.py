@@ -185,7 +185,6 @@ mount -o remount,bind,ro '{ROOT}'
 
 
 def depends(service: Mapping[str, Any]) -> dict[str, str]:
-    """Return a service's dependencies with their conditions."""
     found = service.get("depends_on", {})
     if isinstance(found, list):
         return dict.fromkeys(found, "service_started")

@@ -33,7 +33,6 @@ GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pipeline]:
-    """Start 1P1D."""
     with pipeline(MODEL, prefill=1, decode=1, **SETTINGS) as pipe:
         yield pipe
         everything = family(pipe.deployment.pid)

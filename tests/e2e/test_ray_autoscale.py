@@ -57,7 +57,6 @@ class Up:
 
     @property
     def nodes(self) -> int:
-        """The number of the cluster's nodes: running raylets."""
         commands = (one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"]))
         return sum(
             command[0].endswith("/raylet") and any(str(self.cluster.folder) in word for word in command)

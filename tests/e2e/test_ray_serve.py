@@ -52,7 +52,6 @@ class Served(NamedTuple):
         return [one for one in every if _title(one).startswith(f"baton {role}-")]
 
     def scheduler(self) -> str:
-        """Return the address on which the scheduler listens."""
         (process,) = self.parts("scheduler")
         connections = process.net_connections("tcp")
         # Other parts are connected to its port; nothing is connected to its metrics port.

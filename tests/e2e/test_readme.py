@@ -52,7 +52,6 @@ def headings(text: str) -> list[str]:
 
 
 def ready(person: Reader) -> bool:
-    """Return whether the router and two workers are ready."""
     try:
         person.shell("curl -fsS http://127.0.0.1:8000/health")
         told = json.loads(person.shell("baton status --json"))

@@ -49,7 +49,6 @@ async def asked_under_way(one: Deployment, stop: asyncio.Event, got: list[tuple[
 
 
 async def one_more(load: asyncio.Task[None], got: list[tuple[int, list[int]]]) -> None:
-    """Wait for one more answer."""
     before = len(got)
     await until(lambda: load.done() or len(got) > before, "one more answer", CALL_S)
     assert not load.done(), load.result()

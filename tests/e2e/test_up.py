@@ -17,7 +17,6 @@ from harness.support import PATIENCE, eventually, family, gone, listening, segme
 
 
 def listen_everywhere(one: Deployment) -> None:
-    """Configure all parts to listen on all addresses."""
     one.config["scheduler"]["address"] = f"0.0.0.0:{one.scheduler_port}"
     one.config["router"]["host"] = "0.0.0.0"
     one.config["worker"] = {"listen": "0.0.0.0:0"}

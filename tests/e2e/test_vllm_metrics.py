@@ -28,7 +28,6 @@ def figures(one: Deployment) -> dict[str, dict[str, float]]:
 
 
 def loads(one: Deployment, *path: str) -> dict[str, float]:
-    """Return a figure of each worker's load."""
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
         for worker in one.describe().workers
