@@ -19,7 +19,7 @@ def main() -> int:
         return 0 if name in ("-h", "--help") else 2
     for one in [*NAMES, "report"] if name == "all" else [name]:
         print(f"== {one}", flush=True)
-        sys.argv[1:] = [one, *rest]  # a result tells by which command it is taken again
+        sys.argv[1:] = [one, *rest]  # results name the command that measures them
         importlib.import_module(f"bench.{one.replace('-', '_')}").main(rest)
     return 0
 

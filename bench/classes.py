@@ -1,14 +1,14 @@
-"""Interactive requests beside a flood of batch work: what each class gets, with classes and without.
+"""Measure interactive requests during a flood of batch work, with service classes and without.
 
-In turns one deployment of the 80 M model gets interactive requests alone, at random times; batch work alone,
-more streams than there are slots; both, the batch work as OpenAI's `service_tier: flex`; and both without
-classes. The interactive requests of a round come at the same times in each arm, with other tokens, as a
-prefix cache would know the same ones. In one more arm they come while a loop computes on the decode workers'
-cores, which shows how long they wait for the machine.
+The arms alternate on one deployment of the 80 M model: interactive requests alone, at random times; batch
+work alone, with more streams than slots; both, the batch work as OpenAI's `service_tier: flex`; and both
+without classes. In each arm of a round the interactive requests arrive at the same times, with different
+tokens so that the prefix cache cannot help. In a fifth arm they arrive while a loop keeps the decode workers'
+cores busy, which shows how long they wait for the CPU.
 
-Batch can use the part of the time in which the busiest engine has no step while interactive requests are
-alone. The batch work's generator shares the cores, so it runs at nice 10, in a process of its own: the
-interactive requests' generator must not wait for it.
+Batch work can use the time in which the busiest engine runs no step while interactive requests are alone. The
+batch generator shares the cores, so it runs at nice 10 and in its own process, where it cannot delay the
+interactive generator.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def main(arguments: list[str]) -> None:
         per_s=(1.0, "interactive requests a second and pair"),
         streams=(24, "of batch work, for each pair"),
         ttft_ms=(100.0, "goal of the interactive class"),
-        itl_ms=(15.0, "the same, between tokens"),
-        pairs=([1, 2], "prefill and decode workers each"),
+        itl_ms=(15.0, "its goal between tokens"),
+        pairs=([1, 2], "prefill workers, and as many decode workers"),
     )
     found = {f"{pairs}P{pairs}D": measure(pairs, given) for pairs in given.pairs}
     save("classes", {"load": vars(given), "deployments": found})
 
 
 def measure(pairs: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Measure a deployment with this number of pairs of workers."""
+    """Measure a deployment with `pairs` prefill and `pairs` decode workers."""
     classes = {"interactive": {"itl_s": given.itl_ms / 1e3, "ttft_s": given.ttft_ms / 1e3}}
     with (
         up(pairs, pairs, classes=classes) as one,
@@ -77,7 +77,7 @@ def measure(pairs: int, given: argparse.Namespace) -> dict[str, Any]:
 async def in_turns(
     one: Deployment, pairs: int, given: argparse.Namespace, flooding: ProcessPoolExecutor
 ) -> dict[str, Any]:
-    """Measure the arms, in another order each round."""
+    """Measure the arms, in a different order each round."""
     client, seconds = Client(one.port), given.seconds
     mine: dict[str, list[Reply]] = {arm: [] for arm in ARMS}
     batch: dict[str, list[float]] = {arm: [] for arm in ARMS}
@@ -111,7 +111,7 @@ async def in_turns(
 
 
 def summary(mine: dict[str, list[Reply]], batch: dict[str, list[float]], left: float) -> dict[str, Any]:
-    """Return the figures of both classes, and their goals."""
+    """Return both classes' figures and the ratios that have goals."""
     latencies = {arm: figures(mine[arm]) for arm in ARMS if mine[arm]}
     rates = {arm: round(median(values), 1) for arm, values in batch.items() if values}
     goals = {
@@ -128,7 +128,7 @@ def summary(mine: dict[str, list[Reply]], batch: dict[str, list[float]], left: f
 
 
 def flood(port: int, streams: int, seconds: float, flex: dict[str, str]) -> float:
-    """Keep `streams` streams of batch work running for a time, and return their tokens a second."""
+    """Keep `streams` batch streams running and return their tokens/s."""
     gc.disable()
     draw, until = random.Random(), time.perf_counter() + seconds
 
@@ -144,7 +144,7 @@ def flood(port: int, streams: int, seconds: float, flex: dict[str, str]) -> floa
 
 @contextmanager
 def burning(pairs: int) -> Iterator[None]:
-    """Keep the decode workers' cores busy, which follow the prefill workers'."""
+    """Keep the decode workers' cores busy; they come after the prefill workers' cores."""
     cores = sorted(os.sched_getaffinity(0))
     burners = [
         subprocess.Popen(
@@ -161,13 +161,13 @@ def burning(pairs: int) -> Iterator[None]:
 
 
 def busy_s(one: Deployment) -> list[float]:
-    """Return each engine's seconds in steps."""
+    """Return the seconds that each engine has spent in steps."""
     workers = sorted(one.describe().workers, key=lambda worker: worker.identity.worker_id)
     return [worker.load.counts.busy_s for worker in workers]
 
 
 def figures(replies: list[Reply]) -> dict[str, float]:
-    """Return latencies, and how many requests were lost."""
+    """Return latencies and the number of lost requests."""
     whole = [reply for reply in replies if reply.arrivals]
     found = {
         f"{name}_p{round(100 * share)}_ms": round(percentile(values, share), 2)

@@ -1,8 +1,8 @@
-"""Load tools of others, against Baton and one stock vLLM server, in turns on the same cores.
+"""Run other projects' load tools against Baton and one stock vLLM server, alternating on the same cores.
 
-`vllm bench serve`, guidellm and lm-eval, each from its command line as its users run it (bench/tools.py),
-and closed loops of exactly as many clients as the workers admit requests. Baton is
-deploy/laptop.yaml, 1P1D on a core each; stock vLLM has the same model and slots, and both cores.
+`vllm bench serve`, guidellm and lm-eval run from their command lines, as their users run them
+(bench/tools.py). Then closed loops run exactly as many clients as the workers admit requests. Baton is
+deploy/laptop.yaml, 1P1D with one core each; stock vLLM has the same model and slots, and both cores.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,9 +46,9 @@ def main(arguments: list[str]) -> None:
     runs: dict[str, Rows] = {name: defaultdict(lambda: {"baton": [], "stock": []}) for name in loads}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for name in loads:
-            TOOLS[name].prepare()  # before the servers take the cores
-        same = {"max_model_len": engine.max_model_len, "max_num_seqs": engine.max_num_seqs}
-        config["engine"] |= same  # the harness's own defaults are other ones
+            TOOLS[name].prepare()  # while the cores are free
+        same: dict[str, Any] = {"max_model_len": engine.max_model_len, "max_num_seqs": engine.max_num_seqs}
+        config["engine"] |= same  # the harness has other defaults
         one = stack.enter_context(deployment(Path(folder) / "baton", **config)).up(1, 1)
         stock, _ = stack.enter_context(
             stock_vllm(Path(folder) / "stock", model=str(MODEL), cold=True, **same)
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> None:
 
 
 async def closed(url: str, clients: int, each: int) -> dict[str, int]:
-    """Count the statuses of clients that send their next request right after the last byte."""
+    """Count the statuses that closed-loop clients get, `each` requests per client."""
     client = Client(int(url.rpartition(":")[2]))
     statuses: Counter[str] = Counter()
 
@@ -96,7 +97,7 @@ async def closed(url: str, clients: int, each: int) -> dict[str, int]:
 
 
 def medians(results: list[Figures]) -> Figures:
-    """Return the medians key by key, the sum of `failed`, and values that never changed as they are."""
+    """Return each key's median, unrounded if it never changed, and the sum of `failed`."""
     middle = {key: _middle([one[key] for one in results]) for key in results[0]}
     return {**middle, "failed": sum(one["failed"] for one in results)}
 

@@ -1,6 +1,6 @@
-"""Stalls of running streams by long prompts: 1P1D against two aggregated engines on the same cores.
+"""Measure how long prompts stall running streams: 1P1D against two aggregated engines on the same cores.
 
-Both deployments stay up; the load goes to one at a time, in turns.
+Both deployments stay up, and the load alternates between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.stats import medians, save
 def main(arguments: list[str]) -> None:
     given = options(__doc__, arguments, rounds=(3, "A B pairs"), seconds=(30.0, "of load, each time"))
     mix = Mix(seconds=given.seconds)
-    # The aggregated engines prefill as vLLM does by default: a whole prompt where a step has room for it.
+    # The aggregated engines prefill as vLLM does by default: a whole prompt if it fits in a step.
     extra = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}
     stock = engine_settings() | {"max_num_batched_tokens": 2048, "extra": extra}
     with up(1, 1) as one, up(0, 0, 2, engine=stock) as two:

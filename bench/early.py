@@ -1,10 +1,10 @@
-"""Measure what is left of a handoff that began with its prompt, by the prompt's length.
+"""Measure how much of a handoff remains when the prompt is prefilled, by prompt length.
 
-Prompts of 1 to 64 steps of the engine, one at a time, in 1P1D: over shared memory, NIXL and TCP on one
-machine, and over a wire of 1 Gbit/s between two hosts (network namespaces, mutual TLS). With `--staging-mib
-64` the longest go through a window: an arm of its own, beside the one with room for all. Early bytes were in
-the decode worker's cache before it heard that the prompt was complete. The rest of the handoff lasts from
-the end of the last step until the decode worker's engine knows that all is loaded.
+1P1D gets prompts of 1 to 64 engine steps, one at a time: over shared memory, NIXL and TCP on one machine, and
+over a 1 Gbit/s wire between two hosts (network namespaces, mutual TLS). With `--staging-mib 64` the longest
+prompts go through a window, which is a separate arm. Early bytes are those that reached the decode worker's
+cache before it was told that the prompt was complete. The rest of the handoff lasts from the end of the last
+prefill step until the decode engine has loaded everything.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ import aiohttp
 from baton.services.prefill.fair_share import CPU_STEP_TOKENS
 from bench.options import options
 from bench.path import stages
-from bench.served import MODEL_NAME, longer, samples, up
+from bench.served import MODEL_NAME, longer, up
 from bench.traffic import stream
 from harness.links import Wire, why_not
+from harness.scrape import total
 from harness.stats import RESULTS, median, percentile, save
 from harness.wired import wired
 
 RESULT = "early"
 STEPS = (1, 2, 4, 16, 64)
-TOKENS = 4096  # longer prompts are left out
+TOKENS = 4096  # longest prompt
 GBIT = Wire(rate_mbit=1000)
 WIRED = "1 Gbit/s"
 ARMS = ("shm", "nixl", "tcp", WIRED)
-ROOMY_MIB = 512  # staging that holds two of the longest prompts and more
-GOAL = 0.8  # share of early bytes, for prompts of GOAL_STEPS and more
+ROOMY_MIB = 512  # staging for more than two of the longest prompts
+GOAL = 0.8  # share of early bytes, for prompts of GOAL_STEPS or more
 GOAL_STEPS = 4
 
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         rounds=(5, "prompts of each length"),
-        arm=([str], "some of them; the others keep their figures", ARMS),
+        arm=([str], "arms to measure; the others keep their figures", ARMS),
         staging_mib=ROOMY_MIB,
         step_tokens=(CPU_STEP_TOKENS, "64: prompts of 64 steps"),
     )
@@ -62,12 +63,12 @@ def main(arguments: list[str]) -> None:
 
 
 async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str, dict[str, float]]:
-    """Return medians by the number of steps of `step` tokens; `apart`: the workers are on two hosts."""
+    """Return medians by number of steps. step: its tokens; apart: the workers are on two hosts."""
     found = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
         for steps in (steps for steps in STEPS if steps * step <= TOKENS):
             draw = random.Random(steps)
-            # Some tokens less than whole steps, so that the last step is not a whole one.
+            # 20 tokens short, so that the last step is partial.
             prompts = [
                 [draw.randrange(100, 4000) for _ in range(step * steps - 20)] for _ in range(rounds + 1)
             ]
@@ -79,9 +80,9 @@ async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str,
 
 
 async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apart: bool) -> dict[str, float]:
-    """Send a prompt, and return the bytes and times of its handoff.
+    """Send a prompt and return the bytes and times of its handoff.
 
-    Between two hosts, whose clocks differ, the handoff's time begins when the decode worker hears of it.
+    Clocks of two hosts differ: there the handoff's time begins when the decode worker is told of it.
     """
     before, had = stages(url), handed_over(url)
     answer = await stream(http, url, MODEL_NAME, prompt, 4)
@@ -101,17 +102,13 @@ async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apa
 
 
 def handed_over(url: str) -> dict[str, float]:
-    """Return the bytes of all handoffs so far, and how many of them came early."""
-    names = {"baton_router_handoff_bytes_total": "bytes", "baton_router_handoff_early_bytes_total": "early"}
-    found = {"bytes": 0.0, "early": 0.0}
-    for sample in samples(url):
-        if sample.name in names:
-            found[names[sample.name]] += sample.value
-    return found
+    """Return the total and the early bytes of all handoffs so far."""
+    names = {"bytes": "baton_router_handoff_bytes_total", "early": "baton_router_handoff_early_bytes_total"}
+    return {key: total(url, name) for key, name in names.items()}
 
 
 def settings(staging_mib: int, step: int, **handoff: Any) -> dict[str, Any]:
-    """Return the sections of settings for long prompts, all of which are handed over."""
+    """Return settings for long prompts that are always handed over."""
     engine = longer(TOKENS + 64) | {"kv_cache_gib": 1, "max_num_batched_tokens": step}
     scheduler = {"idle_decode_tokens": 0}
     return {"engine": engine, "scheduler": scheduler, "handoff": {"staging_mib": staging_mib, **handoff}}
@@ -119,14 +116,14 @@ def settings(staging_mib: int, step: int, **handoff: Any) -> dict[str, Any]:
 
 @contextmanager
 def here(transport: str, staging_mib: int, step: int) -> Iterator[str]:
-    """Serve on this machine. Yield the router's URL."""
+    """Serve on this machine and yield the router's URL."""
     with up(**settings(staging_mib, step, transports=[transport])) as one:
         yield one.url
 
 
 @contextmanager
 def over(wire: Wire, staging_mib: int, step: int) -> Iterator[str]:
-    """Serve on two hosts, with a wire between; the block is inside their network."""
+    """Serve on two hosts with a wire between them. The block runs inside their network."""
     if why := why_not():
         raise SystemExit(f"no wires: {why}")
     with (

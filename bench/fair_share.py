@@ -1,8 +1,8 @@
-"""Ten short prompts that arrive just behind long ones at one prefill worker: the time to each first token.
+"""Measure the time to first token of ten short prompts that arrive just after long ones at a prefill worker.
 
-One engine on one core, stepped as the worker's thread steps it: prompts that arrive during a step are taken
-after it. The ways of queueing change between rounds, in turns, in the same engine. Times are CPU times of
-the core, so that other work on the machine does not count.
+One engine runs on one core, stepped as the worker's thread steps it: prompts that arrive during a step are
+added after it. Ways of queueing alternate between rounds in the same engine. Times are CPU times, so other
+work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ STAGGER_S = 0.001  # between two arrivals; the first step has begun with the fir
 
 @dataclass(frozen=True)
 class Way:
-    """A way of queueing in the engine. Sizes are in tokens; 0 means vLLM's default."""
+    """A way of queueing. Sizes are in tokens; 0 means vLLM's default."""
 
-    step: int = 0  # most in a step
-    cap: int = 0  # one prompt's share of a step beside others, unless an equal share is more
+    step: int = 0  # limit of a step
+    cap: int = 0  # one prompt's share of a step with others, unless an equal share is larger
     priority: bool = False
 
 
@@ -53,7 +53,7 @@ class Round:
 
 
 class PrefillEngine:
-    """An engine that prefills prompts and generates one token for each."""
+    """Prefills prompts and generates one token for each."""
 
     def __init__(self, settings: dict[str, Any], core: int) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -70,7 +70,7 @@ class PrefillEngine:
         self._count = 0
 
     def use(self, way: Way) -> None:
-        """Queue this way from now on. Nothing may run: vLLM's scheduler looks these up in each step."""
+        """Switch the way of queueing. The engine must be idle: vLLM's scheduler reads these in each step."""
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler
@@ -83,12 +83,12 @@ class PrefillEngine:
         scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
 
     def round(self, longs: int, way: Way) -> Round:
-        """Start the first long prompt's step; the others and then ten short ones arrive meanwhile."""
+        """Start the first long prompt; the other long ones and then ten short ones arrive during its step."""
         lengths = [LONG] * longs + [self._random.randrange(20, 61) for _ in range(SHORTS)]
         return self._run([(at * STAGGER_S, length) for at, length in enumerate(lengths)], way)
 
     def flood(self, way: Way, count: int = 40) -> float:
-        """Return prefilled tokens/s when all prompts come at once, one in eight of them long."""
+        """Return prefilled tokens/s when all prompts arrive at once, every eighth of them long."""
         lengths = [LONG if at % 8 == 0 else self._random.randrange(20, 61) for at in range(count)]
         return 1e3 * sum(lengths) / self._run([(0.0, length) for length in lengths], way).all
 
@@ -134,7 +134,6 @@ class PrefillEngine:
 
 
 def measure(engine: PrefillEngine, rounds: int, longs: int) -> dict[str, dict[str, float]]:
-    """Measure all ways, in turns."""
     found: dict[str, list[Round]] = {name: [] for name in WAYS}
     flood: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(-1, rounds):
@@ -161,7 +160,6 @@ def _summary(rounds: Sequence[Round], flood: Sequence[float]) -> dict[str, float
 
 
 def run(rounds: int, core: int) -> dict[str, Any]:
-    """Measure in this process, which takes one engine."""
     # The prefix cache would hold the prompts of earlier rounds.
     engine = PrefillEngine(engine_settings() | {"enable_prefix_caching": False}, core)
     found = {f"behind {longs}": measure(engine, rounds, longs) for longs in (1, 4)}

@@ -1,11 +1,11 @@
-"""Each fault of the chaos harness against the alert that must name it, and no alert in healthy minutes.
+"""Check that each fault of the chaos harness raises its alert, and that healthy minutes raise none.
 
     python -m bench faults                        all, after 30 healthy minutes: an hour and a half
     python -m bench faults --healthy 60 --only kill-decode --only kill-redis     the others keep their figures
-    python -m bench faults --page                 docs/runbooks/README.md from the last figures
+    python -m bench faults --page                 write docs/runbooks/README.md from the last figures
 
-Needs Debian's prometheus and chromium. Writes bench/results/fault-catalogue.json, docs/runbooks/README.md,
-and screenshots of the live page at each alert, docs/figures/faults/.
+Needs Debian's prometheus and chromium. Writes bench/results/fault-catalogue.json, docs/runbooks/README.md and
+docs/figures/faults/, screenshots of the live page at each alert.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet,
 from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
+from harness.chaos.parts import Shape
 from harness.chaos.plans import MTP
-from harness.chaos.site import Shape, Site
+from harness.chaos.site import Site
 from harness.prometheus import prometheus, why_not
 from harness.support import ROOT
 
@@ -40,9 +41,9 @@ PAGE = ROOT / "docs" / "runbooks" / "README.md"
 SHOTS = ROOT / "docs" / "figures" / "faults"
 SHOT_MS = 10_000.0
 CLIENTS = 6
-SETTLED_S = 20.0  # before the first fault: windows need a few scrapes
+SETTLED_S = 20.0  # before the first fault: rates need a few scrapes
 WHOLE_S = 120.0
-EVERY = 4  # one prompt in this many is sent
+EVERY = 4  # use every fourth prompt
 
 
 HEAD = """# Runbooks
@@ -65,7 +66,7 @@ These faults raise no alert of their own:
 
 @dataclass(frozen=True)
 class Group:
-    """A deployment and the faults that strike it one after the other."""
+    """A deployment and its faults, in order."""
 
     name: str
     shape: Shape
@@ -139,7 +140,7 @@ async def _run(names: list[str], healthy_s: float, seed: int) -> tuple[list[Hear
 
 
 async def _shoot(site: Site, fault: str) -> None:
-    """Keep what the live page shows."""
+    """Save a screenshot of the live page."""
     async with browser_page(viewport={"width": 1000, "height": 620}) as (page, _):
         await page.goto(site.live_page)
         await page.wait_for_selector("[data-worker]", timeout=SHOT_MS)
@@ -147,7 +148,7 @@ async def _shoot(site: Site, fault: str) -> None:
 
 
 def _save(heard: list[Heard], calmly: Quiet, folder: Path = stats.RESULTS) -> None:
-    """Write the figures so far, as a run is long. Faults that were not measured this time keep theirs."""
+    """Write the figures so far. Faults that were not measured this time keep theirs."""
     before = folder / f"{RESULT}.json"
     kept: dict[str, Any] = json.loads(before.read_text()) if before.is_file() else {}
     found = {one["fault"]: one for one in kept.get("faults", [])}
@@ -165,7 +166,7 @@ def _said(one: Heard) -> str:
 
 
 def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
-    """Return docs/runbooks/README.md."""
+    """Return the text of docs/runbooks/README.md."""
     measured: dict[str, Any] = json.loads(result.read_text())
     alerts = [
         [

@@ -1,4 +1,4 @@
-"""README's figure: the gaps between tokens in 1P1D and in aggregated engines, as SVG for both themes."""
+"""Draw README's figure, the gaps between tokens in 1P1D and in aggregated engines, as SVG for both themes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TITLE = "Gap between a stream's tokens while long prompts arrive"
 ALT = f"{TITLE}: 1P1D against two aggregated engines"
 ARMS = {"1P1D (Baton)": "1P1D", "2 aggregated engines": "2 aggregated"}
 GAPS = {"p50": "itl_p50_ms", "p99": "itl_p99_ms", "longest": "itl_max_ms"}
-# By the file's suffix: the text's colour and the arms'.
+# File suffix -> colours of the text and of each arm.
 THEMES = {"": ("#1f2328", "#1f6feb", "#9aa4b2"), "-dark": ("#e6edf3", "#58a6ff", "#8b949e")}
 WIDTH, LEFT, BAR, STEP = 620, 60, 14, 44  # pixels
 
 
 def markdown(folder: str) -> str:
-    """Show the figure on a page from which its files are in `folder`."""
+    """Return the Markdown of the figure. folder: its files, relative to the page."""
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{folder}/longest-gap-dark.svg">'
         f'<img alt="{ALT}" src="{folder}/longest-gap.svg"></picture>'
@@ -27,7 +27,7 @@ def markdown(folder: str) -> str:
 
 
 def drawn() -> dict[Path, str]:
-    """Return the files and their text."""
+    """Return the text of each file."""
     median = json.loads((RESULTS / "disaggregation.json").read_text())["median"]
     return {FOLDER / f"longest-gap{suffix}.svg": _svg(median, *colours) for suffix, colours in THEMES.items()}
 

@@ -1,9 +1,9 @@
-"""Measure what drafts that come with a handoff cost the prefill's last step, and save the decode side.
+"""Measure what drafts that come with a handoff cost in the last prefill step, and what decoding gains.
 
-One engine with the demo model and its MTP layer hands prompts over to itself, so no network and no router is
-in the figures. The numbers of drafts take turns with each prompt; 0 is a handoff without them. The first
-token counts from the request's start to the end of the prefill's last step; the second and third from the
-decode side's request to the end of the step that gave them, the load of the KV included.
+One engine with the demo model and its MTP layer hands prompts over to itself, so the figures include neither
+network nor router. Each prompt runs with every number of drafts, in rotating order; 0 is a handoff without
+drafts. The time to the first token ends with the last prefill step. The times to the second and third tokens
+begin with the decode request and include loading the KV.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from typing import Any
 
 from baton.handoff.params import load_params, save_params
-from baton.services.config import SpeculativeSettings
 from baton.services.decode.proposers import registry
+from baton.services.speculation import SpeculativeSettings
 from bench.options import options
 from bench.prompts import FOLDER, held_out
 from harness.engines import Engine, EngineProcess, Options
 from harness.stats import median, save
 
 DRAFTS = (0, 1, 2, 3, 5)
-IN_FORCE = 3  # tokens drafted in each step of the decode side
+IN_FORCE = 3  # tokens drafted in each decode step
 LIMIT = max(DRAFTS)
 ANSWER = 24  # tokens
 
@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> None:
     if differ:
         raise SystemExit(f"{differ} of {len(prompts)} answers differ with the number of drafts")
     arms = {str(drafts): _summary(found) for drafts, found in runs.items()}
-    for drafts, found in arms.items():
-        print(f"{drafts} drafts: {found}", flush=True)
+    for name, figures in arms.items():
+        print(f"{name} drafts: {figures}", flush=True)
     save("first-drafts", {"prompts": len(prompts), "in_force": IN_FORCE, "arms": arms})
 
 
@@ -77,7 +77,7 @@ def _summary(runs: list[dict[str, float]]) -> dict[str, float]:
     return {"first_step_tokens": round(tokens, 3), **found}
 
 
-# In the engine's process.
+# These run in the engine's process.
 
 _SEAM: list[Any] = []
 
@@ -93,7 +93,7 @@ def _install(engine: Engine) -> None:
 def _hand_over(
     engine: Engine, name: str, prompt: list[int], drafts: int
 ) -> tuple[dict[str, float], tuple[int, ...]]:
-    """Hand one prompt over with `drafts` drafts. Return the figures and the start of its answer."""
+    """Hand over one prompt with `drafts` drafts. Return its figures and the start of its answer."""
     from baton.services.engine.patches import first_drafts
 
     seam = _SEAM[0]
@@ -110,12 +110,9 @@ def _hand_over(
     if read.saved is None or read.saved.manifest is None:
         raise RuntimeError(f"the KV of {name} was not saved")
     load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
-    answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)  # type: ignore[arg-type]
+    answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)
     first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
-    began, ends = (
-        time.monotonic(),
-        list[float](),
-    )  # ends of the steps that gave the second token, the third, ...
+    began, ends = time.monotonic(), list[float]()  # ends: when each token after the first was there
     first_step = 0
     while engine.step():
         new = len(answer.tokens) - len(ends)

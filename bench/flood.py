@@ -1,15 +1,15 @@
-"""A tenant that floods: what another one feels of it, and whether two routers hold its limits together.
+"""Measure what one tenant's flood costs another, and whether two routers enforce its limits together.
 
-`felt`: 1P1D of the demo model, and a tenant that sends at random times, the same in each arm of a round. In
-turns it is alone, or another tenant sends as many requests as its limit admits, or ten times as many. The
-figure is the first tenant's time to first token. The arm within the limit shows how much the admitted
-requests cost it, apart from the refused flood.
+`felt`: 1P1D of the demo model, and a calm tenant that sends at random times, the same in each arm of a round.
+It is alone, or another tenant sends as many requests as its limit admits, or ten times as many. The figure is
+the calm tenant's time to first token. The arm within the limit separates the cost of admitted requests from
+that of the refused flood.
 
 `held`: two routers that share a Redis, in front of a worker without an engine (as in bench/router.py), and
-one tenant that sends ten times its limit, half of it to each. The figure is the admitted load against the
-limit: the rate times the seconds, and one bucket, which is full at the start.
+one tenant that sends ten times its limit, half of it to each router. The figure is the admitted load against
+the limit: the rate times the seconds, plus one bucket, which is full at the start.
 
-The load generator shares the cores; it runs at nice 10. Everything takes some five minutes.
+The load generator shares the cores and runs at nice 10. Everything takes about five minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
 from bench.light import Client, Make, Reply, body, opened, ttfts
 from bench.options import options
-from bench.overload import listener
 from bench.router import MODEL as FAKE_MODEL
 from bench.router import child, wait_ready
 from bench.served import no_pauses, up
@@ -42,20 +41,20 @@ from harness.checkpoints import tiny_qwen2
 from harness.deployment import ENGINE, MODEL, MODEL_NAME
 from harness.scheduling import RedisServer
 from harness.stats import percentile, save
-from harness.support import free_port
+from harness.support import free_port, listener
 
-TIMES = 10  # the limit
+TIMES = 10  # times the limit
 GOAL_TTFT, GOAL_HELD = 1.2, 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 CALM_PER_S = 10.0  # requests of the tenant that does not flood
 ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside a flood"
-SAMPLES = 1_000  # resamples of the rounds
-FLOOD_LIMIT = 2  # requests a second of the tenant that floods
+SAMPLES = 1_000  # bootstrap samples of the rounds
+FLOOD_LIMIT = 2  # requests/s of the flooding tenant
 HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # a request's, prompt and answer
-LONG_TOKENS = 200  # an answer's (0.4 s), where concurrent requests are counted
+HELD_TOKENS = 50  # of a request, prompt and answer
+LONG_TOKENS = 200  # of an answer (0.4 s) when concurrent requests are counted
 HELD_STEP_MS = 2.0
-PAUSE_S = 0.25  # after a refusal there, so that the generator is not late itself
+PAUSE_S = 0.25  # after a refusal, so that the generator keeps up
 VOCABULARY = 1, 250
 
 
@@ -80,12 +79,12 @@ def measure_felt(rounds: int, seconds: float) -> dict[str, Any]:
         keys = Path(folder) / "keys.yaml"
         write(keys, {"calm": Tenant(), "flood": Tenant(requests_per_s=FLOOD_LIMIT)})
         with up(engine=engine, router={"keys_file": str(keys)}) as one, no_pauses():
-            os.nice(10)  # this process: the deployment's are started
+            os.nice(10)  # this process alone: the deployment has started
             return asyncio.run(in_turns(one.port, listener(one.port), rounds, seconds))
 
 
 async def in_turns(port: int, router: psutil.Process, rounds: int, seconds: float) -> dict[str, Any]:
-    """Measure the arms, in another order each round."""
+    """Measure the arms, in a different order each round."""
     calm, flood, draw = Client(port, "calm"), Client(port, "flood"), random.Random(1)
     make = partial(body, draw, PROMPT_TOKENS, ANSWER_TOKENS, model=MODEL_NAME, vocabulary=VOCABULARY)
     found: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
@@ -136,7 +135,7 @@ def other_figures(replies: list[Reply]) -> dict[str, Any]:
 
 
 def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Random) -> dict[str, float]:
-    """Compare the p99 of two arms; nine in ten samples of the rounds lie between `low` and `high`."""
+    """Return the ratio of two arms' p99, and its 90 % bootstrap interval: `low` to `high`."""
     pairs = list(zip(flooded, other, strict=True))
 
     def ratio(some: list[tuple[list[Reply], list[Reply]]]) -> float:
@@ -164,9 +163,7 @@ def figures(replies: list[Reply]) -> dict[str, Any]:
 def measure_held(seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        redis = RedisServer(folder)
-        redis.start()
-        stack.callback(redis.stop)
+        redis = stack.enter_context(RedisServer(folder))
         write(folder / "keys.yaml", {field: Tenant(**{field: most}) for field, most in HELD.items()})
         model, scheduler = str(tiny_qwen2(folder / "model")), str(free_port())
         stack.enter_context(child("--serve-worker", scheduler, "--interval-ms", str(HELD_STEP_MS)))
@@ -174,14 +171,14 @@ def measure_held(seconds: float) -> dict[str, Any]:
         with environment(
             BATON_ROUTER__KEYS_FILE=str(folder / "keys.yaml"), BATON_ROUTER__KEYS_STORE=redis.url
         ):
-            for port in ports:  # one after the other: they import for seconds
+            for port in ports:  # one at a time: imports take seconds
                 stack.enter_context(child("--serve-router", str(port), scheduler, model))
                 wait_ready(port)
         return {field: asyncio.run(flooded(ports, field, seconds)) for field in HELD}
 
 
 async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any]:
-    """Send ten times what a limit admits, half to each router; return how much was admitted."""
+    """Send ten times what a limit admits, half to each router. Return how much was admitted."""
     clients, draw = [Client(port, field) for port in ports], random.Random(2)
     most = HELD[field]
     prompt = HELD_TOKENS - ANSWER_TOKENS
@@ -197,7 +194,7 @@ async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any
             *(opened(client, make, TIMES * per_s / len(ports), seconds, draw) for client in clients),
             *(burst(client, make, round(bucket)) for client in clients),
         )
-        # Until the last request was admitted, which on a busy machine is later than it was sent.
+        # On a busy machine the last request is admitted later than it was sent.
         took = max(reply.arrivals[0] for each in replies for reply in each if reply.arrivals) - began
     finally:
         for client in clients:
@@ -215,7 +212,7 @@ async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any
 
 
 async def burst(client: Client, make: Make, count: int) -> list[Reply]:
-    """Send `count` requests, a few at a time: the bucket is soon empty, and then the rate is what counts."""
+    """Send `count` requests, eight at a time, which empties the bucket."""
     replies: list[Reply] = []
 
     async def some() -> None:
@@ -227,7 +224,7 @@ async def burst(client: Client, make: Make, count: int) -> list[Reply]:
 
 
 async def crowded(clients: list[Client], make: Make, most: int, seconds: float) -> dict[str, Any]:
-    """Keep ten times as many requests under way as the limit; return how many were admitted at a time."""
+    """Keep ten times as many requests in flight as the limit. Return how many were admitted at a time."""
     statuses: Counter[str] = Counter()
     until = time.perf_counter() + seconds
 
@@ -249,16 +246,16 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
         "statuses": dict(statuses),
         "usual": held(0.5),
         "p99": held(0.99),
-        "peak": held(1.0),  # as this process saw it, which is late itself at times
+        "peak": held(1.0),  # as seen by this process, which may lag
         "off": round(held(0.99) / most - 1, 4),
         "goal": GOAL_HELD,
     }
 
 
 def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
-    """Return a function of a share of the time: the most `spans` that went on at once during that share."""
+    """Return a function: for which number of concurrent `spans` a share of the time had no more."""
     moments = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    lasted: dict[int, float] = defaultdict(float)  # s, by how many
+    lasted: dict[int, float] = defaultdict(float)  # concurrent spans -> seconds
     under_way = 0
     for (moment, change), (next_moment, _) in pairwise(moments):
         under_way += change
@@ -276,14 +273,14 @@ def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
 
 
 def write(path: Path, tenants: dict[str, Tenant]) -> None:
-    """Write a book in which each tenant's key is its name."""
+    """Write a keys file in which each tenant's key is its name."""
     keys = {name: ApiKey(tenant=name, sha256=digest(name.encode()).hex()) for name in tenants}
     asyncio.run(FileBook(str(path)).edit(lambda _: Book(tenants=tenants, keys=keys)))
 
 
 @contextlib.contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Set variables for the processes that are started inside the block."""
+    """Set variables for processes that the block starts."""
     os.environ.update(variables)
     try:
         yield

@@ -1,19 +1,19 @@
-"""A handoff on a GPU, without an engine: the time of saves and loads, and how they slow an engine's steps.
+"""Measure handoffs on a GPU without an engine: saves, loads, and how much they slow an engine's steps.
 
     python -m bench gpu                  all, some minutes
     python -m bench gpu --device cpu --layers 2 --tokens 512 --width 256 --skip-kernels      to try it
 
-First the kernels (bench/kernels.py), each against its reference before it is timed. Then the KV cache
-of a model of 8B, in blocks of 16 tokens, and the product's own classes: staging, saver, landing.
+Runs the kernels first (bench/kernels.py), each checked against its reference. Then it uses the KV cache of an
+8B model, in blocks of 16 tokens, with the product's own classes: staging, saver, landing.
 
-    copy      between pinned memory and the device, one copy at a time: the bound
-    save      a prompt's blocks packed, copied and digested, until the last record is whole in staging; and
-              the engine thread's share of that
-    load      the same records back into other blocks, their digests checked
-    steps     products of matrices on the engine's queue, as long as a decode step: alone, beside
-              saves, beside loads, beside both, in turns
+    copy      between pinned memory and the device, one copy at a time: the upper bound
+    save      pack, copy and digest a prompt's blocks until the last record is complete in staging; and the
+              engine thread's share of that
+    load      copy the same records back into other blocks and check their digests
+    steps     matrix products on the engine's stream, as long as a decode step: alone, with saves, with
+              loads, with both, alternating
 
-Needs torch, triton, numpy, numba, xxhash and protobuf, no vLLM. Writes bench/results/gpu-DEVICE.json.
+Needs torch, triton, numpy, numba, xxhash and protobuf, but not vLLM. Writes bench/results/gpu-DEVICE.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from baton.handoff.memory.arena import Arena
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache
 from baton.handoff.memory.views import SaveView
-from baton.handoff.records import Bytes
 from baton.handoff.save.saver import SaveJob, Saver
 from baton.handoff.save.staging import Staging
 from bench import kernels
@@ -42,12 +41,12 @@ from bench.options import options
 from harness.stats import median, percentile, save
 
 BLOCK, KV_HEADS, HEAD = 16, 8, 128
-SPREAD = 3  # the cache's blocks, in prompts
-# Prompts that fit staging: one being loaded, one being saved, and the one before, whose room comes back a
-# moment after its last record is whole.
+SPREAD = 3  # size of the cache, in prompts
+# Prompts that fit in staging: one being loaded, one being saved, and the previous one, whose room is freed
+# shortly after its last record is complete.
 ROOMS = 3
 ROUNDS = 5
-STEPS = 50  # an arm's, in all rounds
+STEPS = 50  # of an arm, over all rounds
 STEP_S = 0.02  # a decode step of a large model
 LEASE_S = 60.0
 WAIT_S = 60.0
@@ -81,23 +80,22 @@ class Site:
         self._attached: segments.Attached | None = None
 
     def save(self) -> str:
-        """Queue a save of the prompt, as an engine's thread does after a step. Return its name."""
+        """Queue a save of the prompt, as the engine thread does after a step. Return its name."""
         self._number += 1
         name = f"r{self._number}"
         saved = self.saver.save(SaveJob(name, 1, self.parts))
-        if saved.problem is not None:
-            raise RuntimeError(f"the save failed: {saved.problem}")
+        if saved is None or saved.problem is not None:
+            raise RuntimeError(f"the save failed: {saved and saved.problem}")
         return name
 
     def wait(self, name: str) -> None:
-        """Wait until the last record of a save is whole."""
         first, stop = 0, len(self.parts[0].block_ids)
         with self.staging.opened(name, 1) as entry:
             while first < stop:
                 first = entry.view.wait(first, stop, "KV", lambda: None)
 
     def load(self, name: str) -> float:
-        """Load a save into other blocks, through a mapping as another process has it. Return the seconds.
+        """Load a save into other blocks, mapped as by another process. Return the seconds it took.
 
         Raises DigestMismatch.
         """
@@ -121,7 +119,6 @@ class Site:
         return time.perf_counter() - began
 
     def release(self, name: str) -> None:
-        """Give a save's memory back."""
         self.staging.release(name, 1)
 
     def close(self) -> None:
@@ -130,18 +127,18 @@ class Site:
 
 
 class Engine:
-    """Steps of a fixed amount of work on the device's current queue, some `STEP_S` long."""
+    """Steps of fixed work on the device's current stream, about `STEP_S` long."""
 
     def __init__(self, on: torch.device, width: int) -> None:
         self._on = on
         self._left = torch.randn(width, width, device=on).bfloat16()
         self._right = torch.randn(width, width, device=on).bfloat16()
         self._times = 1
-        self.step()  # the libraries' first time
+        self.step()  # initializes the libraries
         self._times = max(1, round(STEP_S / max(self.step(), 1e-6)))
 
     def step(self) -> float:
-        """Run one step to its end; return its seconds."""
+        """Run one step and return its seconds."""
         began = time.perf_counter()
         for _ in range(self._times):
             torch.mm(self._left, self._right)
@@ -171,7 +168,7 @@ def copies(on: torch.device, size: int) -> dict[str, float]:
 
 
 def handoffs(site: Site) -> dict[str, Any]:
-    """Save and load with nothing beside, after a check that the loaded bytes are the saved ones."""
+    """Time saves and loads alone, after checking that the loaded bytes equal the saved ones."""
     name = site.save()
     site.wait(name)
     site.load(name)
@@ -199,22 +196,23 @@ def handoffs(site: Site) -> dict[str, Any]:
 
 def _compare(site: Site) -> None:
     """Raise AssertionError unless the loaded blocks equal the saved ones."""
-    found: list[Bytes] = []
-    for part in (site.parts[0], site.others[0]):
-        records = np.empty((len(part.block_ids), site.cache.record_bytes), np.uint8)
+    saved, loaded = (
+        np.empty((len(part.block_ids), site.cache.record_bytes), np.uint8)
+        for part in (site.parts[0], site.others[0])
+    )
+    for part, records in ((site.parts[0], saved), (site.others[0], loaded)):
         site.cache.gather(part.group, part.block_ids, records)
-        found.append(records)
-    if not np.array_equal(*found):
-        raise AssertionError("what was loaded is not what was saved")
+    if not np.array_equal(saved, loaded):
+        raise AssertionError("the loaded blocks differ from the saved ones")
 
 
 def beside(site: Site, engine: Engine) -> dict[str, Any]:
-    """Time the engine's steps alone and beside handoffs, in turns. Saves begin on the engine's own thread."""
-    kept = site.save()  # to be loaded again and again
+    """Time the engine's steps alone and during handoffs, alternating. Saves begin on the engine's thread."""
+    kept = site.save()  # for repeated loads
     site.wait(kept)
 
     def with_save() -> float:
-        # As in an engine: the step's thread queues the save, and the next step starts before its end.
+        # As in an engine: the thread that steps queues the save, and the next step starts before it ends.
         began = time.perf_counter()
         name = site.save()
         engine.step()
@@ -248,14 +246,14 @@ def beside(site: Site, engine: Engine) -> dict[str, Any]:
 
 @contextmanager
 def _repeating(work: Callable[[], object]) -> Iterator[None]:
-    """Do it again and again on a thread of its own inside the block, and once to its end."""
+    """Repeat `work` on another thread during the block. Raises its error."""
     stop, failed = threading.Event(), []
 
     def run() -> None:
         try:
             while not stop.is_set():
                 work()
-        except Exception as error:  # noqa: BLE001 (told below)
+        except Exception as error:  # noqa: BLE001 (raised below)
             failed.append(error)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,7 +1,7 @@
-"""Greedy answers of many arms on one GPU against those of one engine, and the times of handoffs.
+"""Compare the greedy answers of many arms on one GPU with those of one engine, and time handoffs.
 
-Where an answer differs, the reference says how far its two best tokens were apart at that place: in bfloat16
-another batch or attention sums in another order, which can overturn a lead as small as a rounding.
+Where an answer differs, the reference reports the gap between its two best tokens at that position: in
+bfloat16 another batch or attention backend sums in another order, which can flip a near-tie.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FOLDER = ROOT / "deploy" / "demo-model"
 DEMO, DEMO_MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 REFERENCE = "one"
 LOOKS, LOOK_S = 10, 0.1
-REQUEST_S = 90.0  # the first ones compile
-# Graphs of decode steps, without the compiler.
+REQUEST_S = 90.0  # the first requests compile
+# CUDA graphs of decode steps, without torch.compile.
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
-# PyTorch's and Triton's operators in place of vLLM's compiled ones.
+# PyTorch's and Triton's operators instead of vLLM's compiled ones.
 NATIVE: dict[str, Any] = {
     "attention_backend": "TRITON_ATTN",
     "compilation_config": {"mode": 0, "custom_ops": ["none"], "cudagraph_mode": "NONE"},
@@ -40,13 +40,13 @@ PROMPTS = (
     "List three colours and three animals, one a line:",
     "word " * 300 + "Now say what was repeated.",
 )
-Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # a request's errors
+Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # errors of a request
 
 
 def arm(
     *, model: str = DEMO, pair: bool = True, drafts: dict[str, Any] | None = None, by: str = "", **extra: Any
 ) -> Arm:
-    """Return an arm of one engine or of 1P1D. by: its transport; extra: vLLM's own arguments."""
+    """Return an arm of one engine or of 1P1D. by: the transport; extra: arguments for vLLM."""
     made: Arm = {"prefill": 1, "decode": 1} if pair else {"mixed": 1}
     made["engine"] = {"model": model, "speculative_config": drafts, "extra": {"enforce_eager": True, **extra}}
     made["handoff"] = {"staging_mib": 128, **({"transports": [by]} if by else {})}
@@ -68,7 +68,7 @@ ARMS: dict[str, Arm] = {
     ),
     "eagle3": arm(drafts={"method": "eagle3", "model": EAGLE3, "verifier": "baton"}),
     "ngram": arm(drafts={"method": "ngram", "verifier": "baton"}),
-    # As vLLM comes: torch.compile, and graphs in pieces.
+    # vLLM's defaults: torch.compile and piecewise graphs.
     "compiled": arm(enforce_eager=False),
 }
 USUAL = [name for name in ARMS if name != "compiled"]
@@ -84,8 +84,8 @@ ENGINE = {
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
     """Compare the arms' answers with the reference's, then measure their handoffs.
 
-    `keep` gets the figures so far. All arms answer at the same time. Handoffs are measured one at a time, as
-    all share the GPU, and with prompts that no worker has in its cache.
+    All arms answer at the same time. Handoffs are measured one arm at a time, because all share the GPU, and
+    with prompts that no worker has cached. `keep` gets the figures after each arm.
     """
     tokenizer = Tokenizer.from_file(f"{DEMO}/tokenizer.json")
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
@@ -116,7 +116,7 @@ async def compare(served: Served, tokens: int, keep: Keep) -> None:
                 continue
             before = served.metrics()
             await _answers(http, served.url, name, unseen, 2)
-            for _ in range(LOOKS):  # the last one may be counted after its answer
+            for _ in range(LOOKS):  # the last handoff may be counted after its answer
                 moved = handoffs(before[name], served.metrics()[name])
                 if sum(moved.get("loaded", {}).values()) == len(unseen):
                     break
@@ -129,7 +129,7 @@ async def compare(served: Served, tokens: int, keep: Keep) -> None:
 async def _answers(
     http: aiohttp.ClientSession, url: str, name: str, prompts: list[list[int]], tokens: int
 ) -> list[list[int]]:
-    """Return an arm's answers, one request at a time. After one that fails, the arm is asked nothing more."""
+    """Return an arm's answers, one request at a time, empty from the first failed request on."""
     found: list[list[int]] = []
     for prompt in prompts:
         try:
@@ -141,7 +141,7 @@ async def _answers(
 
 
 def differences(answers: list[list[int]], others: list[list[int]]) -> list[dict[str, Any]]:
-    """Return the first place where each answer leaves the other one, and both tokens there."""
+    """Return the first position where each answer differs from the other, with both tokens."""
     return [
         {"prompt": number, "at": at, "token": mine, "reference": theirs}
         for number, (answer, other) in enumerate(zip(answers, others, strict=True))
@@ -151,7 +151,7 @@ def differences(answers: list[list[int]], others: list[list[int]]) -> list[dict[
 
 
 async def lead(http: aiohttp.ClientSession, url: str, model: str, prompt: list[int]) -> float | None:
-    """Return by how much the best next token leads the second one, as a difference of log-probabilities."""
+    """Return the log-probability gap between the two best next tokens; None if the request fails."""
     body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 2}
     try:
         async with http.post(f"{url}/v1/completions", json=body) as response:

@@ -1,7 +1,7 @@
-"""Deployments of several models on one GPU, in one `baton up`: an arm that cannot start is left out.
+"""Deploy several models on one GPU with one `baton up`, without the arms that cannot start.
 
-An arm is an entry of `models:` in the configuration. The processes are forked from one that imported vLLM, so
-all arms of a deployment pay for the import once.
+An arm is an entry of `models:` in the configuration. `baton up` forks its processes after importing vLLM, so
+a deployment pays for the import once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from baton.services.fleet.devices import cpu_build
-from bench.served import samples
 from harness.deployment import Deployment
+from harness.scrape import samples
 
 Arm = dict[str, Any]  # an entry of `models:`
-Metrics = dict[str, Counter[str]]  # arm: sums over its workers
-Keep = Callable[[dict[str, Any]], None]  # writes the figures so far of a part
+Metrics = dict[str, Counter[str]]  # arm -> sums over its workers
+Keep = Callable[[dict[str, Any]], None]  # writes a part's figures so far
 KINDS = ("prefill", "decode", "mixed")
 TRIES = 3
 LOADED = "handoffs_loaded_total "
@@ -31,7 +31,7 @@ _WORKER = rf"(\S+)-(?:{'|'.join(KINDS)})-\d+"
 
 
 class StartFailed(RuntimeError):
-    """A deployment did not become ready. `arms`: the arms to blame, if known."""
+    """A deployment did not become ready. arms: those to blame, if known."""
 
     def __init__(self, why: str, arms: set[str]) -> None:
         super().__init__(why)
@@ -44,7 +44,7 @@ class Served:
 
     one: Deployment
     arms: list[str]
-    failed: dict[str, str]  # arms that were left out, and their output
+    failed: dict[str, str]  # arm that was left out -> its output
     start_s: float
 
     @property
@@ -52,7 +52,7 @@ class Served:
         return self.one.url
 
     def metrics(self) -> Metrics:
-        """Return the counters of each arm's workers, and the sums and counts of their histograms."""
+        """Return the counters and histogram sums and counts of each arm's workers."""
         found: Metrics = {arm: Counter() for arm in self.arms}
         for log in sorted((self.one.folder / "logs").glob("*.log")):
             worker = re.fullmatch(_WORKER, log.stem)
@@ -61,12 +61,12 @@ class Served:
                 continue
             try:
                 found[worker[1]].update(_scraped(urls[-1].removesuffix("/metrics"), "baton_worker_"))
-            except OSError as problem:  # it may have died
+            except OSError as problem:  # the worker may have died
                 print(f"no metrics of {log.stem}: {problem}", flush=True)
         return found
 
     def stages(self) -> Counter[str]:
-        """Return the sums and counts of the stages of handoffs, over all arms, as the routers know them."""
+        """Return the routers' sums and counts of handoff stages, over all arms."""
         return _scraped(self.url, "baton_router_handoff_stage_")
 
 
@@ -80,10 +80,10 @@ def serving(
     cold: bool = True,
     **sections: Any,
 ) -> Iterator[Served]:
-    """Serve these arms on one GPU, less any that cannot start. Raises StartFailed if none can.
+    """Serve those of the arms that can start on one GPU. Raises StartFailed if none can.
 
-    engine: the section `engine` of all; sections: further ones. limit_s: the longest that a start may take.
-    cold: start the command as a person does, else fork it.
+    engine: the common `engine` section; sections: further ones; limit_s: the timeout of a start; cold: run
+    the command as a user does instead of forking it.
     """
     left, failed = dict(arms), dict[str, str]()
     for number in range(TRIES):
@@ -107,7 +107,7 @@ def serving(
 
 
 def _start(one: Deployment, arms: set[str], limit_s: float) -> float:
-    """Start it. Return the seconds until it was ready. Raises StartFailed."""
+    """Start the deployment and return the seconds until it was ready. Raises StartFailed."""
     began = time.monotonic()
     process = one.start("up", "up", "--log-dir", str(one.folder / "logs"))
     while "\nReady." not in process.text:
@@ -122,7 +122,7 @@ def _start(one: Deployment, arms: set[str], limit_s: float) -> float:
 
 
 def blamed(said: str) -> set[str]:
-    """Return the arms that ended a failed start, or for which it waited last."""
+    """Return the arms that made a start fail, or those it was still waiting for."""
     ended = re.findall(rf"error: {_WORKER} could not start", said) or re.findall(
         r"error: models\.(\S+?)[.:]", said
     )
@@ -147,7 +147,7 @@ def _scraped(url: str, prefix: str) -> Counter[str]:
 
 
 def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
-    """Return an arm's handoffs in between: numbers by transport, MiB, mean ms by stage."""
+    """Return an arm's handoffs between two scrapes: counts by transport, MiB, mean ms by stage."""
     by = {key: after[key] - before[key] for key in after}
     counts = {key.removeprefix(LOADED): int(by[key]) for key in by if key.startswith(LOADED) and by[key]}
     moved = sum(value for key, value in by.items() if key.startswith("handoff_bytes_total "))
@@ -159,7 +159,7 @@ def handoffs(before: Counter[str], after: Counter[str]) -> dict[str, Any]:
 
 
 def stages(before: Counter[str], after: Counter[str]) -> dict[str, float]:
-    """Return the mean ms of each stage of the handoffs in between."""
+    """Return the mean ms of each handoff stage between two scrapes."""
     found = {}
     for key in after:
         stage, _, kind = key.partition(" ")
@@ -170,7 +170,7 @@ def stages(before: Counter[str], after: Counter[str]) -> dict[str, float]:
 
 
 def drafts(before: Counter[str], after: Counter[str]) -> dict[str, int]:
-    """Return how many tokens an arm drafted in between, and how many of them were accepted."""
+    """Return an arm's drafted and accepted tokens between two scrapes."""
     names = ("drafted", "accepted")
     found = {name: int(after[f"{name}_tokens_total"] - before[f"{name}_tokens_total"]) for name in names}
     return found if found["drafted"] else {}

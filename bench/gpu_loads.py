@@ -1,8 +1,8 @@
-"""Loads on one GPU: streams beside long prompts, and closed loops of clients.
+"""Run two loads on one GPU: streams while long prompts arrive, and closed loops of clients.
 
-The clients of a closed loop send the next request as soon as an answer is whole. They are several processes,
-as one could not read the tokens of hundreds of streams. Requests of the first quarter of the time do not
-count, as all clients begin at once.
+Closed-loop clients send their next request as soon as an answer is complete. They run in several processes,
+because one could not read the tokens of hundreds of streams. Requests of the first quarter do not count,
+because all clients start at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.pool import Pool
+from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import aiohttp
@@ -32,9 +33,9 @@ SLOTS = 256
 WARM_S = 3.0
 CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
-COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's own has some fifty sizes
-STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's own order
-KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # each worker's
+COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's default captures about fifty sizes
+STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's default order
+KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # per worker
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
@@ -43,18 +44,18 @@ FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 PROMPT, ANSWER = 256, 64  # tokens of a request
 CLIENTS = 4  # processes
-EACH = 16  # clients of one process at least
-READY_S = 60.0  # for the processes to import this
-SOON_S = 0.2  # until all processes have a job
+EACH = 16  # least clients of a process
+READY_S = 60.0  # for the processes to import this module
+SOON_S = 0.2  # for all processes to receive their job
 SLACK_S = 10.0  # for a process to send its figures
-Seen = tuple[float, float, bool, list[float]]  # asked, done, whether it was whole, arrivals of events
+Seen = tuple[float, float, bool, list[float]]  # asked, done, complete, arrivals of events
 Figures = dict[str, float]
-# Errors of one turn; the others go on.
+# These end one turn; the others go on.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 
 def arms(names: list[str], model: str, *, compiled: bool, eager: bool) -> dict[str, Arm]:
-    """Return these FLEETS with a model: compiled by torch.compile, with graphs alone, or eager."""
+    """Return these FLEETS with a model: with torch.compile, with CUDA graphs only, or eager."""
     kept: dict[str, Any] = {"load_format": "dummy", "enforce_eager": eager}
     if not eager:
         kept["compilation_config"] = COMPILED if compiled else GRAPHS
@@ -69,7 +70,7 @@ def arms(names: list[str], model: str, *, compiled: bool, eager: bool) -> dict[s
 
 
 def engine(size: str) -> dict[str, Any]:
-    """Return the section `engine` that all arms have in common."""
+    """Return the `engine` section that all arms share."""
     return {
         "dtype": "bfloat16",
         "max_model_len": LENGTH,
@@ -81,7 +82,6 @@ def engine(size: str) -> dict[str, Any]:
 
 
 def mix(seconds: float) -> Mix:
-    """Return the load of streams beside long prompts."""
     return Mix(
         streams=8,
         short_prompt=64,
@@ -94,12 +94,11 @@ def mix(seconds: float) -> Mix:
 
 
 def middle(runs: dict[str, list[Figures]]) -> dict[str, Figures]:
-    """Return the medians of the arms that have runs."""
     return {name: medians(some) for name, some in runs.items() if some}
 
 
 def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
-    """Drive the arms in turns with streams beside long prompts; `keep` gets the figures after each turn."""
+    """Alternate streams with long prompts between the arms. `keep` gets the figures after each turn."""
     load, runs = mix(seconds), {name: list[Figures]() for name in served.arms}
     for name in served.arms:  # the first requests compile and allocate
         asyncio.run(run(mix(WARM_S), served.url, name, seed=0))
@@ -121,7 +120,7 @@ def streams(served: Served, seconds: float, rounds: int, keep: Keep) -> None:
 
 
 def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: float, keep: Keep) -> None:
-    """Drive the arms with each number of clients, in turns; `keep` gets the figures after each turn."""
+    """Run each number of clients on each arm. `keep` gets the figures after each turn."""
     found: dict[str, dict[str, Figures]] = {name: {} for name in arms}
     took: dict[str, dict[str, Any]] = {name: {} for name in arms}  # ms of handoffs by stage
     with client_processes() as pool:
@@ -143,7 +142,7 @@ def closed_loops(served: Served, arms: list[str], clients: list[int], seconds: f
 
 
 def _warmed(pool: Pool, url: str, name: str, clients: int) -> None:
-    """Have the first requests compile and allocate; a problem there shows in the figures, too."""
+    """Send the first requests, which compile and allocate. Errors are printed: they recur in the figures."""
     try:
         closed(pool, url, name, clients, WARM_S / 2, seed=0)
     except PROBLEMS as problem:
@@ -152,19 +151,24 @@ def _warmed(pool: Pool, url: str, name: str, clients: int) -> None:
 
 @contextmanager
 def client_processes() -> Iterator[Pool]:
-    """Start the processes, and wait until all of them can begin at once."""
+    """Start the client processes and wait until all are ready."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(CLIENTS + 1)
-    with context.Pool(CLIENTS, ready.wait, (READY_S,)) as pool:
-        ready.wait(READY_S)
+    with context.Pool(CLIENTS, _ready, (ready,)) as pool:
+        _ready(ready)
         yield pool
 
 
+def _ready(all_ready: Barrier) -> None:
+    """Wait for the other processes. A new process imports this module to run it."""
+    all_ready.wait(READY_S)
+
+
 def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed: int) -> Figures:
-    """Return the figures of one closed loop. Raises RuntimeError if no answer was whole."""
+    """Run one closed loop and return its figures. Raises RuntimeError if no answer was complete."""
     parts = max(1, min(CLIENTS, clients // EACH))
     shares = [clients // parts + (number < clients % parts) for number in range(parts)]
-    begin = time.perf_counter() + SOON_S  # all processes of a machine have this clock
+    begin = time.perf_counter() + SOON_S  # all processes of a machine share this clock
     port = int(url.rpartition(":")[2])
     jobs = [
         (port, model, share, begin, seconds, seed * CLIENTS + number) for number, share in enumerate(shares)
@@ -201,13 +205,13 @@ async def _loops(port: int, model: str, clients: int, begin: float, end: float, 
 
 
 def figures_of(replies: list[Seen], first: float, last: float) -> Figures:
-    """Return the figures between two moments: tokens/s, and ms of the requests that were sent then.
+    """Return tokens/s between two times, and latencies of the requests that were sent after the first.
 
-    An event carries one token or, where several were ready, more. Raises RuntimeError if no answer was whole.
+    An event may carry several tokens. Raises RuntimeError if no answer was complete.
     """
     whole = [(asked, arrivals) for asked, _, good, arrivals in replies if good and arrivals]
     if not whole:
-        raise RuntimeError(f"none of {len(replies)} answers was whole")
+        raise RuntimeError(f"none of {len(replies)} answers was complete")
     tokens = sum(ANSWER * sum(first <= at < last for at in arrivals) / len(arrivals) for _, arrivals in whole)
     counted = [(asked, arrivals) for asked, arrivals in whole if asked >= first] or whole
     waits = [1e3 * (arrivals[0] - asked) for asked, arrivals in counted]

@@ -1,19 +1,19 @@
-"""Baton on one GPU: several workers share it (fleet.devices).
+"""Measure Baton with several workers on one GPU (fleet.devices).
 
     python -m bench gpu-serve                                  all, within 8 minutes on an H100
     python -m bench gpu-serve --parts answers --arms one shm   one part, and some of its arms
     python -m bench gpu-serve --parts load --sizes 8 --clients 64
 
-    answers   greedy answers of every arm (transports, attention, graphs, ways to draft) against those of one
-              engine, with the demo model; times of handoffs by stage; drafts and how many were accepted
-    streams   streams beside long prompts: 1P1D, one engine in vLLM's own order, and one in Baton's
+    answers   the demo model's greedy answers in every arm (transports, attention, graphs, drafts) against one
+              engine's; handoff times by stage; drafted and accepted tokens
+    streams   streams while long prompts arrive: 1P1D, one engine in vLLM's order, one in Baton's
     load      closed loops of 1 to 256 clients: 1P1D and one engine
-    compiled  streams of 1P1D and one engine as vLLM comes, with torch.compile; else engines have graphs of
-              decode steps alone. Only with --parts
+    compiled  streams with vLLM's defaults and torch.compile; the other parts capture only decode steps.
+              Only with --parts
 
-streams and load use the shapes of Qwen3 1.7B and 8B with random weights.
-An arm that cannot start is left out and named in the result. Each turn is on disk at once, in
-bench/results/gpu-serve.json: a part that is run alone replaces its own figures there.
+streams and load use the shapes of Qwen3 1.7B and 8B with random weights. An arm that cannot start is left out
+and named in the result. Each turn is saved at once in bench/results/gpu-serve.json; a part that is run alone
+replaces only its own figures.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from harness.checkpoints import QWEN3, qwen3_shape
 from harness.stats import RESULTS, command, save
 
 PARTS = ("answers", "streams", "load", "compiled")
-LOADED = ("1P1D", "one-stock")  # the arms of load and compiled by default
-ROUTERS = 4  # processes: one carries some 15,000 tokens/s
-SETTINGS = {"ops": {"listen": ""}}
+LOADED = ("1P1D", "one-stock")  # default arms of load and compiled
+ROUTERS = 4  # processes; one carries about 15,000 tokens/s
+SETTINGS: dict[str, Any] = {"ops": {"listen": ""}}
 KeepPart = Callable[[str, Served, dict[str, Any]], None]
-Turn = tuple[Sequence[str], str]  # parts that are measured in one deployment, and the model's size or ""
+Turn = tuple[Sequence[str], str]  # parts that share a deployment, and the model's size or ""
 
 
 class Results:
@@ -59,7 +59,7 @@ class Results:
         self._taken = {"command": command(), "when": datetime.now(UTC).strftime("%Y-%m-%d"), **card()}
 
     def keep(self, size: str, part: str, served: Served, found: dict[str, Any]) -> None:
-        """Write the figures so far of a part; its size is "" if it has none."""
+        """Write a part's figures so far. size: of the model, or ""."""
         whole = {"taken": self._taken, "start_s": served.start_s, "failed": served.failed, **found}
         if size:
             self._all.setdefault(part, {})[size] = whole
@@ -69,7 +69,7 @@ class Results:
         save(self._name, self._all)
 
     def fail(self, parts: Sequence[str], size: str, why: str) -> None:
-        """Write that a turn failed, for its parts without figures of this run."""
+        """Record a failed turn for those of its parts that have no figures of this run."""
         for part in parts:
             known = self._all.get(part, {}).get(size, {}) if size else self._all.get(part, {})
             if known.get("taken") is not self._taken:
@@ -79,7 +79,7 @@ class Results:
 
 
 def card() -> dict[str, str]:
-    """Return the GPU's name and its driver's version; nothing where nvidia-smi is not there."""
+    """Return the GPU's name and driver version; empty without nvidia-smi."""
     line = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         said = subprocess.run(line, capture_output=True, check=True, text=True, timeout=20).stdout
@@ -90,7 +90,6 @@ def card() -> dict[str, str]:
 
 
 def answers(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
-    """Compare the arms' answers."""
     names = _chosen(given, gpu_answers.ARMS) or gpu_answers.USUAL
     arms = {name: gpu_answers.ARMS[name] for name in names}
     with serving(folder / "answers", arms, gpu_answers.ENGINE, given.start_s, **SETTINGS) as served:
@@ -98,7 +97,7 @@ def answers(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
 
 
 def loads(parts: Sequence[str], size: str, given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
-    """Measure streams and load of a size in one deployment, or the compiled part in its own."""
+    """Run parts that share a deployment: streams and load of a size, or compiled."""
     chosen = _chosen(given, gpu_loads.FLEETS)
     names = chosen or list(LOADED if size == "8" or "streams" not in parts else gpu_loads.FLEETS)
     model = str(qwen3_shape(folder / f"model-{size}", size, 2 * gpu_loads.LENGTH))
@@ -120,16 +119,16 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         parts=(list(PARTS[:3]), None, PARTS),
-        arms=([str], "of answers, of the other parts, or both; all by default"),
+        arms=([str], "arms of any of the parts; all by default"),
         sizes=(["1.7", "8"], "of the models", list(QWEN3)),
-        tokens=(64, "of the answers that are compared"),
+        tokens=(64, "of each compared answer"),
         seconds=(8.0, "of streams, each time"),
-        rounds=(2, "turns of each arm with streams"),
+        rounds=(2, "of streams on each arm"),
         load_seconds=(5.0, "of a closed loop"),
         clients=([1, 8, 64, 256], "of closed loops"),
-        start_s=(120.0, "that a deployment may take to start"),
-        eager=(False, "no graphs in streams and load"),
-        folder=(Path, "keep configurations and logs there"),
+        start_s=(120.0, "timeout of a deployment's start"),
+        eager=(False, "run streams and load without graphs"),
+        folder=(Path, "keep configurations and logs here"),
         save=("gpu-serve", "name of the file in bench/results"),
     )
     known = {*gpu_answers.ARMS, *gpu_loads.FLEETS}
@@ -157,12 +156,11 @@ def main(arguments: list[str]) -> None:
 
 
 def _chosen(given: argparse.Namespace, known: Collection[str]) -> list[str]:
-    """Return the known arms among --arms, which is empty for all."""
     return [name for name in given.arms or () if name in known]
 
 
 def _terminated(*_: object) -> None:
-    """End the deployment, too; `timeout` sends the signal twice, and the second one must not cut that off."""
+    """Exit, which ends the deployment. `timeout` signals twice, so ignore the second signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)
 
@@ -172,7 +170,6 @@ def _named(parts: Sequence[str], size: str) -> str:
 
 
 def turns(parts: list[str], sizes: list[str]) -> list[Turn]:
-    """Return the turns in order."""
     found: list[Turn] = [(["answers"], "")] if "answers" in parts else []
     if together := [part for part in parts if part in ("streams", "load")]:
         found += [(together, size) for size in sizes]

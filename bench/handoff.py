@@ -1,11 +1,11 @@
-"""The cost of a handoff: a prompt's KV from a cache in one process to a cache in another, by transport.
+"""Measure a handoff by transport: a prompt's KV moves from one process's cache to another's, without engines.
 
     python -m bench handoff [--tokens 100 900 3600] [--rounds 40] [--formats auto int8]
 
-No engine runs: two processes with caches of the 80 M model's shapes, random numbers, random blocks. A round
-saves (gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends
-the run without figures. On one machine NIXL copies out of the other process; over TCP it does what it does
-between hosts without RDMA. Ten rounds of each transport at a time, in turns.
+Both processes have caches of the 80 M model's shapes with random numbers in random blocks. A round saves
+(gather, digest, publish), pulls (move, digest, scatter) and compares every byte; one difference ends the run
+without figures. On one machine NIXL copies from the other process's memory; "nixl, TCP" is what it does
+between hosts without RDMA. Transports alternate every ten rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HASH = "bench"
 LAYERS, HEADS, HEAD_DIM, BLOCK = 12, 4, 64, 32
 GROUPS = (CacheGroup(BLOCK),)
 TURN = 10  # rounds
-ARMS: dict[str, tuple[str, dict[str, str]]] = {  # transport, and environment
+ARMS: dict[str, tuple[str, dict[str, str]]] = {  # transport and environment
     "shm": ("shm", {}),
     "nixl": ("nixl", {}),
     "nixl, TCP": ("nixl", {"UCX_TLS": "tcp,self"}),
@@ -57,21 +57,19 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {  # transport, and environment
 
 
 def tensors_of(blocks: int, seed: int) -> dict[str, torch.Tensor]:
-    """Return the layers of a cache, in bfloat16."""
+    """Return a cache's layers of random bfloat16 numbers."""
     generator, shape = torch.Generator().manual_seed(seed), (blocks, HEADS, BLOCK, 2 * HEAD_DIM)
     return {f"layers.{i}": torch.randn(shape, generator=generator).bfloat16() for i in range(LAYERS)}
 
 
 def cache_of(tensors: dict[str, torch.Tensor], wire: str) -> HostBlockCache:
-    """Return a cache of the CPU over these layers."""
     blocks = len(next(iter(tensors.values())))
     made = block_cache(tensors, blocks, wire, dict.fromkeys(tensors, HEAD_DIM))
-    assert isinstance(made, HostBlockCache)  # noqa: S101 (tensors of the CPU make one)
+    assert isinstance(made, HostBlockCache)  # noqa: S101 (for mypy)
     return made
 
 
 def loader_of(cache: HostBlockCache, pulling: list[Transport], client: HandoffClient) -> Loader:
-    """Return the loader of a decode worker."""
     puller = Puller("bench", 0, HASH, GROUPS, cache.layers, cache.form)
     return Loader(cache, puller, pulling, client, pull_timeout_s=60, chunk_bytes=CHUNK)
 
@@ -86,7 +84,7 @@ def submit(
     *,
     complete: bool,
 ) -> Manifest:
-    """Let the loader pull a save into these blocks. Return the manifest."""
+    """Start pulling a save into these blocks and return its manifest."""
     manifest = Manifest(
         request_id=name,
         epoch=1,
@@ -104,7 +102,7 @@ def submit(
 
 
 def finished(loader: Loader) -> ShardLoad:
-    """Wait for a load. Raises SystemExit if it failed."""
+    """Wait for a load to finish. Raises SystemExit if it failed."""
     while not (done := loader.take_finished()):
         time.sleep(0.0001)
     if done[0].problem is not None:
@@ -114,7 +112,7 @@ def finished(loader: Loader) -> ShardLoad:
 
 @contextmanager
 def source(serve: Callable[..., None], *given: object) -> Iterator[Connection]:
-    """Run `serve(connection, *given)` in a process of its own, which ends when it receives None."""
+    """Run `serve(connection, *given)` in another process until it receives None."""
     context = multiprocessing.get_context("spawn")
     connection, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, *given), daemon=True)
@@ -127,7 +125,7 @@ def source(serve: Callable[..., None], *given: object) -> Iterator[Connection]:
 
 
 def serve_saves(connection: Connection, blocks: int, wire: str) -> None:
-    """Run the prefill worker's side: save on request."""
+    """Play the prefill worker: save on request."""
     cache = cache_of(tensors_of(blocks, 1), wire)
     offering = transports.create(transports.possible())
     pin, withdraw = partial(transports.register, offering), partial(transports.withdraw, offering)
@@ -141,12 +139,14 @@ def serve_saves(connection: Connection, blocks: int, wire: str) -> None:
         expected = np.empty((len(block_ids), cache.record_bytes), np.uint8)
         cache.gather(0, block_ids, expected)
         connection.send((saved, expected))
-    for one in (service, staging, *offering):
-        one.close()
+    service.close()
+    staging.close()
+    for transport in offering:
+        transport.close()
 
 
 class Bench:
-    """The decode worker's side, with one transport and a source of its own."""
+    """The decode worker's side, with one transport and its own source."""
 
     def __init__(self, connection: Connection, tokens: int, wire: str, transport: str) -> None:
         self._connection, self._tokens, self._wire = connection, tokens, wire
@@ -154,14 +154,17 @@ class Bench:
         connection.recv()
         self._blocks = num_blocks(tokens, BLOCK)
         tensors = tensors_of(8 * self._blocks + 1, 2)
-        self._cache, self._plain = cache_of(tensors, wire), cache_of(tensors, AS_IS)  # the same, byte by byte
+        self._cache, self._plain = (
+            cache_of(tensors, wire),
+            cache_of(tensors, AS_IS),
+        )  # plain: to compare bytes
         self._loader = loader_of(self._cache, self._pulling, self._client)
         self._random = np.random.default_rng(0)
         self._count = 0
         self.results: list[tuple[ShardSave, ShardLoad, float]] = []
 
     def round(self) -> tuple[ShardSave, ShardLoad, float]:
-        """Do one handoff. Return its save, its load, and the pull's wall time in ms."""
+        """Hand over once. Return the save, the load, and the pull's wall time in ms."""
         self._count += 1
         name = f"bench-{self._count}"
         theirs, both = self._ids(1), self._ids(2)
@@ -179,7 +182,7 @@ class Bench:
         self._plain.gather(0, ours, found)
         self._plain.gather(0, mirror, right)
         if not np.array_equal(found, right):
-            raise SystemExit("the bytes that came are not the bytes that were saved: no figures")
+            raise SystemExit("the pulled bytes differ from the saved bytes: no figures")
         return saved, done, wall_ms
 
     def _ids(self, times: int) -> tuple[int, ...]:
@@ -187,8 +190,10 @@ class Bench:
         return tuple(blocks[: times * self._blocks].tolist())
 
     def close(self) -> None:
-        for one in (self._loader, *self._pulling, self._client):
-            one.close()
+        self._loader.close()
+        for transport in self._pulling:
+            transport.close()
+        self._client.close()
 
     def summary(self) -> dict[str, float | str]:
         results = self.results
@@ -230,7 +235,7 @@ def main(arguments: list[str]) -> None:
 def compare(
     tokens: int, wire: str, names: list[str], rounds: int
 ) -> Iterator[tuple[str, dict[str, float | str]]]:
-    """Measure all in turns, ten rounds at a time."""
+    """Measure all transports, alternating every ten rounds."""
     arms = {}
     with ExitStack() as stack:
         for name in names:
@@ -250,7 +255,6 @@ def compare(
 
 @contextmanager
 def changed(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables for a while."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:

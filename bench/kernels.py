@@ -1,12 +1,12 @@
-"""The cost of kernels: time, against the device's own copy bandwidth, plain torch and vLLM's kernels.
+"""Measure kernels against the device's copy bandwidth, plain torch and vLLM's kernels.
 
     python -m bench kernels [--only verify] [--device cuda | cpu]
 
-Each operation is checked first; an operation whose check fails is not measured. Medians of
-runs with cold caches: between two runs a buffer larger than the caches is written. On CUDA, times are those
-of events around a run that the host has submitted while that buffer was still being written. Needs torch and
-triton, and vLLM's files alone for comparisons (docs/kernels.md). Writes bench/results/kernels-DEVICE.json;
-operations that were not chosen keep their figures.
+Each operation is checked first and not measured if the check fails. Figures are medians with cold caches: a
+buffer larger than the caches is written before each run. On CUDA, events time a run that the host submits
+while that buffer is still being written. Needs torch and triton, and vLLM's files for comparisons
+(docs/kernels.md). Writes bench/results/kernels-DEVICE.json; operations that were not chosen keep their
+figures.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from harness.stats import RESULTS, median, save
 
 OPERATIONS = ["kv_pack", "ngram_match", "verify"]
 MIB = 1 << 20
-BUFFER = {"cuda": 512 * MIB, "cpu": 64 * MIB}  # beyond an H200's L2 of 50 MiB, and most CPUs' caches
+BUFFER = {"cuda": 512 * MIB, "cpu": 64 * MIB}  # larger than an H200's L2 of 50 MiB and most CPU caches
 RUNS = {"cuda": 50, "cpu": 7}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of an operation, as functions bound to inputs of it.
+    """A shape of an operation, with functions that are bound to inputs.
 
-    `run` and each of `against` may be called any number of times, do the same work each time, never wait on
-    the host, and leave their inputs unchanged.
+    `run` and each of `against` can be called repeatedly: they do the same work each time, never wait on the
+    host, and leave their inputs unchanged.
     """
 
     name: str  # unique among the operation's cases
     shape: dict[str, int | str]
-    bytes_moved: int  # the least that any implementation has to move
+    bytes_moved: int  # the minimum for any implementation
     run: Callable[[], object]
     against: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
 class Device:
-    """A device, and its copy bandwidth."""
+    """A device and its copy bandwidth."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -67,7 +67,7 @@ class Device:
     def _once(self, run: Callable[[], object]) -> float:
         self._buffer.fill_(1)
         if self.kind == "cpu":
-            began = time.process_time()  # CPU time of all threads: other work on the machine does not count
+            began = time.process_time()  # of all threads; ignores other work on the machine
             run()
             return time.process_time() - began
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -79,7 +79,6 @@ class Device:
 
 
 def measure(device: Device, case: Case) -> dict[str, Any]:
-    """Measure a case, and return its row of the table."""
     ours = device.time(case.run)
     gb_s = case.bytes_moved / ours / 1e9
     against = {name: device.time(run) for name, run in case.against.items()}
@@ -107,7 +106,7 @@ def main(arguments: list[str]) -> None:
     given = options(
         __doc__,
         arguments,
-        only=([str], "some of the operations", OPERATIONS),
+        only=([str], "operations to measure", OPERATIONS),
         device=("cuda" if torch.cuda.is_available() else "cpu", None, list(RUNS)),
     )
     modules = {name: importlib.import_module(f"bench.kernels_{name}") for name in given.only or OPERATIONS}
@@ -117,9 +116,9 @@ def main(arguments: list[str]) -> None:
     for name, module in modules.items():
         try:
             module.check(given.device)
-        except Exception as error:  # noqa: BLE001 (told; the other operations go on)
+        except Exception as error:  # noqa: BLE001 (reported; the other operations go on)
             wrong.append(name)
-            print(f"{name} is wrong on {given.device}, and is not measured: {error!r}", file=sys.stderr)
+            print(f"{name} is wrong on {given.device} and not measured: {error!r}", file=sys.stderr)
             continue
         print(f"{name} on {device.name}, which copies {device.copy_gb_s:.0f} GB/s")
         print(f"{'us':>10}  {'GB/s':>8}  {'of copy':>7}  {'case':<44}  against")
@@ -134,7 +133,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _kept(kind: str) -> dict[str, Any]:
-    """Return the results measured before."""
     path = RESULTS / f"kernels-{kind}.json"
     kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
     return kept

@@ -1,7 +1,7 @@
 """`kv_pack` for `python -m bench kernels`: its check, its shapes, and plain torch.
 
 64 layers x 2,048 tokens in blocks of 16, scattered over caches four times as large: attention with 8 KV heads
-of 128, and MLA's latent of 576, in bfloat16. On the CPU 4 layers stand for the 64: the shapes are a GPU's.
+of 128, and MLA's latent of 576, in bfloat16. The CPU measures only 4 layers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from bench.kernels import Case
 
 BLOCK, TOKENS, SPREAD = 16, 2048, 4
 LAYERS = {"cpu": 4, "cuda": 64}
-SHAPES = {"GQA": (8 * BLOCK * 2 * 128, 128), "MLA": (BLOCK * 576, 576)}  # elements a block, a row
+SHAPES = {"GQA": (8 * BLOCK * 2 * 128, 128), "MLA": (BLOCK * 576, 576)}  # elements per block, per row
 STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 class Cache:
-    """Layers of random KV, and buffers for the records of some of their blocks."""
+    """Layers of random KV, and buffers for records of some of their blocks."""
 
     def __init__(
         self, layers: Sequence[tuple[int, int]], blocks: int, ids: Sequence[int], wire: str, device: str
     ) -> None:
-        """Make layers of these sizes: (elements a block, elements a row)."""
+        """Make layers of these sizes: (elements per block, elements per row)."""
         draw = torch.Generator().manual_seed(len(layers))
         one = {size: torch.randn(blocks, size, generator=draw).bfloat16() for size, _ in layers}
         self.blocks = [one[size].to(device, copy=True) for size, _ in layers]
@@ -41,7 +41,7 @@ class Cache:
 
     @property
     def kv_bytes(self) -> int:
-        return len(self.ids) * sum(layer.shape[1] * layer.element_size() for layer in self.blocks)
+        return len(self.ids) * sum(int(layer.shape[1] * layer.element_size()) for layer in self.blocks)
 
 
 def plain_pack(cache: Cache) -> torch.Tensor:
@@ -54,7 +54,7 @@ def plain_pack(cache: Cache) -> torch.Tensor:
             continue
         rows = part.float().view(len(part), -1, width)
         most = rows.abs().amax(2, keepdim=True).clamp_(min=TINY)
-        # A tensor: for a Python number torch may multiply by the reciprocal, and scales differ in a bit.
+        # A tensor: torch may multiply by a Python number's reciprocal, which changes a scale's last bit.
         largest = torch.full_like(most[:1, :1], LARGEST[cache.table.wire])
         codes = rows * (largest / most)
         codes = codes.round_() if cache.table.wire == "int8" else codes.clamp_(-448, 448)
@@ -80,7 +80,7 @@ def plain_unpack(cache: Cache) -> None:
 
 
 def check(device: str) -> None:
-    """Compare the kernel and its alternatives with naive.py. Raises AssertionError where they differ."""
+    """Compare the kernel and its alternatives with naive.py. Raises AssertionError if they differ."""
     ids = [4, 1, 7]
     for wire in WIRE_DTYPES:
         cache = Cache([SHAPES["GQA"], SHAPES["MLA"], (5 * BLOCK * 2 * 40, 40)], 9, ids, wire, device)
@@ -114,7 +114,7 @@ def _unpack(cache: Cache) -> None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Yield packing and unpacking of each shape and format. One cache exists at a time."""
+    """Yield packing and unpacking for each shape and format. Only one cache exists at a time."""
     layers = LAYERS[device.partition(":")[0]]
     count = TOKENS // BLOCK
     for (name, shape), wire in ((one, wire) for one in SHAPES.items() for wire in WIRE_DTYPES):

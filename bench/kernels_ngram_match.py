@@ -1,7 +1,7 @@
 """`ngram_match` for `python -m bench kernels`: its check, its shapes, plain torch, and vLLM's kernels.
 
-vLLM's kernels come from the source of its model runner V2 (two launches, without continuing their own
-drafts): vLLM need not be importable, only its folder must be found.
+vLLM's kernels are those of its model runner V2: two launches, which do not continue their own drafts. They
+are loaded from vLLM's source files, so vLLM need not be importable.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MIN_N, MAX_N, K = 2, 4, 4
 VOCABULARY = 128_000
 SHAPES = ((256, 4096), (256, 32_768), (64, 4096), (1, 4096))  # requests, tokens of each
 _VLLM = "v1/worker/gpu/spec_decode/ngram/speculator.py"
-_SHIPPED_BLOCK = 256  # tokens a program of vLLM's, from 1,024 tokens of context on
+_SHIPPED_BLOCK = 256  # tokens per program in vLLM, for 1,024 tokens of context or more
 
 
 class Batch:
-    """Texts, and buffers for drafts; the end of every second text occurred in it before."""
+    """Texts and buffers for drafts. The end of every second text occurs earlier in it."""
 
     def __init__(self, requests: int, context: int, device: str, *, letters: int = VOCABULARY, seed: int = 0):
         draw = torch.Generator().manual_seed(seed)
-        # Tokens are as frequent as in a language: about by Zipf's law.
+        # Token frequencies roughly follow Zipf's law, as in natural language.
         texts = (letters ** torch.rand(requests, context, generator=draw, dtype=torch.float64)).int()
         for row in range(0, requests, 2):
             end = int(torch.randint(MAX_N, max(context - K, MAX_N + 1), (1,), generator=draw))
@@ -46,7 +46,7 @@ class Batch:
         return self.tokens, self.lengths, self.limits, self.drafts, self.counts
 
     def found_by(self, match: Callable[..., object]) -> tuple[list[list[int]], list[int]]:
-        """Return drafts and their number for each request, from buffers that held something else."""
+        """Return each request's drafts and their number, written over garbage."""
         self.drafts.fill_(-1)
         self.counts.fill_(-1)
         match(*self.arguments, min_n=MIN_N, max_n=MAX_N)
@@ -63,7 +63,7 @@ def plain_torch(
     min_n: int,
     max_n: int,
 ) -> None:
-    """Match by tensor operations: every window of every length against the text's end."""
+    """Match with tensor operations: compare every window of every length with the text's end."""
     width = tokens.shape[1]
     places = torch.arange(width, device=tokens.device)
     best = torch.full_like(lengths, -1, dtype=torch.int64)
@@ -83,7 +83,7 @@ def plain_torch(
 
 
 def check(device: str) -> None:
-    """Check the kernel's drafts and its alternatives'. Raises AssertionError where they are wrong."""
+    """Check the drafts of the kernel and its alternatives. Raises AssertionError if any are wrong."""
     for letters in (1, 3, 50, VOCABULARY):
         for requests, context in ((1, 63), (5, 1), (7, 1025), (3, 4500)):
             batch = Batch(requests, context, device, letters=letters, seed=context)
@@ -97,10 +97,10 @@ def check(device: str) -> None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Yield a case for each shape."""
     for requests, context in SHAPES:
         batch = Batch(requests, context, device)
-        against = {"plain torch": partial(plain_torch, *batch.arguments, min_n=MIN_N, max_n=MAX_N)}
+        plain = partial(plain_torch, *batch.arguments, min_n=MIN_N, max_n=MAX_N)
+        against: dict[str, Callable[[], object]] = {"plain torch": plain}
         more: dict[str, Any] = {}
         if device != "cpu":
             more["workspace"] = new_workspace(requests, device)
@@ -116,7 +116,7 @@ def cases(device: str) -> Iterator[Case]:
 
 
 def _shipped(batch: Batch) -> Callable[[], object] | None:
-    """Launch vLLM's two kernels on this batch as its speculator does; None without vLLM."""
+    """Return a function that launches vLLM's two kernels as its speculator does; None without vLLM."""
     kernels = _shipped_kernels()
     if kernels is None:
         return None

@@ -1,9 +1,9 @@
-"""`verify` for `python -m bench kernels`, beside plain torch, vLLM's two samplers and a read of the logits.
+"""`verify` for `python -m bench kernels`, against plain torch, vLLM's samplers and one read of the logits.
 
-Logits of bfloat16 at temperature 0.8. `vllm_v1` follows vLLM's model runner V1 step by step, with its
-kernels: it copies the logits to float32, scales them, and writes probabilities and exponential noise. V2
-copies them to float32, scales them, and calls a function that is called here, too. On the CPU vLLM's V1
-sampler runs as it is, with the patch that it needs, where vLLM is installed.
+Logits are bfloat16, at temperature 0.8. `vllm_v1` does what vLLM's model runner V1 does, with its kernels: it
+copies the logits to float32, scales them, and writes probabilities and exponential noise. `vllm_v2` copies
+and scales them as V2 does and calls V2's own function. On the CPU vLLM's real V1 sampler runs, with the patch
+that it needs, if vLLM is installed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from harness.verify_cases import Shape, moved
 BATCHES, DRAFTED, VOCABULARIES = (1, 16, 64, 256), (1, 3, 7), (32_000, 128_256, 152_064)
 ON_CPU = ((1, 3, 32_000), (16, 3, 32_000), (1, 3, 152_064), (16, 3, 4096))
 TEMPERATURE = 0.8
+METHODS: tuple[Method, ...] = ("standard", "block")
 _V1 = "v1/sample/rejection_sampler.py"
 _V2 = ("v1/worker/gpu/sample/gumbel.py", "v1/worker/gpu/spec_decode/rejection_sampler_utils.py")
 
 
 class Step:
-    """A batch with as many drafts for each request, half of them likely ones."""
+    """A batch with the same number of drafts for each request, 70 % of them likely tokens."""
 
     def __init__(
         self, batch: int, drafted: int, vocabulary: int, device: str, *, drawn: bool = False
@@ -71,7 +72,7 @@ def _run(job: Job) -> Any:
 
 
 def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verify one-hot drafts by tensor operations. Return each request's last place and token."""
+    """Verify one-hot drafts with tensor operations. Return each request's last position and token."""
     probabilities = (step.logits.float() / TEMPERATURE).softmax(1)
     width = step.drafted + 1
     drafts = step.tokens.view(step.batch, step.drafted).long()
@@ -85,7 +86,7 @@ def plain_torch(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plain_filtered(step: Step) -> torch.Tensor:
-    """Filter only: a sort of every row, as in plain torch."""
+    """Apply only the filters, by sorting every row."""
     logits = step.logits.float() / TEMPERATURE
     ordered, order = logits.sort(1)
     ordered[:, :-50] = float("-inf")
@@ -110,7 +111,7 @@ def _v2() -> ModuleType | None:
 
 
 def vllm_v1(step: Step, kernels: Any) -> torch.Tensor:
-    """Do what RejectionSampler.forward does for sampled requests: tokens [batch, drafted + 1]."""
+    """Do what RejectionSampler.forward does for sampled requests. Return tokens [batch, drafted + 1]."""
     behind, before = (~step.is_draft).roll(-1).nonzero().flatten(), step.is_draft.roll(-1).nonzero().flatten()
     batch, drafted, vocabulary = step.batch, step.drafted, step.vocabulary
     device = step.logits.device
@@ -137,7 +138,7 @@ def vllm_v1(step: Step, kernels: Any) -> torch.Tensor:
 
 
 def vllm_v2(step: Step, kernels: Any, ends: torch.Tensor, block: bool) -> Any:
-    """Do what V2's sampler does: tokens [batch, drafted + 1], and how many were accepted."""
+    """Do what V2's sampler does. Return tokens [batch, drafted + 1] and the accepted counts."""
     slots = step.seeds
     scaled = step.logits.float().div_(step.temperature[step.request].unsqueeze(1))
     return kernels.rejection_sample(
@@ -147,28 +148,29 @@ def vllm_v2(step: Step, kernels: Any, ends: torch.Tensor, block: bool) -> Any:
 
 
 def check(device: str) -> None:
-    """Check `verify` and its alternatives. Raises AssertionError where one is wrong."""
+    """Check `verify` and its alternatives. Raises AssertionError if one is wrong."""
     for seed, (proposal, filters) in enumerate(
         (one, more) for one in ("one-hot", "probs", "logits") for more in ("", "kp", "m")
     ):
-        for method in ("standard", "block"):
-            shape = Shape(8, 3, 2051, 1024, method, proposal, filters, torch.bfloat16)  # type: ignore[arg-type]
+        for method in METHODS:
+            shape = Shape(8, 3, 2051, 1024, method, proposal, filters, torch.bfloat16)
             job = shape.job(seed)
             found, wanted = _run(moved(job, device)), naive.verify(replace(job, tile=1024))
             if found.tokens.tolist() != wanted.tokens.tolist():
                 raise AssertionError(f"verify is wrong: {shape}")
     step = _certain(device)
     wanted_tokens = [[*step.tokens.view(step.batch, -1)[row].tolist(), 5] for row in range(step.batch)]
-    for name, run in {"verify": partial(_run, step.job()), **_against(step, "standard")}.items():
+    ways: dict[str, Callable[[], Any]] = {"verify": partial(_run, step.job()), **_against(step, "standard")}
+    for name, run in ways.items():
         if name.startswith(("verify", "vLLM")):
-            made: Any = run()
+            made = run()
             tokens = made[0] if isinstance(made, tuple) else getattr(made, "tokens", made)
             if tokens.tolist() != wanted_tokens:
-                raise AssertionError(f"{name} loses drafts that are certain")
+                raise AssertionError(f"{name} rejects certain drafts")
 
 
 def _certain(device: str) -> Step:
-    """Make a batch in which every draft, and token 5 after them, has all the probability."""
+    """Make a batch in which every draft, and then token 5, is certain."""
     step = Step(3, 2, 3000, device)
     step.logits.fill_(-50.0)
     step.logits[step.is_draft.roll(-1).nonzero().flatten(), step.tokens.long()] = 50.0
@@ -196,7 +198,7 @@ def _against(step: Step, method: Method) -> dict[str, Callable[[], object]]:
 
 
 def _vllm_on_cpu(step: Step) -> Callable[[], object] | None:
-    """Return vLLM's RejectionSampler, in a process set up as its CPU worker; None without vLLM."""
+    """Return vLLM's RejectionSampler, with this process set up as a CPU worker; None without vLLM."""
     try:
         from vllm.platforms import current_platform
         from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -226,7 +228,7 @@ def _vllm_on_cpu(step: Step) -> Callable[[], object] | None:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """Yield the grid of one-hot drafts, sampled; then the other modes at its middle."""
+    """Yield sampled one-hot drafts for the whole grid, then the other modes at medium sizes."""
     grid = [(b, k, v) for v in VOCABULARIES for k in DRAFTED for b in BATCHES] if device == "cuda" else ON_CPU
     for batch, drafted, vocabulary in grid:
         yield _case("sampled", Step(batch, drafted, vocabulary, device), "standard")

@@ -1,4 +1,4 @@
-"""A hand-written HTTP/1.1 client and its loads: it shares cores with what it measures, so it costs little."""
+"""A minimal HTTP/1.1 client and its loads, cheap because it shares cores with the measured servers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TIMEOUT_S = 60.0
-IDLE_S = 1.0  # a connection unused for longer is not reused: servers close those after five seconds
+IDLE_S = 1.0  # idle connections are not reused after this: servers close them after five seconds
 
 
 @dataclass
 class Reply:
-    """One response. Times are in seconds of `time.perf_counter`."""
+    """One response. Times are `time.perf_counter`'s."""
 
     asked: float
     status: int = 0  # 0: the connection ended without a response
     headers: bytes = b""
-    body: bytes = b""  # a response in one piece, or the last event of a stream
-    arrivals: list[float] = field(default_factory=list)  # one for each event that carries tokens
+    body: bytes = b""  # of a stream: the last event
+    arrivals: list[float] = field(default_factory=list)  # of events that carry tokens
     done: float = 0.0
-    whole: bool = False  # neither cut off nor ended by an error
+    whole: bool = False  # complete and without an error
 
     @property
     def took(self) -> float:
@@ -37,19 +37,17 @@ class Reply:
 
 @dataclass
 class _Connection:
-    """A connection, and the moment when it became idle."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    since: float = 0.0
+    since: float = 0.0  # when it became idle
 
     def stale(self) -> bool:
-        """Tell whether the server has closed it, or may be about to."""
+        """Return whether the server has closed it or may be about to."""
         return self.reader.at_eof() or time.perf_counter() - self.since > IDLE_S
 
 
 class Client:
-    """A pool of connections to one server on loopback, one for each concurrent request."""
+    """A pool of connections to one loopback server, one per concurrent request."""
 
     def __init__(self, port: int, key: str = "") -> None:
         self._port = port
@@ -57,10 +55,10 @@ class Client:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: dict[str, Any], *, leave_after: int | None = None) -> Reply:
-        """Send a request and return its whole reply.
+        """Send a request and return its reply.
 
-        With `leave_after`, disconnect after that many events (0: right after sending). Raises OSError when
-        connecting fails, and TimeoutError.
+        With `leave_after`, disconnect after that many events (0: right after sending). Raises OSError if the
+        connection fails, TimeoutError after TIMEOUT_S.
         """
         connection = self._reusable() or await self._connect()
         reader, writer = connection.reader, connection.writer
@@ -76,7 +74,7 @@ class Client:
                 if leave_after != 0:
                     keep = await _read(reader, reply, leave_after)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # a reply without a status, or not whole
+            pass  # the reply has no status or is incomplete
         finally:
             reply.done = time.perf_counter()
             if keep:
@@ -92,7 +90,7 @@ class Client:
         self._idle.clear()
 
     def _reusable(self) -> _Connection | None:
-        """Take the idle connection used last, if the server still has it open; discard those it closed."""
+        """Take the most recently used connection that is still open; discard closed ones."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.stale():
@@ -105,7 +103,7 @@ class Client:
 
 
 async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | None) -> bool:
-    """Read a response into `reply`; return whether the connection can be reused."""
+    """Read a response into `reply`. Return whether the connection can be reused."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     reply.status, reply.headers = int(head[9:12]), head
     if b"content-length: " in head:
@@ -138,7 +136,7 @@ def body(
     model: str,
     vocabulary: tuple[int, int] = (100, 4_000),
 ) -> dict[str, Any]:
-    """Return a request for a streamed greedy answer to random tokens."""
+    """Return a request for a streamed greedy answer to a random prompt."""
     return {
         "model": model,
         "prompt": [draw.randrange(*vocabulary) for _ in range(prompt_tokens)],
@@ -151,7 +149,7 @@ def body(
 
 
 async def closed(client: Client, make: Make, streams: int, seconds: float) -> list[Reply]:
-    """Run streams that send the next request as soon as they are answered."""
+    """Run streams that send their next request as soon as the last is answered."""
     until = time.perf_counter() + seconds
     replies: list[Reply] = []
 
@@ -166,7 +164,7 @@ async def closed(client: Client, make: Make, streams: int, seconds: float) -> li
 async def opened(
     client: Client, make: Make, per_s: float, seconds: float, draw: random.Random | None
 ) -> list[Reply]:
-    """Send requests at random times, evenly without `draw`, at a rate that nothing slows down."""
+    """Send requests at a fixed rate, whatever the server does: at random times, or evenly without `draw`."""
     replies: list[Reply] = []
 
     async def ask() -> None:
@@ -186,10 +184,10 @@ async def opened(
 
 
 def ttfts(replies: list[Reply]) -> list[float]:
-    """Return the milliseconds to the first token of the answers that have one."""
+    """Return the times to first token in ms, of replies that have one."""
     return [1e3 * (one.arrivals[0] - one.asked) for one in replies if one.arrivals]
 
 
 def gaps(replies: list[Reply]) -> list[float]:
-    """Return the milliseconds between the tokens of all answers."""
+    """Return the gaps between tokens in ms, of all replies."""
     return [1e3 * gap for one in replies for gap in one.gaps]

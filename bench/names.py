@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# In the order in which `make bench` runs them, which takes some 20 minutes.
+# `make bench` runs these in this order, in about 20 minutes.
 NAMES = [
     "scheduler",
     "handoff",
@@ -14,7 +14,7 @@ NAMES = [
     "speculation",
     "startup",
 ]
-# Longer benches, and benches that need a GPU, Chromium or packages of their own.
+# Long benches, and benches that need a GPU, Chromium or extra packages.
 ALONE = [
     *("classes", "clients", "early", "faults", "first-drafts", "flood", "gpu", "gpu-serve", "kernels"),
     *(

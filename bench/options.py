@@ -7,17 +7,19 @@ import sys
 from typing import Any
 
 
-def options(doc: str | None, arguments: list[str], **flags: Any) -> argparse.Namespace:
-    """Parse `arguments`. A flag is given by its default, or by a tuple of default, help and choices.
+def options(doc: str | None, arguments: list[str], names: str = "", /, **flags: Any) -> argparse.Namespace:
+    """Parse a bench's command line. A flag is its default, or a tuple of default, help and choices.
 
-    A type in place of a default means None. A list makes a flag of several values, which may be repeated;
-    a list of a type is empty by default.
+    A type instead of a default means None. A list makes a repeatable flag of several values; a list of a type
+    is empty by default. `names` is the help of words without a flag; without it the bench takes none.
     """
     parser = argparse.ArgumentParser(
         prog=" ".join(["python -m bench", *sys.argv[1:2]]),
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if names:
+        parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     lists: dict[str, list[Any]] = {}
     for name, flag in flags.items():
         default, text, choices = (*flag, None, None)[:3] if isinstance(flag, tuple) else (flag, None, None)

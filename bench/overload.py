@@ -1,11 +1,11 @@
-"""Five times as many requests as a deployment can serve: latencies of admitted and of refused ones.
+"""Send five times as many requests as a deployment can serve: latencies of admitted and refused ones.
 
-1P1D of the demo model on two cores, without speculation (so that an event is a token). Capacity is what four
-closed-loop streams get, as many as the decode worker has slots (max_num_seqs 4). Then requests come at random
-times at five times that rate, answered or not: they wait in the router for ten seconds at most, and
-one that would wait longer is refused. Before and after, one stream alone and a full house.
+1P1D of the demo model runs on two cores, without speculation, so that an event is a token. Capacity is the
+rate of four closed-loop streams, one for each slot of the decode worker (max_num_seqs 4). Then requests
+arrive at random times at five times that rate. They wait in the router for at most ten seconds; a request
+that would wait longer is refused. Before and after, one stream runs alone, and then four.
 
-The load generator shares the cores; it runs at nice 10.
+The load generator shares the cores and runs at nice 10.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import psutil
-
 from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
 from bench.options import options
 from bench.served import no_pauses, up
@@ -29,7 +27,7 @@ from harness.support import eventually
 SLOTS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
 WAIT_S = 10.0
-GOAL = 1.5  # ITL p99 under overload against unloaded
+GOAL = 1.5  # ITL p99 under overload, relative to one stream alone
 SETTLE_S = 30.0
 
 
@@ -43,7 +41,7 @@ def main(arguments: list[str]) -> None:
     )
     engine = {**ENGINE, "model": str(MODEL), "speculative_config": None, "max_num_seqs": SLOTS}
     with up(engine=engine, scheduler={"heartbeat_s": 0.5}, router={"max_wait_s": WAIT_S}) as one, no_pauses():
-        os.nice(10)  # this process: the deployment's are started
+        os.nice(10)  # this process alone: the deployment has started
         result = asyncio.run(measure(one, given.seconds, given.calm, given.times))
     save("overload", result)
     for name in ("alone", "full", "overload", "after", "goals"):
@@ -107,7 +105,7 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
 
 
 def figures(replies: list[Reply]) -> dict[str, Any]:
-    """Return milliseconds; the gap to the second token holds the handoff, and counts as any other."""
+    """Return latencies in ms. The gap to the second token includes the handoff and counts like any other."""
     each = gaps(replies)
     return {
         "answers": len(replies),
@@ -116,11 +114,3 @@ def figures(replies: list[Reply]) -> dict[str, Any]:
         "itl_max_ms": round(max(each, default=0.0), 2),
         "ttft_p50_ms": round(percentile(ttfts(replies), 0.5), 2),
     }
-
-
-def listener(port: int) -> psutil.Process:
-    """Return the process that listens on a port. Raises LookupError if there is none."""
-    for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,) and one.pid:
-            return psutil.Process(one.pid)
-    raise LookupError(f"no process listens on port {port}")

@@ -1,11 +1,11 @@
-"""The handoff of a long prompt in a real deployment, stage by stage: idle, and beside four running streams.
+"""Measure a long prompt's handoff in a real deployment stage by stage: idle, and with four running streams.
 
-It lasts from the end of the prefill's last step until the decode worker's engine knows that the KV is loaded,
-when its next step can take the request; the save, a part of that step, counts too. Times come from
-the router's own histograms, whose sums are exact for one request at a time. `sample` is the rest of the last
-step after its save, the logits and the sampling of the first token, and no part of the total.
+A handoff lasts from the end of the last prefill step until the decode engine has loaded the KV and its next
+step can include the request. The save, a part of that prefill step, counts too. Times come from the router's
+histograms, whose sums are exact for one request at a time. `sample`, the rest of the last prefill step after
+the save (logits and sampling), is not part of the total.
 
-    total = save + (word between the workers + wait + move + check + load + time until the engine's next step)
+    total = save + (message to the decode worker + wait + move + check + load + wait for the next step)
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import aiohttp
 
 from baton.handoff import transports
 from bench.options import options
-from bench.served import MODEL_NAME, samples, up
+from bench.served import MODEL_NAME, up
 from bench.traffic import Mix, run, stream
+from harness.scrape import samples
 from harness.stats import median, percentile, save
 
 STAGES = ("save", "sample", "wait", "move", "check", "load", "total")
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> None:
     given = options(
         __doc__,
         arguments,
-        rounds=(30, "prompts a transport, idle and busy, in tens"),
+        rounds=(30, "prompts per transport, idle and busy; a multiple of ten"),
         tokens=(900, "of a prompt"),
     )
     results: dict[str, dict[str, Any]] = {}
@@ -59,14 +60,14 @@ def main(arguments: list[str]) -> None:
 
 
 async def probe(url: str, count: int, tokens: int, *, busy: bool, seed: int) -> list[dict[str, float]]:
-    """Send long prompts one after the other. Return the stages of each in milliseconds."""
+    """Send long prompts one after another. Return each one's stages in ms."""
     draw, results = random.Random(seed), []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
 
         def prompt(length: int) -> list[int]:
             return [draw.randrange(100, 4000) for _ in range(length)]
 
-        # One long answer each, begun before the first probe: while the probes run no other handoff does.
+        # Each stream is one long answer that starts before the first probe, so no other handoff runs.
         streams = [
             asyncio.create_task(stream(http, url, MODEL_NAME, prompt(32), 900)) for _ in range(4 * busy)
         ]
@@ -89,7 +90,7 @@ async def probe(url: str, count: int, tokens: int, *, busy: bool, seed: int) -> 
 
 
 def stages(url: str) -> dict[str, float]:
-    """Return the sum of each stage over all requests so far, in seconds; `total` is from the save's end."""
+    """Return each stage's sum over all requests so far, in seconds; `total` begins at the save's end."""
     sums = dict.fromkeys(STAGES, 0.0)
     for sample in samples(url):
         if sample.name == "baton_router_handoff_stage_seconds_sum":

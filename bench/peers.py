@@ -1,10 +1,9 @@
-"""Baton's 1P1D against vLLM's own: NixlConnector and vllm-router, with as many engines on the same cores.
+"""Compare Baton's 1P1D with vLLM's: NixlConnector and vllm-router, with as many engines on the same cores.
 
-vLLM's deployment is its recipe as it stands. NIXL's progress thread spins on a core in each of its engines,
-so each deployment is started for its turn, and ended. With that thread off (vLLM has no setting for it) no
-request was answered when that was tried: the prefill server's worker hung, and each request timed out. In a
-turn come long prompts one after the other, then short streams beside which long prompts arrive. CPU time is
-that of all processes.
+vLLM's deployment follows its recipe. NIXL's progress thread spins on a core in each of its engines, so each
+deployment runs only during its turn. With that thread off (vLLM has no setting for it) the prefill server's
+worker hung and every request timed out. A turn sends long prompts one after another, then short streams while
+long prompts arrive. CPU time is that of all processes.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import aiohttp
-import psutil
 
 from bench.options import options
-from bench.served import MODEL_NAME, engine_settings, samples
+from bench.served import MODEL_NAME, engine_settings
 from bench.tools import installed
 from bench.traffic import Mix, run, stream
 from harness.deployment import deployment, status_of, stock_vllm
+from harness.scrape import samples
 from harness.stats import median, medians, percentile, save
-from harness.support import eventually, free_port
+from harness.support import family, free_port, running
 
 RESULT = "peers"
 PINS = Path(__file__).with_name("peers.txt")
@@ -40,14 +39,14 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Arm:
-    """A deployment that serves: its address and its topmost processes."""
+    """A running deployment: its address and its top-level processes."""
 
     url: str
     pids: tuple[int, ...]
     decode: str = ""  # the address of vLLM's decode server
 
     def check(self) -> None:
-        """Raise RuntimeError unless KV was moved: vLLM computes a prompt again where its transfer fails."""
+        """Raise RuntimeError unless KV was transferred: vLLM silently recomputes a prompt if that fails."""
         if not self.decode:
             return
         counts = {sample.name: sample.value for sample in samples(self.decode) if "nixl" in sample.name}
@@ -57,8 +56,7 @@ class Arm:
             raise RuntimeError(f"vLLM's decode server did not get its KV by NIXL: {counts}")
 
     def cpu_s(self) -> float:
-        """Return the CPU time of all its processes so far."""
-        found = {process.pid: process for pid in self.pids for process in _family(pid)}
+        found = {process.pid: process for pid in self.pids for process in family(pid)}
         return sum(sum(process.cpu_times()[:2]) for process in found.values())
 
 
@@ -69,7 +67,7 @@ def main(arguments: list[str]) -> None:
         rounds=(3, "turns of each deployment"),
         seconds=(30.0, "of the mixed load, each time"),
         prompts=(10, "long prompts one at a time, each time"),
-        arm=([str], "one of them; all by default", ARMS),
+        arm=([str], "all by default", ARMS),
     )
     mix = Mix(seconds=given.seconds)
     names = given.arm or list(ARMS)
@@ -89,7 +87,7 @@ def main(arguments: list[str]) -> None:
 
 
 def turn(arm: Callable[[Path], AbstractContextManager[Arm]], prompts: int, mix: Mix, number: int) -> Figures:
-    """Start a deployment, measure it once, and end it. Raises where an answer is not as it should be."""
+    """Start a deployment, measure it once and end it. Raises RuntimeError if an answer is wrong."""
     with tempfile.TemporaryDirectory() as folder, arm(Path(folder)) as one:
         asyncio.run(run(Mix(seconds=8), one.url, MODEL_NAME, seed=0))  # compiles, connects, allocates
         found = asyncio.run(alone(one, prompts, number)) | asyncio.run(loaded(one, mix, number + 1))
@@ -98,7 +96,7 @@ def turn(arm: Callable[[Path], AbstractContextManager[Arm]], prompts: int, mix: 
 
 
 async def alone(one: Arm, count: int, seed: int) -> dict[str, float]:
-    """Send long prompts one at a time, and then nothing for as long. Return times and CPU use."""
+    """Send long prompts one at a time, then stay idle for as long. Return times and CPU use."""
     draw = random.Random(seed)
     before, answers = one.cpu_s(), []
     loop = asyncio.get_running_loop()
@@ -121,7 +119,7 @@ async def alone(one: Arm, count: int, seed: int) -> dict[str, float]:
 
 
 async def loaded(one: Arm, mix: Mix, seed: int) -> dict[str, float]:
-    """Drive it with the mix. Return what clients saw, and the CPU time of a token."""
+    """Run the mix. Return the clients' figures and the CPU time per token."""
     before = one.cpu_s()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -132,7 +130,6 @@ async def loaded(one: Arm, mix: Mix, seed: int) -> dict[str, float]:
 
 @contextmanager
 def baton(folder: Path) -> Iterator[Arm]:
-    """Serve with Baton, as it comes."""
     with deployment(folder, cold=True, engine=engine_settings()) as one:
         one.up(1, 1)
         yield Arm(one.url, tuple(process.popen.pid for process in one.processes.values()))
@@ -140,7 +137,7 @@ def baton(folder: Path) -> Iterator[Arm]:
 
 @contextmanager
 def vllm(folder: Path) -> Iterator[Arm]:
-    """Serve with two vLLM engines, one a core, and vllm-router before them."""
+    """Serve with two vLLM engines, one per core, behind vllm-router."""
     engine = engine_settings() | {"tool_call_parser": "hermes"}
     with ExitStack() as stack:
         servers = {}
@@ -172,30 +169,14 @@ def vllm(folder: Path) -> Iterator[Arm]:
 
 @contextmanager
 def vllm_router(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start vllm-router with these flags, its log in `folder`. Yield its URL and process."""
+    """Run vllm-router with these flags and its log in `folder`. Yield its URL and process."""
     port = free_port()
     line = [installed("vllm-router", PINS), *flags, "--host", "127.0.0.1", "--port", str(port)]
     line += ["--prometheus-port", str(free_port())]
-    with ExitStack() as stack:
-        log = stack.enter_context((folder / "router.log").open("wb"))
-        process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
-        stack.callback(_end, process)
-        url = f"http://127.0.0.1:{port}"
-        eventually(lambda: status_of(f"{url}/health") == 200, ROUTER_S, "vllm-router is ready")
+    url = f"http://127.0.0.1:{port}"
+    health = f"{url}/health"
+    with running(line, lambda: status_of(health) == 200, ROUTER_S, folder / "router.log") as process:
         yield url, process
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    top = psutil.Process(pid)
-    return [top, *top.children(recursive=True)]
 
 
 ARMS: dict[str, Callable[[Path], AbstractContextManager[Arm]]] = {"Baton": baton, "vLLM with NIXL": vllm}

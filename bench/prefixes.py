@@ -1,13 +1,12 @@
-"""The cost of knowing where prefixes lie: memory, look-ups, decisions, hashes, and the views of routers.
+"""Measure the prefix index: memory, look-ups, placement decisions, hashing, and routers' snapshots.
 
     python -m bench prefixes [--workers 10 100 1000 3000] [--blocks 2000000] [--sizes 1000000 ...]
 
-Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions are
-for prompts of 100,000 tokens, those chats' next turns, in this process, without gRPC. The run fails where
-a look-up does not find a stored block. `--sizes` are numbers of blocks, of 1,000 workers: each index is
-filled in a process of its own, for its memory. Last come the turns of chats: a router's hashes, its call over
-real gRPC and the booking, of prompts that each go on where the last one of their chat ended. Router and
-scheduler share a process and its core there.
+Workers hold the blocks of long chats, each of which begins with one of a few system prompts. Decisions place
+those chats' next turns, prompts of 100,000 tokens, in this process without gRPC. A look-up that misses a
+stored block fails the run. `--sizes` are numbers of blocks on 1,000 workers; each index is filled in its own
+process, to measure its memory. `turns` measures whole placements of chat turns: the router's hashing, its
+call over real gRPC and the booking, with router and scheduler sharing one process and core.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,16 +47,16 @@ from harness.scheduling import place as place_need
 from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
-NAMES = key_of((1 << 64) - 1, 1)  # the hash's bits of a name
+NAMES = key_of((1 << 64) - 1, 1)  # the bits of a key that hold the hash
 PROMPT = 100_000  # tokens
-SYSTEM = 128  # blocks that chats begin with
+SYSTEM = 128  # blocks of a system prompt
 SYSTEMS = 16
 DECISIONS = 2_000
 ROUTERS = 100
 CHATS = 32
 TURNS = 24
 TURN = 500  # tokens
-SECONDS = 10  # time of heartbeats and snapshots
+SECONDS = 10  # of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         workers=[10, 100, 1_000, 3_000],
-        blocks=(2_000_000, "of all workers together"),
+        blocks=(2_000_000, "on all workers together"),
         sizes=[10**6, 10**7, 10**8],
     )
-    collect_seldom()  # as the product's own processes do
+    collect_seldom()  # as the product's processes do
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
     result["index"] = {str(many): _shown(index(many, given.blocks), many) for many in given.workers}
     result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in given.sizes}
@@ -83,7 +83,7 @@ def _shown(figures: dict[str, float], workers: int | None = None) -> dict[str, f
 
 
 def hashing() -> dict[str, float]:
-    """Measure how a router hashes one prompt: all of it, and a chat's next turn."""
+    """Measure a router's hashing of a whole prompt and of a chat's next turn."""
     from baton.services.router.vllm.block_hashes import PromptHasher
 
     draw = random.Random(1)
@@ -99,7 +99,7 @@ def hashing() -> dict[str, float]:
     for _ in range(5):
         one = hasher()
         one.keys(before)
-        warm.append(_fastest(lambda one=one: one.keys(whole), 1))
+        warm.append(_fastest(partial(one.keys, whole), 1))
     keys = hasher().keys(whole)
     prefix = pb.Need(prefix_keys=keys.keys, key_tokens=keys.tokens)
     return {
@@ -110,7 +110,7 @@ def hashing() -> dict[str, float]:
 
 
 def index(workers: int, blocks: int) -> dict[str, float]:
-    """Fill an index with the blocks of `workers` workers, and decide with it."""
+    """Fill an index with the blocks of `workers` workers and place prompts with it."""
     ledger, view, chats = filled(workers, blocks)
     figures = {"blocks": len(ledger.index), **_deciding(ledger, view, chats), **_applying(ledger)}
     gone = next(iter(view.workers))
@@ -121,7 +121,7 @@ def index(workers: int, blocks: int) -> dict[str, float]:
 
 
 def size(blocks: int) -> dict[str, float]:
-    """Fill an index with `blocks` blocks, and look some up."""
+    """Fill an index with `blocks` blocks and look some up."""
     draw = random.Random(1)
     index = PrefixIndex(2 * blocks)
     slots = [index.join() for _ in range(1_000)]
@@ -153,13 +153,13 @@ def _in_own_process(measure: Callable[[int], dict[str, float]], blocks: int) -> 
 
 
 def filled(workers: int, blocks: int) -> tuple[PrefixLedger, FleetView, list[tuple[str, list[int]]]]:
-    """Return a ledger of workers that hold these blocks, their view, and chats: worker and hashes."""
+    """Return a ledger of workers that hold these blocks, their view, and chats (worker, hashes)."""
     draw = random.Random(1)
     ledger = PrefixLedger(PrefixIndex(10 * blocks))
     records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
     systems = [[draw.getrandbits(64) for _ in range(SYSTEM)] for _ in range(SYSTEMS)]
     length = max(SYSTEM + 1, min(PROMPT // BLOCK, blocks // workers))
-    chats = []
+    chats: list[tuple[str, list[int]]] = []
     sent = dict.fromkeys(records, 0)
     names = list(records)
     for number in range(max(workers, blocks // length)):
@@ -206,7 +206,7 @@ def _deciding(
 
 
 def _applying(ledger: PrefixLedger) -> dict[str, float]:
-    """Measure one message of operations, as it comes from the wire."""
+    """Measure applying messages of block operations, parsing included."""
     draw = random.Random(4)
     raw = [
         pb.BlockOperations(
@@ -237,7 +237,7 @@ async def turns(workers: int) -> dict[str, float]:
     limits = {"worker_lease_s": 600, "max_queued_prompt_tokens": 10**9}
     settings = SchedulerSettings(address="127.0.0.1:0", store="memory", **limits)
     told: Counter[str] = Counter()  # operations of each worker
-    untold: list[tuple[str, PromptKeys]] = []  # what workers hold since the last turn
+    untold: list[tuple[str, PromptKeys]] = []  # blocks since the last turn, not reported yet
 
     async with (
         SchedulerServer(settings) as server,
@@ -274,7 +274,7 @@ async def turns(workers: int) -> dict[str, float]:
                 cpu_s += time.process_time() - began
             else:
                 took = [await place(chat, turn) for chat in range(CHATS)]
-                alone += took if turn else []  # the first one hashes all
+                alone += took if turn else []  # the first turn hashes everything
             await tell()
         some = server.metrics.registry.get_sample_value(
             "baton_scheduler_prefix_placements_total", {"holds": "some"}
@@ -294,14 +294,14 @@ async def _beat(client: SchedulerClient, worker_id: str, first: int, operations:
 
 
 def _request(tokens: list[int]) -> Any:
-    """Return what the router's hasher reads of a request."""
+    """Return a request with the fields that the router's hasher reads."""
     return SimpleNamespace(
         prompt_token_ids=tokens, mm_features=None, lora_request=None, cache_salt="tenant", prompt_embeds=None
     )
 
 
 def views(workers: int) -> dict[str, float]:
-    """Measure SECONDS of snapshots for ROUTERS routers, with news of every worker in each second."""
+    """Measure SECONDS of snapshots for ROUTERS routers while every worker changes each second."""
     records = {name: record(name, number) for number in range(workers) for name in (f"w{number}",)}
     feed, copies = FleetFeed(5.0), [FleetCopy() for _ in range(ROUTERS)]
     feed.refresh(FleetView(records), [])
@@ -338,7 +338,7 @@ def views(workers: int) -> dict[str, float]:
 
 
 def record(name: str, number: int) -> WorkerRecord:
-    """Return a worker as a scheduler knows it."""
+    """Return a scheduler's record of a worker."""
     role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
     capacity = pb.Capacity(
         compatibility_hash="ab" * 32,

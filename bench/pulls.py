@@ -1,12 +1,12 @@
-"""The rate of a pull over TCP, and what it does to an engine beside it.
+"""Measure pulls over TCP: their rate, their CPU time, and how much they slow an engine in the same process.
 
     python -m bench pulls [--mib 11 256] [--record-kib 16 384 4096] [--rounds 20]
 
-A source with saved records and a puller, two processes on one machine, in plain text and with mutual TLS, in
-turns. The puller digests and copies the records, as a load does, and compares the digests: one difference
-ends the run without figures. CPU seconds are those of each process, user and system, for pulls without an
-engine. The engine is a thread of the puller's process that adds and multiplies small tensors: the share of
-its steps that it makes beside a pull, and how long its slowest ones take (p95).
+A source with saved records and a puller are two processes on one machine; plain text and mutual TLS
+alternate. The puller digests and copies the records, as a load does, and compares the digests: one difference
+ends the run without figures. CPU seconds are each process's, user and system, for pulls without an engine.
+The engine is a thread of the puller's process that adds and multiplies small tensors. Its figures are the
+share of its steps that remain during a pull, and their p95 time.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def main(arguments: list[str]) -> None:
 
 
 class Arm:
-    """A source, and the pulls from it."""
+    """A source and the pulls from it."""
 
     def __init__(self, stack: ExitStack, count: int, record_bytes: int, folder: Path | None) -> None:
-        """Start the source. folder: both ends' certificates; None: plain text."""
+        """Start the source. folder: both ends' certificates, or None for plain text."""
         theirs = folder and str(folder / "source")
         self._source = stack.enter_context(source(serve, count, record_bytes, theirs))
         self._shard, self._count = Shard.FromString(self._source.recv()), count
@@ -84,7 +84,7 @@ class Arm:
         self._rounds: list[dict[str, float]] = []
 
     def pull(self) -> float:
-        """Pull once, and return the seconds that it took. Raises DigestMismatch for a wrong byte."""
+        """Pull once and return the seconds it took. Raises DigestMismatch for a wrong byte."""
         shard, count = self._shard, self._count
         rpc.act_as(self._identity)
         seed, room = digests.seed(*KEY), _room(count * shard.record_bytes)
@@ -98,12 +98,11 @@ class Arm:
         return time.monotonic() - began
 
     def _cpu_s(self) -> float:
-        """Return the CPU seconds of the source's process."""
         self._source.send(True)
         return float(self._source.recv())
 
     def round(self) -> None:
-        """Pull without an engine, and with one beside."""
+        """Pull once without an engine and once with one."""
         theirs, ours = self._cpu_s(), time.process_time()
         took_s = self.pull()
         cpu = {"puller": time.process_time() - ours, "source": self._cpu_s() - theirs}
@@ -120,7 +119,7 @@ class Arm:
         )
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return the median and the quartiles of each figure."""
+        """Return each figure's median and quartiles."""
         kept = self._rounds[WARM_UP:]
         return {key: spread([one[key] for one in kept]) for key in kept[0]}
 
@@ -129,7 +128,7 @@ _rooms: dict[int, Any] = {}
 
 
 def _room(size: int) -> Any:
-    """Return memory for a pull, with its pages there."""
+    """Return memory for a pull whose pages are already mapped."""
     if size not in _rooms:
         _rooms.clear()
         _rooms[size] = np.ones(size, np.uint8)
@@ -137,7 +136,7 @@ def _room(size: int) -> Any:
 
 
 def measure(arms: dict[str, Arm], rounds: int) -> None:
-    """Pull in turns: A B, B A, and so on."""
+    """Alternate between the arms: A B, B A, and so on."""
     order = list(arms.values())
     for _ in range(rounds + WARM_UP):
         for arm in order:
@@ -146,7 +145,7 @@ def measure(arms: dict[str, Arm], rounds: int) -> None:
 
 
 class Engine:
-    """A thread that does steps: some small operations in Python, and a larger one."""
+    """A thread that runs steps of twenty small tensor operations and a larger one."""
 
     def __init__(self) -> None:
         self._took: list[float] = []  # seconds of each step
@@ -162,7 +161,7 @@ class Engine:
         self._thread.join()
 
     def steps(self, act: Callable[[], object]) -> tuple[float, float]:
-        """Return the steps in a second while `act` runs, and the seconds that slow ones take (p95)."""
+        """Return the steps per second while `act` runs and their p95 time in seconds."""
         before, began = len(self._took), time.monotonic()
         act()
         took = self._took[before:]
@@ -180,7 +179,7 @@ class Engine:
 
 
 def serve(connection: Connection, count: int, record_bytes: int, folder: str | None) -> None:
-    """Run the source."""
+    """Save records and serve them in the source's process."""
     rpc.act_as(Identity(Path(folder)) if folder else None)
     staging = Staging(Arena((count + 2) * (record_bytes + 4096), record_bytes), lease_s=3600)
     entry, random = staging.reserve(*KEY, count), np.random.default_rng(0)

@@ -1,7 +1,7 @@
 """`python -m bench report [--check]`: write the tables of docs/benchmarks.md, README's section, and figures.
 
 All figures come from bench/results/*.json; docs/benchmarks.md keeps its prose between the tables. `--check`
-writes nothing, and fails where a file is not what the results give.
+writes nothing and fails if a file is out of date.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from harness.support import ROOT
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
-# Of results from before these named their commands.
+# Commands of older results, which do not name them.
 _USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
 _SERVE, _AGGREGATED = "tools.serve.median", "two aggregated engines"
 _DRAFTS = "served.1P1D.mtp + suffix"
-# README's lines: what, the file, the paths to Baton's figure and to the other one, and whose that is. More
-# tokens/s are better, less of everything else.
+# README's lines: title, results file, paths to Baton's figure and to the other one, and whose the other is.
+# Higher tokens/s are better; everything else is better lower.
 BRIEF = [
     *(
         (what, "disaggregation", f"median.1P1D.{key}", f"median.2 aggregated.{key}", _AGGREGATED)
@@ -92,25 +92,23 @@ LINK = (
 
 
 def main(arguments: list[str]) -> None:
-    """Write the pages, or check them."""
     check = options(__doc__, arguments, check=False).check
     written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text()), **figures.drawn()}
     if not check:
         for file, text in written.items():
             file.write_text(text)
     elif wrong := [file.name for file, text in written.items() if file.read_text() != text]:
-        raise SystemExit(f"not what bench/results gives: {', '.join(wrong)}; run python -m bench report")
+        raise SystemExit(f"out of date: {', '.join(wrong)}; run python -m bench report")
 
 
 @cache
 def result(name: str) -> Result:
-    """Return what bench/results has of this name."""
     found: Result = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
 
 def page(text: str) -> str:
-    """Return the page with all its tables anew. Raises KeyError for a table that is not in TABLES."""
+    """Return the page with its tables updated. Raises KeyError for a table that is not in TABLES."""
     told = ""
 
     def block(found: re.Match[str]) -> str:
@@ -124,7 +122,6 @@ def page(text: str) -> str:
 
 
 def rendered(table: Table) -> str:
-    """Return a table in Markdown."""
     found = result(table.file)
     view = at(found, table.view) if isinstance(table.view, str) else table.view(found)
     columns = list(table.cells())
@@ -143,7 +140,7 @@ def rendered(table: Table) -> str:
 
 
 def _leaves(node: Any, keys: list[str], labels: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the figures below a node that have one of the keys, with the labels on the way there."""
+    """Return the nodes below this one that have one of the keys, with the labels that lead to them."""
     if any(at(node, key) is not None for key in keys):
         return [(labels, node)]
     children = node.items() if isinstance(node, dict) else ()
@@ -151,7 +148,7 @@ def _leaves(node: Any, keys: list[str], labels: tuple[str, ...] = ()) -> list[tu
 
 
 def at(node: Any, path: str) -> Any:
-    """Follow keys that are joined by dots; return None where one is missing."""
+    """Return the value at a dotted path, None if a key is missing."""
     for key in path.split("."):
         node = node.get(key) if isinstance(node, dict) else None
     return node
@@ -170,13 +167,13 @@ def _cell(value: Any, shape: str) -> str:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """Return a table whose first line is its head."""
+    """Return a Markdown table; the first line is its head."""
     rows = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([rows[0], "|---" * len(lines[0]) + "|", *rows[1:]])
 
 
 def taken(found: Result, table: Table) -> str:
-    """Say by which command, where and when figures were taken."""
+    """Return the command, machine and date of a table's figures."""
     if table.part:
         part = found[table.part]
         runs = [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
@@ -192,7 +189,7 @@ def taken(found: Result, table: Table) -> str:
 
 
 def with_measured(readme: str) -> str:
-    """Return README with its headline and section anew. Raises ValueError where one is missing."""
+    """Return README with its headline and section updated. Raises ValueError if one is missing."""
     head, begin, rest = readme.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
@@ -206,7 +203,6 @@ def with_measured(readme: str) -> str:
 
 
 def measured() -> str:
-    """Return README's section."""
     machines = [result(name)["machine"] for name in ("disaggregation", "clients", "path", "router")]
     runs = [run for run in result("router")["runs"] if run["interval_ms"]]
     router = max(runs, key=lambda run: run["tokens_per_s"])
@@ -227,7 +223,7 @@ def measured() -> str:
 
 
 def _brief(what: str, file: str, ours: str, theirs: str, whose: str) -> list[str]:
-    """Return a line's cells, the better figure in bold."""
+    """Return a line's cells, with the better figure in bold."""
     values = [float(at(result(file), path)) for path in (ours, theirs)]
     cells = [f"{value:.1f}" if value < 30 else f"{value:,.0f}" for value in values]
     better = values.index((max if "tokens/s" in what else min)(values))

@@ -1,12 +1,12 @@
-"""The cost of a token in the router: 64 streams through vLLM's front end, from a worker without an engine.
+"""Measure the router's cost per token: 64 streams through vLLM's front end, from a worker without an engine.
 
-    python -m bench router                         tokens/s and CPU microseconds a token, by the engines' step
+    python -m bench router                         tokens/s and CPU microseconds per token, by engine step
     python -m bench router --processes 1 2 --flush-ms 0 20
-                                                   each number of processes with each flush, in turns
+                                                   every combination, alternating
 
-The worker, the scheduler and the clients run in processes of their own; the figure is the CPU
-time of the router's own processes. `--interval-ms` is the engine's step: 0 sends as fast as the router
-receives, so that it is saturated; 20 is a usual decode step, and shows the cost while nothing piles up.
+Worker, scheduler and clients run in other processes; the figure is the CPU time of the router's processes.
+`--interval-ms` is the engine's step: 0 sends as fast as the router receives, which saturates it; 20 is a
+typical decode step and shows the cost without a backlog.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READY_S = 90.0
 
 
 async def serve_worker(scheduler_port: int, step_s: float) -> None:
-    """Run the scheduler and one mixed worker until killed."""
+    """Run a scheduler and one mixed worker until killed."""
     from baton.protos import scheduler_pb2 as pb
     from baton.scheduler.service import SchedulerServer
     from baton.services.config import SchedulerSettings
@@ -50,7 +50,6 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
 
 
 def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, Any]) -> None:
-    """Run the router with these settings."""
     from baton.services.config import load
     from baton.services.fleet.routers import run_routers
 
@@ -67,7 +66,7 @@ def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, A
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
-    """Return the bytes and events of one answer, read from a bare socket: the client must cost little."""
+    """Return the bytes and events of one answer, read from a plain socket to keep the client cheap."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
         {
@@ -91,7 +90,7 @@ async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
         tail = (tail + data)[-600:]
     writer.close()
     if f'"completion_tokens":{max_tokens}'.encode() not in tail:
-        raise RuntimeError(f"a stream did not bring {max_tokens} tokens; it ended with {tail!r}")
+        raise RuntimeError(f"a stream does not have {max_tokens} tokens; it ended with {tail!r}")
     return size, events
 
 
@@ -113,8 +112,7 @@ def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_ready(port: int) -> None:
-    """Wait until the router at this port serves."""
-    from harness.deployment import status_of  # its imports would count in the router's memory
+    from harness.deployment import status_of  # imported late: it would add to the router's memory
 
     eventually(lambda: status_of(f"http://127.0.0.1:{port}/health") == 200, READY_S, "the router is ready")
 
@@ -122,7 +120,6 @@ def wait_ready(port: int) -> None:
 def measure(
     given: argparse.Namespace, interval_ms: float, processes: int = 1, flush_ms: float = 0.0
 ) -> dict[str, Any]:
-    """Return the figures of one run."""
     from harness.checkpoints import tiny_qwen2
 
     port, scheduler_port = free_port(), free_port()
@@ -159,14 +156,14 @@ def measure(
         "tokens_per_event": round(tokens / events, 2),
         "bytes_per_token": round(size / tokens),
         "router_rss_mib": round(rss / 2**20),
-        "router_pss_mib": round(pss / 2**20),  # what the processes share is counted once
+        "router_pss_mib": round(pss / 2**20),  # counts shared memory once
     }
 
 
 def wait_all(pid: int, processes: int) -> None:
-    """Wait until each process of a router serves: the first that does answers for it."""
+    """Wait until every process of a router serves; /health answers as soon as the first does."""
 
-    def serves(process: psutil.Process) -> bool:  # it connects to the scheduler as it begins to serve
+    def serves(process: psutil.Process) -> bool:  # it connects to the scheduler when it starts to serve
         return any(one.status == psutil.CONN_ESTABLISHED for one in process.net_connections("tcp"))
 
     def all_serve() -> bool:
@@ -176,13 +173,12 @@ def wait_all(pid: int, processes: int) -> None:
 
 
 def cpu_s(routers: list[psutil.Process]) -> tuple[float, float]:
-    """Return the CPU time of these processes, in seconds: the user's and the system's."""
     times = [one.cpu_times() for one in routers]
     return sum(one.user for one in times), sum(one.system for one in times)
 
 
 def compare_processes(given: argparse.Namespace) -> None:
-    """Measure each number of processes with each flush, in turns."""
+    """Measure every number of processes with every flush, alternating."""
     interval_ms = given.interval_ms[0]
     arms = [(count, flush_ms) for count in given.processes for flush_ms in given.flush_ms]
     runs: dict[tuple[int, float], list[dict[str, Any]]] = {arm: [] for arm in arms}
@@ -208,9 +204,9 @@ def main(arguments: list[str]) -> None:
         streams=64,
         tokens=(500, "of each answer"),
         interval_ms=([4.0, 2.0, 0.0], "the engine's step; 0: no pause"),
-        processes=([int], "of the router, in turns"),
+        processes=([int], "numbers of router processes to compare"),
         flush_ms=([0.0], "router.flush_ms, with --processes"),
-        rounds=(3, "of the turns"),
+        rounds=(3, "with --processes"),
         settings=("{}", argparse.SUPPRESS),
         serve_worker=(int, argparse.SUPPRESS),
         serve_router=([str], argparse.SUPPRESS),
@@ -230,5 +226,5 @@ def main(arguments: list[str]) -> None:
         save("router", {"runs": runs})
 
 
-if __name__ == "__main__":  # its own child processes
+if __name__ == "__main__":  # the child processes
     main(sys.argv[1:])

@@ -1,14 +1,14 @@
-"""Placement policies under multi-turn chats: Baton's 2P2D by policy, and vLLM's servers behind vllm-router.
+"""Compare placement policies under multi-turn chats: Baton's 2P2D, and vLLM's servers behind vllm-router.
 
-All arms have four engines on the same cores, with caches of the same size: one cannot hold all chats, all
-together can. Every user has chats one after the other, each behind one of a few system prompts; the chats
-are the same in all arms, so that the computed tokens can be compared. The deployments stand side by side and
-take turns. All of vLLM's arms are the same servers, whose caches are emptied between
-them. `cache_aware`, vllm-router's default, remembers what it has sent where.
+All arms have four engines on the same cores, with caches of the same size: one cannot hold all chats, four
+together can. Every user has one chat after another, each with one of a few system prompts. The chats are the
+same in all arms, so their computed tokens are comparable. All deployments stay up and take turns. vLLM's arms
+share the same servers, whose caches are emptied in between. `cache_aware`, vllm-router's default, remembers
+which prompts it sent where.
 
-The model is in float32, and answers are greedy and of letters alone, so that they go into the next prompt as
-text. The run fails where Baton's policies do not give the same answers. `--rounds 1 --add` adds a round to
-the saved ones.
+The model runs in float32, and answers are greedy and contain only letters, so they can be appended to the
+next prompt as text. The run fails if Baton's policies give different answers. `--rounds 1 --add` adds a round
+to the saved result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import aiohttp
+import httpx
 
 from baton.protos import scheduler_pb2 as pb
 from bench.options import options
 from bench.peers import vllm_router
-from bench.served import MODEL_NAME, engine_settings, fetch, in_turns, samples, up
+from bench.served import MODEL_NAME, engine_settings, in_turns, up
 from bench.traffic import Answer, stream
 from harness.deployment import Deployment, stock_vllm
+from harness.scrape import total
 from harness.simulate.baselines import PLUGINS, POLICIES
 from harness.stats import RESULTS, medians, percentile, save
 from harness.support import ROOT, eventually
@@ -41,7 +43,7 @@ RESULT = "routing"
 PAIRS = 2
 BLOCK = 32  # tokens
 CACHE = 4_096  # tokens of each engine's KV cache
-LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # the model's tokens of them
+LETTERS = [ord(letter) for letter in string.ascii_lowercase]  # their token ids
 VLLM = {"vllm-router round_robin": "round_robin", "vllm-router cache_aware": "cache_aware"}  # arm -> policy
 BATON = {"round robin": "round robin", "least loaded": "least loaded", "default": "Baton"}  # arm -> policy
 HEARD_S = 10.0
@@ -52,8 +54,8 @@ class Load:
     """Users who chat at the same time. A token is a letter."""
 
     users: int = 12
-    chats: int = 2  # a user's, one after the other
-    turns: int = 6  # a chat's
+    chats: int = 2  # of a user, one after another
+    turns: int = 6  # of a chat
     systems: int = 4  # system prompts
     system: int = 384  # tokens of each
     message: int = 48
@@ -62,7 +64,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Tokens of a chat with its last answer."""
+        """Tokens of a whole chat."""
         return self.system + self.turns * (self.message + self.answer)
 
     @property
@@ -74,15 +76,15 @@ WARM = Load(users=4, chats=1, turns=2, think_s=0.1)
 
 
 class Arm(Protocol):
-    """A deployment that serves."""
+    """A running deployment."""
 
     url: str
 
     def begin(self) -> None:
-        """Prepare for a turn: count computed tokens from here on."""
+        """Prepare for a turn and start counting computed tokens."""
 
     def computed(self, output: int) -> int:
-        """Return the prompt tokens that were computed since, in which `output` tokens were written."""
+        """Return the prompt tokens computed in this turn, which generated `output` tokens."""
 
 
 class Baton:
@@ -96,7 +98,7 @@ class Baton:
         self._before = self._counts()
 
     def computed(self, output: int) -> int:
-        def heard() -> pb.EngineCounts | None:  # heartbeats tell of the last tokens a moment later
+        def heard() -> pb.EngineCounts | None:  # heartbeats report the last tokens a moment later
             now = self._counts()
             return now if now.output_tokens >= self._before.output_tokens + output else None
 
@@ -119,7 +121,7 @@ class Servers:
 
     def begin(self) -> None:
         for server in self._servers:
-            fetch(f"{server}/reset_prefix_cache", b"")
+            httpx.post(f"{server}/reset_prefix_cache", timeout=10).raise_for_status()
         self._before = self._count()
 
     def computed(self, output: int) -> int:
@@ -127,13 +129,8 @@ class Servers:
         return self._count() - self._before
 
     def _count(self) -> int:
-        return sum(
-            int(sample.value)
-            for server in self._servers
-            for sample in samples(server)
-            if sample.name == "vllm:prompt_tokens_by_source_total"
-            and sample.labels["source"] == "local_compute"
-        )
+        name = "vllm:prompt_tokens_by_source_total"
+        return sum(int(total(server, name, source="local_compute")) for server in self._servers)
 
 
 def main(arguments: list[str]) -> None:
@@ -141,15 +138,17 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         rounds=(2, "turns of each arm"),
-        arm=([str], "some of them; all by default", [*BATON, *VLLM]),
-        add=(False, "to the rounds of the same load that are saved"),
+        arm=([str], "all by default", [*BATON, *VLLM]),
+        add=(False, "add to the saved rounds of the same load"),
         dry=(False, "save nothing"),
-        **{one.name: (one.default, f"of the load: {one.default}") for one in fields(Load)},
+        **{one.name: (one.default, f"of the load, {one.default} by default") for one in fields(Load)},
     )
     load = Load(**{one.name: getattr(given, one.name) for one in fields(Load)})
     sizes = {"load": asdict(load), "cache_tokens": CACHE, "pairs": PAIRS}
     names = given.arm or [*BATON, *VLLM]
-    result = _earlier(sizes, names) if given.add else {**sizes, "runs": {name: [] for name in names}}
+    result: dict[str, Any] = {**sizes, "runs": {name: [] for name in names}}
+    if given.add:
+        result = _earlier(sizes, names)
     measure(result["runs"], load, given.rounds)
     result["median"] = {name: medians(found) for name, found in result["runs"].items()}
     if not given.dry:
@@ -157,7 +156,7 @@ def main(arguments: list[str]) -> None:
 
 
 def measure(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) -> None:
-    """Run the arms in turns, and add to the figures. Raises SystemExit where Baton's answers differ."""
+    """Alternate between the arms and add to their figures. Raises SystemExit if Baton's answers differ."""
     first, answers = len(next(iter(runs.values()))), dict[int, list[str]]()
 
     def one_turn(arm: Arm, number: int) -> dict[str, float]:
@@ -176,7 +175,7 @@ def measure(runs: dict[str, list[dict[str, float]]], load: Load, rounds: int) ->
 
 
 def turn(arm: Arm, load: Load, seed: int) -> tuple[dict[str, float], list[str]]:
-    """Have all chats of one seed with an arm. Return the figures and the answers."""
+    """Run all chats of a seed on an arm. Return the figures and the answers."""
     arm.begin()
     began = time.perf_counter()
     sent = asyncio.run(chatted(arm.url, load, seed))
@@ -199,7 +198,7 @@ def turn(arm: Arm, load: Load, seed: int) -> tuple[dict[str, float], list[str]]:
 
 
 async def chatted(url: str, load: Load, seed: int) -> list[tuple[int, Answer]]:
-    """Let all users have their chats. Return the tokens of each prompt and its answer, user by user."""
+    """Run all users' chats. Return each prompt's length and answer, user by user."""
     systems = [_letters(random.Random(f"{seed} system {one}"), load.system) for one in range(load.systems)]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
 
@@ -222,13 +221,13 @@ async def chatted(url: str, load: Load, seed: int) -> list[tuple[int, Answer]]:
 
 
 def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return the saved result. Raises SystemExit if its load or arms were others."""
+    """Return the saved result. Raises SystemExit if its load or arms differ."""
     file = RESULTS / f"{RESULT}.json"
     if not file.exists():
         raise SystemExit(f"there is no {file.relative_to(ROOT)} to add to: leave --add out")
     found: dict[str, Any] = json.loads(file.read_text())
     if any(found[key] != value for key, value in sizes.items()) or list(found["runs"]) != names:
-        raise SystemExit(f"{file.relative_to(ROOT)} is of another load or of other arms: leave --add out")
+        raise SystemExit(f"{file.relative_to(ROOT)} has another load or other arms: leave --add out")
     return {key: value for key, value in found.items() if key not in ("machine", "tree", "command")}
 
 
@@ -264,7 +263,7 @@ def _baton(policy: str, engine: dict[str, Any]) -> AbstractContextManager[Deploy
 
 @contextmanager
 def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[str]:
-    """Start one of vLLM's servers. Yield its URL."""
+    """Run one of vLLM's servers and yield its URL."""
     environment = {"VLLM_CPU_OMP_THREADS_BIND": str(number % 2), "VLLM_SERVER_DEV_MODE": "1"}
     flags = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(CACHE // BLOCK))
     given = engine | {"tool_call_parser": "hermes"}
@@ -274,7 +273,7 @@ def _server(folder: Path, engine: dict[str, Any], number: int) -> Iterator[str]:
 
 @contextmanager
 def _routed(folder: Path, servers: list[str], policy: str) -> Iterator[str]:
-    """Start vllm-router before these servers. Yield its URL."""
+    """Run vllm-router in front of these servers and yield its URL."""
     logs = folder / f"router-{policy}"
     logs.mkdir()
     with vllm_router(logs, "--policy", policy, "--worker-urls", *servers) as (url, _):

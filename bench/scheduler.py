@@ -1,15 +1,14 @@
-"""Placements of real schedulers: how many, how soon, and at what cost.
+"""Measure the throughput, latency and CPU cost of real schedulers' placements.
 
-    python -m bench scheduler                               the arms of the page
-    python -m bench scheduler --against FOLDER --rounds 3   beside another checkout, in turns
+    python -m bench scheduler                               the arms of docs/benchmarks.md
+    python -m bench scheduler --against FOLDER --rounds 3   alternate with another checkout
     python -m bench scheduler --stores memory --routers 1 --pairs 32 --schedulers 1
 
-Schedulers, Redis, the routers' clients and fake workers with heartbeats are processes of their own. Routers
-are dealt out to `CLIENTS` processes, and all workers share one (bench/scheduler_client.py). Each arm differs
-in one thing from the first one: 20 routers and 32P32D with a scheduler over Redis. First routers place at a
-rate, and each request lives for two seconds; then as fast as they can. A placement includes the reports that
-its prompt was prefilled, and of its end. CPU time is that of the schedulers' processes, less their needs
-without placements, for heartbeats and snapshots.
+Schedulers and Redis are separate processes. Routers are spread over `CLIENTS` processes, and fake workers
+with heartbeats share one (bench/scheduler_client.py). Each arm differs in one thing from the first: 20
+routers and 32P32D with one scheduler over Redis. Routers first place requests that live for two seconds at a
+fixed rate, then place as fast as they can. A placement includes the reports that its prompt was prefilled and
+that it ended. CPU time is the schedulers', minus what they use without placements.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,24 +31,25 @@ import psutil
 
 from bench.options import options
 from bench.scheduler_client import Part, parts_of
+from harness.scheduling import RedisServer
 from harness.stats import percentile, save
-from harness.support import ROOT, eventually, free_port, listening, redis_server
+from harness.support import ROOT, eventually, free_port, listening, running
 
 CLIENTS = 2  # processes of routers
 CLIENT = Path(__file__).with_name("scheduler_client.py")
 START_S = 20.0
-READY_S = 60.0  # until all workers are
-IMPORT_S = 4.0  # until routers' processes have imported gRPC
-IDLE_S = 3.0  # without placements
-END_S = 60.0  # deadline of the last requests
-HEARTBEAT_S = 5.0  # at 1 s, those of 1,000 workers would take a core from the schedulers
+READY_S = 60.0  # until all workers are ready
+IMPORT_S = 4.0  # until the router processes have imported gRPC
+IDLE_S = 3.0  # of the idle measurement
+END_S = 60.0  # until the last requests have ended
+HEARTBEAT_S = 5.0  # at 1 s, heartbeats of 1,000 workers would use a core
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A deployment, and its load."""
+    """A deployment and its load."""
 
-    store: str = "redis"  # or memory; stopped: a Redis that hangs from the middle of the first part on
+    store: str = "redis"  # or memory, or stopped: Redis hangs from the middle of the first part on
     routers: int = 20
     pairs: int = 32
     schedulers: int = 1
@@ -74,14 +73,14 @@ def main(arguments: list[str]) -> None:
     given = options(
         __doc__,
         arguments,
-        stores=(kinds, "stopped: a Redis that hangs midway", kinds),
+        stores=(kinds, "stopped: Redis hangs midway", kinds),
         routers=[1, 2, 100],
-        pairs=([500], "prefill and decode workers"),
+        pairs=([500], "prefill workers, and as many decode workers"),
         schedulers=[2],
-        rate=(500.0, "placements a second, of all routers"),
+        rate=(500.0, "placements/s of all routers"),
         seconds=(8.0, "of each of the two parts"),
-        rounds=(1, "the one with the shortest p50 counts: other work only makes them longer"),
-        against=(Path, "another checkout, measured in turns"),
+        rounds=(1, "the one with the lowest p50 counts, because other work can only raise it"),
+        against=(Path, "another checkout, measured alternately"),
     )
     codes = {"here": ROOT} | ({"against": given.against.resolve()} if given.against else {})
     found: dict[str, dict[str, dict[str, float]]] = {code: {} for code in codes}
@@ -100,7 +99,6 @@ def main(arguments: list[str]) -> None:
 
 
 def arms(given: argparse.Namespace) -> list[Arm]:
-    """Return the arms to measure."""
     some = [replace(Arm(), store=one) for one in given.stores]
     some += [replace(Arm(), routers=one) for one in given.routers]
     some += [replace(Arm(), pairs=one) for one in given.pairs]
@@ -109,14 +107,14 @@ def arms(given: argparse.Namespace) -> list[Arm]:
 
 
 def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, float]:
-    """Measure schedulers and clients of the checkout `code`: placements at a rate, and as fast as can be."""
+    """Measure an arm with the checkout `code`: placements at a rate, then as fast as possible."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(arm.schedulers)]
     address = ",".join(addresses)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, redis, store = Path(name), None, "memory"
         if arm.store != "memory":
-            port = free_port()
-            redis, store = stack.enter_context(redis_server(port)), f"redis://127.0.0.1:{port}/0"
+            redis = stack.enter_context(RedisServer(folder))
+            store = redis.url
         own = [stack.enter_context(_scheduler(code, one, store)) for one in addresses]
         workers = stack.enter_context(_client(code, folder / "workers", "workers", address, arm.pairs))
         _await_ready(workers, folder / "workers")
@@ -137,7 +135,7 @@ def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, floa
         used = _watch(own, redis, begin, seconds, stops=arm.store == "stopped")
         for client in clients:
             if client.wait(END_S):
-                raise SystemExit(f"routers ended with {client.returncode}: no figure means anything")
+                raise SystemExit(f"routers ended with {client.returncode}: no figures")
         told = [json.loads(answer.read_text()) for answer, _ in dealt]
         idle, *both = used
         held, hasty = (
@@ -155,13 +153,13 @@ def measure(arm: Arm, code: Path, rate: float, seconds: float) -> dict[str, floa
 
 def _watch(
     schedulers: Sequence[int],
-    redis: subprocess.Popen[bytes] | None,
+    redis: RedisServer | None,
     begin: float,
     seconds: float,
     *,
     stops: bool,
 ) -> list[_Used]:
-    """Return the CPU time before the load and in each of its parts; Redis may stop in the first one."""
+    """Return the CPU time before the load and in each of its parts. `stops` stops Redis in the first part."""
     held, hasty = parts_of(begin, seconds)
     found = []
     for part in (Part(begin - IDLE_S, begin), held, hasty):
@@ -169,7 +167,7 @@ def _watch(
         before, began = _cpu_s(schedulers, redis), time.monotonic()
         if part is held and redis is not None and stops:
             _sleep_until((part.since + part.until) / 2)
-            redis.send_signal(signal.SIGSTOP)  # it is killed with the block
+            redis.hang()  # killed when its block ends
         _sleep_until(part.until)
         *own, theirs = (now - was for now, was in zip(_cpu_s(schedulers, redis), before, strict=True))
         found.append(_Used(time.monotonic() - began, own, theirs))
@@ -177,7 +175,7 @@ def _watch(
 
 
 def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[str, float]:
-    """Return the figures of one part, from the routers' reports and the others' CPU time."""
+    """Return one part's figures from the routers' reports and the CPU times."""
     took, own, late = ([1_000 * one for each in told for one in each[key]] for key in ("took", "own", "late"))
     failures: Counter[str] = sum((Counter(one["failures"]) for one in told), Counter())
     if failures:
@@ -193,15 +191,14 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
         "place_max_ms": round(max(took, default=0.0), 1),
         "own_p50_ms": round(percentile(own, 0.5), 3),  # in the scheduler
         "own_p99_ms": round(percentile(own, 0.99), 3),
-        "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # a router's process, by itself
-        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement, all schedulers together
+        "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # lag of the routers' processes
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # per placement, all schedulers together
         "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
         "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
     }
 
 
-def _cpu_s(schedulers: Sequence[int], redis: subprocess.Popen[bytes] | None) -> list[float]:
-    """Return the CPU seconds so far of each scheduler, and of Redis."""
+def _cpu_s(schedulers: Sequence[int], redis: RedisServer | None) -> list[float]:
     times = [psutil.Process(pid).cpu_times() for pid in (*schedulers, *([redis.pid] if redis else []))]
     found = [float(one.user + one.system) for one in times]
     return found if redis else [*found, 0.0]
@@ -214,7 +211,7 @@ def _sleep_until(moment: float) -> None:
 def _await_ready(workers: subprocess.Popen[bytes], output: Path) -> None:
     def ready() -> bool:
         if workers.poll() is not None:
-            raise SystemExit(f"the workers ended with {workers.returncode}: no figure means anything")
+            raise SystemExit(f"the workers ended with {workers.returncode}: no figures")
         return "ready" in output.read_text()
 
     eventually(ready, READY_S, "all workers are ready")
@@ -222,22 +219,19 @@ def _await_ready(workers: subprocess.Popen[bytes], output: Path) -> None:
 
 @contextmanager
 def _scheduler(code: Path, address: str, store: str) -> Iterator[int]:
-    """Start a scheduler's process, which ends with the block. Yields its id."""
+    """Run a scheduler during the block and yield its process id."""
     command = [sys.executable, "-m", "baton.services.cli.main", "scheduler", "--scheduler", address]
     command += ["--store", store, "--max-queued-prompt-tokens", str(10**9)]
     command += ["--heartbeat-s", str(HEARTBEAT_S), "--worker-lease-s", "3600"]
-    with subprocess.Popen(command, env=_environment(code), cwd=code, stderr=subprocess.DEVNULL) as process:
-        try:
-            port = int(address.rpartition(":")[2])
-            eventually(lambda: listening(port), START_S, "the scheduler listens")
-            yield process.pid
-        finally:
-            process.terminate()
+    port = int(address.rpartition(":")[2])
+    environment = _environment(code)
+    with running(command, lambda: listening(port), START_S, env=environment, cwd=code) as process:
+        yield process.pid
 
 
 @contextmanager
 def _client(code: Path, output: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process of clients, which ends with the block and prints into `output`."""
+    """Run a process of clients during the block, with its output in `output`."""
     command = [sys.executable, "-P", str(CLIENT), *map(str, arguments)]
     with (
         output.open("wb") as out,

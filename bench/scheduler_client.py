@@ -1,14 +1,14 @@
-"""The other processes of bench/scheduler.py: routers that place and report, and workers that send heartbeats.
+"""Run the clients of bench/scheduler.py: routers that place and report, and workers that send heartbeats.
 
     python -m bench.scheduler_client routers ADDRESS NAME ROUTERS RATE BEGIN SECONDS
     python -m bench.scheduler_client workers ADDRESS PAIRS
 
-BEGIN is a time.monotonic, which all processes of a machine share. Routers place at RATE together, and then as
-fast as they can; each has a connection of its own to each scheduler, and asks for snapshots. Their figures
-are printed as JSON, with how late this process woke up: where it had no time left, a placement's time is not
-the scheduler's. Workers print "ready" once all are.
+BEGIN is a time.monotonic, which all processes of a machine share. The routers place at RATE together, then as
+fast as they can; each has its own connection to each scheduler and polls snapshots. Their figures are printed
+as JSON, including how late this process woke up: if it lags, placement times are not the scheduler's. Workers
+print "ready" once all are ready.
 
-Nothing here imports modules that other versions of the product lack: it measures other checkouts, too.
+Import only modules that older versions of the product have: this measures other checkouts, too.
 """
 
 from __future__ import annotations
@@ -37,35 +37,34 @@ from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
 
 WARM_S = 2.0  # at the start of each part, not measured
-BETWEEN_S = 4.0  # the first part's requests end meanwhile
-LIVES_S = 2.0  # of a request in the first part; its prompt is prefilled after a tenth of that
-AT_ONCE = 32  # placements of this process in the second part; each router has at least one
+BETWEEN_S = 4.0  # pause in which the first part's requests end
+LIVES_S = 2.0  # life of a request in the first part; a tenth of it is prefill
+AT_ONCE = 32  # concurrent placements of this process in the second part, at least one per router
 SNAPSHOT_S = 1.0
-MOST_OPEN = 2_500  # requests that wait for a placement; with more the scheduler does not keep up
+MOST_OPEN = 2_500  # limit of requests that wait for a placement; beyond it the scheduler cannot keep up
 START_S = 20.0
-STARTED_AT_ONCE = 50  # workers
+STARTED_AT_ONCE = 50  # workers started at a time
 PROMPT, ANSWER = 500, 200  # tokens
 
 
 @dataclass
 class Part:
-    """The placements between two moments of time.monotonic."""
+    """Placements between two times of time.monotonic. Durations are in seconds."""
 
     since: float
     until: float
-    took: list[float] = field(default_factory=list)  # s, of placements
-    own: list[float] = field(default_factory=list)  # s, the scheduler's share
-    late: list[float] = field(default_factory=list)  # s by which this process woke up after its time
+    took: list[float] = field(default_factory=list)  # per placement
+    own: list[float] = field(default_factory=list)  # the scheduler's share of it
+    late: list[float] = field(default_factory=list)  # by which this process woke up late
     failures: Counter[str] = field(default_factory=Counter)
 
     def told(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
         rounded = {key: [round(one, 6) for one in getattr(self, key)] for key in ("took", "own", "late")}
         return {**rounded, "failures": dict(self.failures)}
 
 
 class Router:
-    """One router's placements."""
+    """A router that places and reports."""
 
     def __init__(self, address: str, name: str) -> None:
         self._client = SchedulerClient(address, router_id=name)
@@ -82,7 +81,7 @@ class Router:
         await self._client.close()
 
     async def hold(self, rate: float, begin: float, part: Part) -> None:
-        """Place at a rate, whatever happens to earlier requests."""
+        """Place at a fixed rate, whatever happens to earlier requests."""
         due, running = begin, set[asyncio.Task[None]]()
         while (due := due + random.expovariate(rate)) < part.until:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -133,20 +132,20 @@ class Router:
     async def _look(self) -> None:
         await asyncio.sleep(random.random() * SNAPSHOT_S)
         while True:
-            with contextlib.suppress(SchedulerError):  # the next one will do
+            with contextlib.suppress(SchedulerError):  # tried again below
                 await self._client.refresh()
             await asyncio.sleep(SNAPSHOT_S)
 
 
 def parts_of(begin: float, seconds: float) -> tuple[Part, Part]:
-    """Return the parts of a measurement: at a rate, and as fast as can be."""
+    """Return the two parts of a measurement: at a rate, and as fast as possible."""
     since = begin + WARM_S
     again = since + seconds + BETWEEN_S + WARM_S
     return Part(since, since + seconds), Part(again, again + seconds)
 
 
 async def routers(address: str, name: str, many: int, rate: float, begin: float, seconds: float) -> None:
-    """Place, and print the figures."""
+    """Run `many` routers and print their figures."""
     held, hasty = parts_of(begin, seconds)
     async with contextlib.AsyncExitStack() as stack:
         all_ = [await stack.enter_async_context(Router(address, f"{name}-{n}")) for n in range(many)]
@@ -158,7 +157,7 @@ async def routers(address: str, name: str, many: int, rate: float, begin: float,
 
 
 async def workers(address: str, pairs: int) -> None:
-    """Send heartbeats of `pairs` prefill and as many decode workers until the process ends."""
+    """Send heartbeats of `pairs` prefill and `pairs` decode workers until the process ends."""
     async with SchedulerClient(address) as client:
         sessions = [_session(client, number) for number in range(2 * pairs)]
         for at in range(0, len(sessions), STARTED_AT_ONCE):
@@ -196,9 +195,8 @@ def _capacity() -> pb.Capacity:
 
 
 def main(kind: str, address: str, *rest: str) -> None:
-    """Run one of the two kinds."""
-    collect_seldom()  # the product's own processes do so, too
-    # Clients of one process would share a connection: routers are processes of their own.
+    collect_seldom()  # as the product's processes do
+    # Otherwise the routers of this process would share a connection.
     rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))
     if kind == "workers":
         uvloop.run(workers(address, int(rest[0])))

@@ -1,20 +1,16 @@
-"""Deployments that benches start, the turns they take, and their metrics.
+"""Start the deployments of benches.
 
-Most benches serve a model of 80 M random parameters: the demo model is too small to keep a core busy.
+Most benches serve a model of 80 M random parameters, because the demo model is too small to keep a core busy.
 """
 
 from __future__ import annotations
 
 import gc
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from harness.deployment import Deployment, deployment
 
@@ -24,7 +20,7 @@ A = TypeVar("A")
 
 
 def engine_settings() -> dict[str, Any]:
-    """Return the `engine` section for the 80 M model; the checkpoint is written on first use."""
+    """Return the `engine` section of the 80 M model. The first call writes the checkpoint."""
     from harness.checkpoints import qwen2_80m
 
     if not (FOLDER / "config.json").exists():
@@ -43,7 +39,7 @@ def engine_settings() -> dict[str, Any]:
 
 
 def longer(tokens: int) -> dict[str, Any]:
-    """Return the same for requests of up to `tokens` tokens: the weights, with another configuration."""
+    """Return the same for requests of up to `tokens` tokens: same weights, another configuration."""
     settings, folder = engine_settings(), FOLDER.with_name(f"{MODEL_NAME}-{tokens}")
     folder.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():
@@ -57,7 +53,7 @@ def longer(tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def up(prefill: int = 1, decode: int = 1, mixed: int = 0, **config: Any) -> Iterator[Deployment]:
-    """Serve the 80 M model, or what the sections of `config` say, until the block ends."""
+    """Serve the 80 M model, with further sections of `config`, during the block."""
     config = {"engine": engine_settings(), **config} if "engine" not in config else config
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), **config) as one:
         yield one.up(prefill, decode, mixed)
@@ -66,7 +62,7 @@ def up(prefill: int = 1, decode: int = 1, mixed: int = 0, **config: Any) -> Iter
 def in_turns(
     arms: Mapping[str, A], rounds: int, measure: Callable[[A, int], dict[str, float]]
 ) -> dict[str, list[dict[str, float]]]:
-    """Measure every arm once in each round, A B A B: what slows the machine down hits all of them."""
+    """Measure every arm once per round, A B A B, so that other work on the machine affects all alike."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for number in range(rounds):
         for name, arm in arms.items():
@@ -78,24 +74,10 @@ def in_turns(
 
 @contextmanager
 def no_pauses() -> Iterator[None]:
-    """Collect no garbage inside the block: our own pauses would look like the server's."""
+    """Disable garbage collection in the block, whose pauses would look like the server's."""
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-
-
-def fetch(url: str, body: bytes | None = None) -> str:
-    """Return what a URL of ours answers."""
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
-        text: str = answer.read().decode()
-        return text
-
-
-def samples(url: str) -> Iterator[Sample]:
-    """Yield the samples of the metrics that a process of ours shows at URL/metrics."""
-    for family in text_string_to_metric_families(fetch(f"{url}/metrics")):
-        yield from family.samples

@@ -1,14 +1,14 @@
-"""The simulator: policies side by side, weights of scores, large fleets, and its error against reality.
+"""Run the simulator: compare policies and score weights, simulate large fleets, and measure its error.
 
-    python -m bench simulate                         policies side by side, 32P32D, all kinds of traces
+    python -m bench simulate                         compare policies, 32P32D, all kinds of traces
     python -m bench simulate --trace FILE --split 8 8 --profile FILE    a Mooncake trace, another fleet
     python -m bench simulate --size                  1,000 workers: how fast the simulator is
-    python -m bench simulate --weights               the default policy's weights against others
-    python -m bench simulate --measure               the profile of the 80 M model on this machine
-    python -m bench simulate --validate              that profile, and its prediction for a real 2P2D
+    python -m bench simulate --weights               compare the default policy's weights with others
+    python -m bench simulate --measure               measure the profile of the 80 M model on this machine
+    python -m bench simulate --validate              compare its prediction for 2P2D with a real one
 
-A simulation is exact for its seed; only its speed depends on this machine. What is simulated and what is not:
-docs/simulator.md. `baton tune` searches the best split for a trace.
+A simulation is reproducible from its seed; only its speed depends on the machine. docs/simulator.md describes
+what is simulated. `baton tune` searches the best split for a trace.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from harness.simulate.measure import Sizes, measure
 from harness.simulate.validate import CHATS, drive, errors, simulated
 from harness.stats import save
 
-TOKENS = 4_160  # longest request of the 80 M model here
-# Policies that a configuration can name.
+TOKENS = 4_160  # longest request of the 80 M model
 REAL = {
     "random": PolicySettings(scorers={}),
     "least loaded": PolicySettings(scorers={"queued_prompt_tokens": 1.0, "running_requests": 1.0}),
@@ -60,19 +59,19 @@ def main(arguments: list[str]) -> None:
         arguments,
         size=(False, "a fleet of 1,000 workers"),
         weights=(False, "other weights of the default policy's scores"),
-        measure=(False, "measure the profile of the 80 M model here"),
+        measure=(False, "measure the profile of the 80 M model on this machine"),
         validate=(False, "predict a real 2P2D, run it, and print the error"),
         trace=([str], f"kinds ({', '.join(KINDS)}), or a Mooncake file"),
         split=([int], "numbers of prefill and decode workers"),
-        rate=(float, "requests/s of a kind; by default the harness's LOADS"),
-        seconds=(float, "simulated time of a kind, or real time to validate"),
-        speed=(1.0, "factor of the pace of a file's arrivals"),
-        most=(0, "requests taken of a file; 0: all"),
-        policies=([str], "some of them; all by default"),
-        profile=(Path, "pace and size of workers, JSON; assumed by default"),
-        goal_ttft=(0.5, "s; of the time to first token"),
-        goal_itl=(0.05, "s; of the mean gap of an answer"),
-        seeds=(1, "traces of each kind; figures are medians"),
+        rate=(float, "requests/s of a kind of trace; by default the harness's LOADS"),
+        seconds=(float, "simulated time of a kind of trace, or real time with --validate"),
+        speed=(1.0, "speed-up of a file's arrivals"),
+        most=(0, "requests to take from a file; 0: all"),
+        policies=([str], "all by default"),
+        profile=(Path, "JSON with the speed and size of workers; a default is assumed"),
+        goal_ttft=(0.5, "time to first token, s"),
+        goal_itl=(0.05, "mean gap of an answer, s"),
+        seeds=(1, "traces per kind; figures are medians"),
         routers=1,
         out=(Path, "write JSON with each worker's figures to this file"),
         save=(False, "write bench/results, for docs/benchmarks.md"),
@@ -149,9 +148,9 @@ async def _measured() -> Profile:
 
 
 def _up_on_one_core(one: Deployment) -> None:
-    """Start one worker on one core: alone it would get all of them."""
+    """Start one worker on one core; by default a single worker gets all cores."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})  # this thread's, and its children's
+    os.sched_setaffinity(0, {max(cores)})  # of this thread and its children
     try:
         one.up(0, 0, 1)
     finally:
@@ -166,7 +165,7 @@ def _sender(one: Deployment) -> Any:
 
 
 def _handoff(model: Path) -> dict[str, Any]:
-    """Return the model's KV by the token, and the way as bench/results/handoff.json measured it."""
+    """Return the model's KV bytes per token and its handoff speed, as bench/results/handoff.json has it."""
     config = json.loads((model / "config.json").read_text())
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head
@@ -175,7 +174,7 @@ def _handoff(model: Path) -> dict[str, Any]:
 
 def _validate(given: argparse.Namespace) -> None:
     shape = profile.load(given.profile) if given.profile else _measure(given)
-    cores = shape.engine.model_copy(update={"cores": 2})  # for four workers, two on each
+    cores = shape.engine.model_copy(update={"cores": 2})  # which four workers share
     shape = shape.model_copy(update={"engine": cores})
     seconds, rate = given.seconds or 60.0, given.rate or 2.0
     arms = {}
@@ -191,8 +190,8 @@ def _validate(given: argparse.Namespace) -> None:
 
 
 async def _real(policy: PolicySettings, rate: float, seconds: float) -> tuple[dict[str, float], int]:
-    """Return the figures of a real 2P2D, and the tokens of its KV blocks."""
-    # Pulls of a prompt's beginning from another worker are not simulated.
+    """Return the figures of a real 2P2D and its block size in tokens."""
+    # The simulator does not pull prefixes from other workers.
     scheduler = {"policy": policy.model_dump(), "prefix_pull_s": 0.0}
     with up(2, 2, engine=longer(TOKENS), scheduler=scheduler) as one:
         block_tokens = one.describe().workers[0].identity.capacity.block_size

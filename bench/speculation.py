@@ -1,10 +1,10 @@
-"""Time per output token with each speculative method against none: the demo model, over HTTP.
+"""Measure the time per output token with and without each speculative method: the demo model, over HTTP.
 
-1P1D has an engine on each of two cores, aggregated is one mixed worker on both; router and scheduler share
-the cores. The deployment without drafts stays up; those with a method come and go beside it, in turns.
-`auto` chooses the number of drafted tokens; `--fixed` adds deployments with fixed numbers.
+1P1D has an engine on each of two cores; `aggregated` is one mixed worker on both. Router and scheduler share
+the cores. The deployment without drafts stays up; each method's deployment starts next to it, and the two
+alternate. `auto` chooses the number of drafted tokens; `--fixed` adds deployments with fixed numbers.
 
-Answers are greedy: a method whose answers differ from those without drafts gets no figures.
+Answers are greedy: a method that changes them gets no figures.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from harness.deployment import MODEL_NAME
 from harness.stats import median, save
 
 PLACEMENTS = {"1P1D": (1, 1, 0), "aggregated": (0, 0, 1)}
-PROMPTS = {1: 8, 4: 24, 16: 64}  # streams: prompts of a measurement
-SHORTEST, LONGEST = 32, 192  # tokens of an answer: the first ones cost most, and decoding is to be measured
-EQUAL = 0.95  # share of the answers; float32 breaks ties of two tokens by the shape of the batch
+PROMPTS = {1: 8, 4: 24, 16: 64}  # streams -> prompts of a measurement
+SHORTEST, LONGEST = 32, 192  # tokens of an answer; shorter ones are mostly prefill
+EQUAL = 0.95  # share of equal answers; the batch's shape may break near-ties
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 2048,
@@ -35,7 +35,7 @@ ENGINE: dict[str, Any] = {
     "enable_prefix_caching": False,
 }
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
-# The same prompts come again and again: without this, suffixes would be found in their own answers.
+# Prompts repeat; without this, suffixes would match the answer of an earlier round.
 NO_PAST = {"suffix_decoding_max_cached_requests": 0}
 # The demo model's MTP layer was trained to draft several tokens ahead.
 HYBRID = {"method": "mtp", "max_speculative_tokens": 10, "num_model_steps": 4}
@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> None:
         __doc__,
         arguments,
         rounds=(3, "turns of each deployment"),
-        methods=(list(METHODS), "some of them", METHODS),
-        fixed=([int], "numbers of drafted tokens beside auto"),
+        methods=(list(METHODS), None, METHODS),
+        fixed=([int], "numbers of drafted tokens in addition to auto"),
     )
     served: dict[str, Any] = {}
     for placement, fleet in PLACEMENTS.items():
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
 
 
 def engine_of(method: str, number: int | str) -> dict[str, Any]:
-    """Return the settings of an engine that drafts `number` tokens a step."""
+    """Return the settings of an engine that drafts `number` tokens per step."""
     model, spec = METHODS[method]
     spec = {**spec, "num_speculative_tokens": number}
     if isinstance(number, int):
@@ -84,7 +84,7 @@ def engine_of(method: str, number: int | str) -> dict[str, Any]:
 
 
 async def lengthy(url: str, prompts: list[list[int]]) -> Asked:
-    """Return the prompts whose answers have SHORTEST tokens or more, with the answers' lengths."""
+    """Return the prompts whose answers have at least SHORTEST tokens, with those lengths."""
     turn = asyncio.Semaphore(16)
 
     async def length(http: aiohttp.ClientSession, prompt: list[int]) -> int:
@@ -98,7 +98,7 @@ async def lengthy(url: str, prompts: list[list[int]]) -> Asked:
 
 
 def compare(urls: dict[str, str], asked: dict[str, Asked], rounds: int) -> dict[str, Any]:
-    """Return milliseconds a token by kind, streams and deployment. Raises RuntimeError if answers differ."""
+    """Return ms per token by kind, streams and deployment. Raises RuntimeError if answers differ."""
     found: dict[str, Any] = {}
     for kind, pairs in asked.items():
         first, second = (
@@ -106,14 +106,16 @@ def compare(urls: dict[str, str], asked: dict[str, Asked], rounds: int) -> dict[
         )
         equal = sum(one.token_ids == two.token_ids for one, two in zip(first, second, strict=True))
         if equal < EQUAL * len(first):
-            raise RuntimeError(f"{[*urls][1]}: {equal} of {len(first)} answers are those without drafts")
+            raise RuntimeError(
+                f"{[*urls][1]}: only {equal} of {len(first)} answers equal those without drafts"
+            )
         for streams, count in PROMPTS.items():
             ms: dict[str, list[float]] = {name: [] for name in urls}
             for _ in range(rounds):
                 for name, url in urls.items():
                     gc.collect()
                     got = asyncio.run(answers(url, pairs[:count], streams))
-                    # From the request on: drafted tokens arrive in bunches, so the first one is no start.
+                    # From the request on, because drafted tokens arrive in bunches.
                     each = [1e3 * (one.arrivals[-1] - one.asked) / one.tokens for one in got]
                     ms[name].append(median(each))
             row = {name: round(median(values), 3) for name, values in ms.items()}
@@ -122,7 +124,7 @@ def compare(urls: dict[str, str], asked: dict[str, Asked], rounds: int) -> dict[
 
 
 async def answers(url: str, asked: Asked, streams: int) -> list[Answer]:
-    """Return the answers in the prompts' order, requested `streams` at a time."""
+    """Return the answers in the prompts' order, with `streams` requests at a time."""
     turn = asyncio.Semaphore(streams)
 
     async def answer(http: aiohttp.ClientSession, prompt: list[int], length: int) -> Answer:

@@ -1,9 +1,8 @@
-"""`python -m bench speculation-table [NAME ...]`: all methods and architectures, aggregated or not.
+"""`python -m bench speculation-table [NAME ...]`: every speculative method, aggregated and disaggregated.
 
-Starts each deployment for real, sends the same prompts greedily, and compares the answers with those of one
-engine without speculation. Writes bench/results/speculation-table.json and, from it, the table in
-docs/speculative-decoding.md. `make table` runs all rows; with names, only these are measured again. `--page`
-writes the page from the results that are there.
+Starts each deployment, sends the same prompts greedily, and compares the answers with those of one engine
+without speculation. Writes bench/results/speculation-table.json and, from it, the table in
+docs/speculative-decoding.md. `make table` runs all rows.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import itertools
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -20,6 +18,8 @@ from operator import eq
 from pathlib import Path
 from typing import Any
 
+from bench.options import options
+from bench.prompts import dialogues
 from harness.architectures.registry import ARCHITECTURES, Architecture
 from harness.speculation.fleets import FLEETS, Outcome, StartFailed, deployment, measure
 from harness.support import ROOT
@@ -34,7 +34,7 @@ ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enabl
 
 @dataclass(frozen=True)
 class Trained(Architecture):
-    """The demo model and a head that was trained for it, whose drafts depend on its KV cache."""
+    """The demo model with a head that was trained for it, whose drafts depend on its KV cache."""
 
     trunk: str = "weights"
     head: str = ""
@@ -54,17 +54,12 @@ def _ready_made(folder: Path) -> None:
 
 
 def _dialogues(model: Path, count: int) -> list[list[int]]:
-    """Return chats that ask to repeat a text, so that the prompt holds what a drafter can foresee."""
+    """Return chats that ask to repeat a text, which a drafter can predict from the prompt."""
     from transformers import AutoTokenizer
 
-    sys.path.insert(0, str(ROOT / "deploy" / "demo-model"))
-    try:
-        from dialogues.base import stream
-    finally:
-        sys.path.pop(0)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    drawn = itertools.islice(stream(7, held_out=True, domain="copying"), count)
-    chats = [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for _, chat in drawn]
+    drawn = itertools.islice(dialogues(7, "copying"), count)
+    chats = [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for chat in drawn]
     texts = [
         tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats
     ]
@@ -84,8 +79,8 @@ class Row:
     """A method on an architecture."""
 
     name: str
-    architecture: str  # of MODELS
-    changes: dict[str, Any] = field(default_factory=dict)  # of its --speculative-config
+    architecture: str  # a key of MODELS
+    changes: dict[str, Any] = field(default_factory=dict)  # to its --speculative-config
 
     @property
     def model(self) -> Architecture:
@@ -144,18 +139,18 @@ ROWS = [
 
 
 class Measuring:
-    """Runs of deployments; each target's answers without speculation are measured once."""
+    """Runs deployments; measures each target's answers without speculation only once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._plain: dict[str, Outcome] = {}
         self._runs = 0
 
-    def run(self, row: Row, fleet: str, engine: dict[str, Any], withhold: int = 0) -> Outcome:
+    def run(self, row: Row, fleet: str, engine: dict[str, Any], *, forgetful: bool = False) -> Outcome:
         """Run a deployment and measure it. Raises StartFailed."""
         self._runs += 1
         folder = self._folder / f"{self._runs}-{fleet}"
-        with deployment(folder, FLEETS[fleet], engine, withhold) as one:
+        with deployment(folder, FLEETS[fleet], engine, forgetful=forgetful) as one:
             return measure(one, row.prompts(), MAX_TOKENS)
 
     def plain(self, row: Row) -> Outcome:
@@ -167,7 +162,7 @@ class Measuring:
         return self._plain[key]
 
     def cell(self, row: Row, fleet: str) -> dict[str, Any]:
-        """Measure one method in one fleet: the table's cell; `why` and `tried` where it cannot run."""
+        """Return a table cell for a method and a fleet, with `why` and `tried` if it cannot run."""
         engine = {**row.engine(), "speculative_config": row.spec()}
         try:
             expected = self.plain(row)
@@ -176,8 +171,8 @@ class Measuring:
             return {"why": _without_paths(str(failed)), "tried": "started as the other rows are"}
         cell = compared(found, expected)
         if isinstance(row.model, Trained) and fleet == "1P1D":
-            # The control: a drafter that needs no KV of the prompt does not show whether it was handed over.
-            without = self.run(row, fleet, engine, withhold=1)
+            # A control: without the drafter's part of the handoff, fewer drafts must be accepted.
+            without = self.run(row, fleet, engine, forgetful=True)
             cell["withheld"] = {
                 "equal": sum(map(eq, without.answers, expected.answers)),
                 "drafts": without.drafts,
@@ -201,7 +196,7 @@ class Measuring:
 
 
 def compared(found: Outcome, expected: Outcome) -> dict[str, Any]:
-    """Count the answers that are equal to those expected, and the drafts."""
+    """Return the numbers of equal answers and of drafts."""
     pairs = list(zip(found.answers, found.together, expected.answers, strict=True))
     wrong = [(number, pair) for number, pair in enumerate(pairs) if not pair[0] == pair[1] == pair[2]]
     return {
@@ -216,7 +211,7 @@ def compared(found: Outcome, expected: Outcome) -> dict[str, Any]:
 
 
 def near_tie(answers: tuple[list[int], ...], gaps: list[float]) -> bool:
-    """Tell whether two tokens are nearly equal where these answers part: bfloat16 decides there by chance."""
+    """Return whether the answers diverge at a near-tie, which bfloat16's rounding decides."""
     part = next((at for at, tokens in enumerate(zip(*answers, strict=True)) if len(set(tokens)) > 1), None)
     return part is not None and gaps[part] < NEAR_TIE
 
@@ -232,12 +227,10 @@ def load() -> dict[str, Any]:
 
 
 def per_draft(cell: dict[str, Any]) -> float:
-    """Return the accepted tokens a draft."""
     return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
 
 
 def render(results: dict[str, Any]) -> str:
-    """Return the table as Markdown, between its markers."""
     heads = " | ".join(FLEETS)
     lines = [BEGIN, f"| method, architecture | {heads} |", "| --- " * (1 + len(FLEETS)) + "|"]
     notes: list[str] = []
@@ -276,9 +269,10 @@ def write_page(results: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    given = options(__doc__, arguments, "rows to measure", page=(False, "write the page alone"))
     results = load()
-    if arguments != ["--page"]:
-        rows = chosen(arguments, [row.name for row in ROWS])
+    if not given.page:
+        rows = chosen(given.names, [row.name for row in ROWS])
         with tempfile.TemporaryDirectory() as folder:
             measuring = Measuring(Path(folder))
             for row in rows:
@@ -290,7 +284,7 @@ def main(arguments: list[str]) -> None:
 
 
 def chosen(names: list[str], usual: list[str]) -> list[Row]:
-    """Return the rows of these names, or the usual ones. Raises SystemExit for an unknown name."""
+    """Return the rows with these names, by default the usual ones. Raises SystemExit for an unknown name."""
     rows = {row.name: row for row in ROWS}
     if unknown := sorted(set(names) - set(rows)):
         raise SystemExit(f"no row {', '.join(unknown)}; rows: {', '.join(rows)}")

@@ -1,4 +1,4 @@
-"""The time from the command to the first token: `baton up` (two engines) against one stock vLLM server."""
+"""Measure the time from the command to the first token: `baton up` (two engines) and stock vLLM."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from harness.stats import median, save
 
 @contextmanager
 def baton(folder: Path) -> Iterator[str]:
-    """Serve with Baton."""
     with deployment(folder, cold=True) as one:
         yield one.up().url
 
 
 @contextmanager
 def stock(folder: Path) -> Iterator[str]:
-    """Serve with stock vLLM."""
     with stock_vllm(folder, cold=True) as (url, _):
         yield url
 
 
 def first_token_s(serve: Callable[[Path], AbstractContextManager[str]], _: int) -> dict[str, float]:
-    """Start a server, and return the seconds until a request has its first token."""
+    """Start a server and return the seconds until a request has its first token."""
 
     async def ask(url: str) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
@@ -47,7 +45,7 @@ def first_token_s(serve: Callable[[Path], AbstractContextManager[str]], _: int) 
 
 def main(arguments: list[str]) -> None:
     given = options(__doc__, arguments, rounds=(3, "A B pairs"))
-    # The first pair fills the page cache and does not count.
+    # The first pair warms the page cache and does not count.
     runs = in_turns({"baton up": baton, "stock vLLM": stock}, given.rounds + 1, first_token_s)
     seconds = {name: [one["s"] for one in them[1:]] for name, them in runs.items()}
     middle = {name: round(median(values), 2) for name, values in seconds.items()}

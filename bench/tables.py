@@ -1,7 +1,7 @@
-"""The tables of docs/benchmarks.md: which figures of which results file, under which heads.
+"""Define the tables of docs/benchmarks.md: their results files, figures and column heads.
 
-`;` divides columns. Each is a key of the figures, or several joined by dots. `=` gives it a head other than
-the key's words, and `|` a format: without one a number has at most three digits that matter.
+`;` separates columns. A column is a key of the figures, or several joined by dots. `=` gives it a head other
+than the key's words, `|` a format; without one a number has at most three significant digits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Table:
     file: str  # of bench/results
     view: str | Callable[[Result], Any]  # a path in the file, or a function of it
     columns: str
-    labels: tuple[str, ...] = ()  # heads of the labels
-    turned: bool = False  # a row for each column, and the figures side by side
-    part: str = ""  # for a file whose parts have commands of their own
+    labels: tuple[str, ...] = ()  # heads of the label columns
+    turned: bool = False  # transposed
+    part: str = ""  # of a file whose parts have their own commands
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""
@@ -52,7 +52,7 @@ def _ratio(result: Result) -> Any:
 
 
 def _served(result: Result) -> Any:
-    """Return each method's speed-up over no drafts."""
+    """Return each method's speed-up over decoding without drafts."""
 
     def faster(loads: dict[str, dict[str, float]], method: str) -> dict[str, float]:
         return {streams: row["none"] / row[method] for streams, row in loads.items()}

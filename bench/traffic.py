@@ -1,4 +1,4 @@
-"""Requests over HTTP with every token's arrival time, as a client sees them."""
+"""Send requests over HTTP and record every token's arrival time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness.stats import median, percentile
 
 @dataclass
 class Answer:
-    """A streamed answer. Times are in seconds of `time.perf_counter`."""
+    """A streamed answer. Times are `time.perf_counter`'s."""
 
     asked: float
-    arrivals: list[float] = field(default_factory=list)  # one for each chunk that carries tokens
+    arrivals: list[float] = field(default_factory=list)  # of chunks that carry tokens
     token_ids: list[int] = field(default_factory=list)
 
     @property
@@ -46,9 +46,9 @@ async def stream(
     into: Answer | None = None,
     **more: Any,
 ) -> Answer:
-    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError unless it is whole.
+    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError if it is not complete.
 
-    into: an answer to fill, for a caller that watches. more: further fields of the request.
+    into: an answer to fill, for a caller that watches; more: further fields of the request.
     """
     body = {
         "model": model,
@@ -75,7 +75,7 @@ async def stream(
                 answer.arrivals.append(time.perf_counter())
                 answer.token_ids += ids
     if answer.tokens != max_tokens:
-        raise RuntimeError(f"{answer.tokens} tokens came instead of {max_tokens}")
+        raise RuntimeError(f"got {answer.tokens} tokens instead of {max_tokens}")
     return answer
 
 
@@ -94,7 +94,7 @@ class Mix:
 
 
 async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
-    """Drive `url` with the mix once. Return milliseconds and tokens/s."""
+    """Run the mix once against `url`. Return latencies in ms and tokens/s."""
     with no_pauses():
         return await _run(mix, url, model, seed)
 

@@ -1,8 +1,8 @@
-"""`python -m bench unequal [NAME ...]`: workers that differ in tensor-parallel size, in real processes.
+"""`python -m bench unequal [NAME ...]`: hand over between workers with different tensor-parallel sizes.
 
-Each model has a scheduler, a router, a prefill and a decode worker, one of which has two ranks. The same
+Each model gets a scheduler, a router, a prefill and a decode worker, one of which has two ranks. The same
 prompts are sent greedily, one at a time and four at a time, and the answers compared with those of one mixed
-worker without speculation. With names, only these rows are measured again.
+worker without speculation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.options import options
 from bench.speculation_table import MAX_TOKENS, PROMPTS, Row, chosen, compared
 from harness.continuation import router
 from harness.deployment import status_of
@@ -28,14 +29,14 @@ MODELS = [
     *("n-gram, Gemma 3 (windows)", "EAGLE-3, gpt-oss (windows)"),
 ]
 START_S = 240.0
-STEP = 32  # tokens: most prompts take two steps
-WHOLE = {"mtp-deepseek-v3"}  # with MLA on CPUs a prompt is computed in one step, or not at all
+STEP = 32  # tokens, so that most prompts take two steps
+WHOLE = {"mtp-deepseek-v3"}  # on CPUs MLA cannot prefill a prompt in chunks
 SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # ranks of the prefill and of the decode worker
 
 
 @contextmanager
 def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deployment]:
-    """Start a worker of each size: a prefill and a decode worker, or a mixed one without speculation."""
+    """Start a prefill and a decode worker of two sizes, or one mixed worker without speculation."""
     engine = {**row.engine(), "served_model_name": MODEL_NAME}
     if row.architecture not in WHOLE:
         engine["max_num_batched_tokens"] = STEP
@@ -76,8 +77,9 @@ def measured(row: Row, folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
+    names = options(__doc__, arguments, "rows to measure").names
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
-    for row in chosen(arguments, MODELS):
+    for row in chosen(names, MODELS):
         with tempfile.TemporaryDirectory() as folder:
             cells = measured(row, Path(folder))
         results["rows"][row.name] = {"cells": cells, "date": time.strftime("%Y-%m-%d")}

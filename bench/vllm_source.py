@@ -1,7 +1,7 @@
-"""Functions from vLLM's Python files, without vLLM.
+"""Load functions from vLLM's Python files without importing vLLM.
 
-Its Triton kernels need only torch and triton; the modules that define them need all of vLLM. The files are
-looked for in an installed vLLM, and in a folder `vllm` beside `bench` (docs/kernels.md lists them).
+Its Triton kernels need only torch and triton, but the modules that define them need all of vLLM. The files
+are searched in an installed vLLM or in a folder `vllm` next to `bench` (docs/kernels.md lists them).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TRITON = ("import torch", "import triton", "import triton.language as tl")
 def load(
     name: str, paths: Sequence[str], prelude: Sequence[str] = (), only: Sequence[str] = ()
 ) -> ModuleType | None:
-    """Return a module `name` of what these files of vLLM define; None where one is not found.
+    """Return a module `name` with the definitions of these files; None if one is not found.
 
-    Their imports from vllm are replaced by `prelude`, lines of Python. `only` names the functions to load, by
+    `prelude`, lines of Python, replaces their imports from vllm. `only` names the functions to load, by
     default all.
     """
     made = ["from __future__ import annotations", *_TRITON, *prelude]
@@ -37,7 +37,7 @@ def load(
             if _wanted(node, only):
                 first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
                 made += ["", "", *lines[first - 1 : node.end_lineno]]
-    # Triton reads a kernel's source from its file, also later: the file lives as long as the process.
+    # Triton reads a kernel's source later, so keep the file until the process ends.
     folder = tempfile.mkdtemp(prefix="baton-kernels-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = Path(folder, f"{name}.py")
@@ -51,7 +51,7 @@ def load(
 
 
 def find(path: str) -> Path | None:
-    """Return one of vLLM's files, by its path in the package."""
+    """Return the file at this path of vLLM's package; None if there is none."""
     package = importlib.util.find_spec("vllm")
     folders = [] if package is None else list(package.submodule_search_locations or [])
     return next((file for folder in folders if (file := Path(folder, path)).is_file()), None)

@@ -2,10 +2,10 @@
 
     python -m bench window [--rounds 7]
 
-No engine runs: two processes with caches of the 80 M model's shapes. `whole`: the prompt is complete, and its
-KV is pulled. `early`: it is computed in steps of `STEP_TOKENS`, one every `STEP_S`, and pulled meanwhile; the
-figure is the rest of the handoff, from the start of the last step's save. Large and small staging take turns.
-Each round compares the digests of all blocks, and one difference ends the run without figures.
+No engine runs: two processes have caches of the 80 M model's shapes. `whole` pulls the KV of a complete
+prompt. `early` pulls while the prompt is computed in steps of `STEP_TOKENS`, one every `STEP_S`; its figure
+is the rest of the handoff, from the start of the last step's save. Large and small staging alternate. Each
+round compares the digests of all blocks, and one difference ends the run without figures.
 """
 
 from __future__ import annotations
@@ -63,16 +63,15 @@ class Ended:
 
     save: ShardSave
     began_s: float  # start of the last step's save; CLOCK_MONOTONIC
-    steps_ms: list[float]  # the engine's thread in saves
+    steps_ms: list[float]  # the engine thread's time in each save
 
 
 def own_digests(cache: HostBlockCache) -> Digests:
-    """Return the digests of all blocks."""
     return cache.gather(0, ALL, np.empty((BLOCKS, cache.record_bytes), np.uint8))
 
 
 def serve_steps(connection: Connection) -> None:
-    """Run the prefill worker's side: save prompts step by step, through the staging asked for."""
+    """Play the prefill worker: save prompts step by step, through the requested staging."""
     cache = cache_of(tensors_of(BLOCKS + 1, 1), AS_IS)
     offering = transports.create(["shm", "tcp"])
     savers, slots = {}, {}
@@ -121,7 +120,7 @@ class Bench:
         self._count = 0
 
     def round(self, loader: Loader, staging: str, early: bool) -> dict[str, float]:
-        """Do one handoff and check it."""
+        """Hand over once and check the digests."""
         for tensor in self._tensors.values():
             tensor.zero_()
         self._count += 1
@@ -137,7 +136,7 @@ class Bench:
             submit(loader, name, ended.save, ALL, TOKENS, AS_IS, complete=True)
         done, now = finished(loader), time.monotonic()
         if not np.array_equal(own_digests(self.cache), self._expected):
-            raise SystemExit("the bytes that came are not the bytes that were saved: no figures")
+            raise SystemExit("the pulled bytes differ from the saved bytes: no figures")
         return {
             "total_ms": (now - ended.began_s) * 1e3,
             "step_ms": median(ended.steps_ms),

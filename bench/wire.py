@@ -1,11 +1,10 @@
-"""The effect of a quantised handoff on the demo model's KV, answers and drafts, by wire format.
+"""Measure how a quantised handoff changes the demo model's KV, answers and drafts, by wire format.
 
     python -m bench wire [--prompts 64] [--tokens 64] [--formats auto fp8_e4m3 int8]
 
-KV: an engine prefills the prompts, and its cache is packed and unpacked. Answers: 1P1D deployments that draft
-with the MTP layer (whose KV travels along), against one aggregated engine without drafts; greedy, in
-float32, so that only the format can change an answer. Acceptance: the share of drafts that the decode worker
-accepted.
+KV errors: an engine prefills the prompts, and its cache is packed and unpacked. Answers: 1P1D that drafts
+with the MTP layer, whose KV is handed over too, against one aggregated engine without drafts. Answers are
+greedy, in float32, so only the format can change them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from harness.engines import BLOCK_SIZE, Engine, EngineProcess, Options
 from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
 from harness.stats import save
 
-SHORTEST, LONGEST = 96, 700  # tokens of a prompt: in a shorter one little KV is handed over
+SHORTEST, LONGEST = 96, 700  # tokens of a prompt
 HEAD = 64  # elements of a head, in every layer of the demo model
 ENGINE: dict[str, Any] = {
     "model": str(FOLDER / "weights-mtp"),
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> None:
 
 
 def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, speculate: bool) -> Outcome:
-    """Return the answers of a new deployment."""
+    """Start a deployment and return its answers."""
     engine = {**ENGINE, "speculative_config": MTP if speculate else None}
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -80,7 +79,7 @@ def answers(fleet: str, wire: str, prompts: list[list[int]], tokens: int, *, spe
 
 
 def compare(found: Outcome, alone: Outcome) -> dict[str, Any]:
-    """Count the equal answers, one at a time and several at a time, and tell where others part."""
+    """Count equal answers, alone and in batches, and say where the others diverge."""
     pairs = list(zip(found.answers, found.together, alone.answers, strict=True))
     changed = [number for number, (one, many, plain) in enumerate(pairs) if not one == many == plain]
     parted = [_parts(found.answers[n], alone.answers[n]) for n in changed]
@@ -103,7 +102,7 @@ def _parts(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def kv_errors(prompts: list[list[int]], formats: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return by format the errors of all KV of the prompts, MTP layer included, in the cache's dtype."""
+    """Return the errors of the prompts' KV by format, MTP layer included."""
     engine = {"max_model_len": 1024, "dtype": "float32", "block_size": BLOCK_SIZE}
     spec = {"speculative_config": MTP}
     options = Options(Path(ENGINE["model"]), "bench", engine={**engine, **spec})
@@ -127,7 +126,7 @@ def _sum(parts: list[dict[str, float]]) -> dict[str, Any]:
 def _read(
     engine: Engine, name: str, prompt: list[int], formats: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Prefill a prompt in the engine's process, and pack its blocks."""
+    """Prefill a prompt in the engine's process and return its errors by format."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     answer = engine.add(name, prompt, 64)
@@ -142,7 +141,7 @@ def _read(
 
 
 def _error(cache: BlockCache, ids: Sequence[int], wire: str) -> dict[str, float]:
-    """Return the error of elements, as a share of their row's largest; sums over all rows of all layers."""
+    """Return sums over all rows of all layers of the elements' errors, relative to their row's largest."""
     before = [layer[list(ids)] for layer in cache._tables[0].blocks]
     after = [torch.empty_like(layer) for layer in before]
     there, back = (KVTable(blocks, [HEAD] * len(blocks), wire) for blocks in (before, after))

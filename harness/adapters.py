@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights, in PEFT's layout, for models built like Qwen2 and Llama."""
+"""LoRA adapters with random weights, in PEFT's layout, for Qwen2, Llama and similar models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def adapter(folder: Path, model: Path, *, seed: int = 0, rank: int = 2) -> Path:
-    """Write an adapter for `model` into `folder`, which is created. It changes the model's answers."""
+    """Write an adapter for `model`, which changes its answers, into the new folder `folder`."""
     import torch
     from safetensors.torch import save_file
 
@@ -16,7 +16,7 @@ def adapter(folder: Path, model: Path, *, seed: int = 0, rank: int = 2) -> Path:
     hidden, between = config["hidden_size"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
     queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    sizes = {  # inputs, outputs
+    sizes = {  # module -> inputs, outputs
         "self_attn.q_proj": (hidden, queries),
         "self_attn.k_proj": (hidden, keys),
         "self_attn.v_proj": (hidden, keys),

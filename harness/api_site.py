@@ -1,6 +1,6 @@
-"""A router process over a fake worker that answers with a test's text, for clients of all APIs.
+"""A router process with a fake worker that answers with the test's text, for clients of all APIs.
 
-The model's tokenizer has a token for each byte, DeepSeek-R1's thought marks and Hermes' tool-call marks.
+The model's tokenizer has one token per byte, DeepSeek-R1's thinking marks and Hermes' tool-call marks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "idle_decode_tokens": 0}
 
 
 def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
-    """Run a router, which looks at its workers often, in the forked process."""
+    """Run a router that refreshes its view of the workers often. Called in the forked process."""
     from baton.services.router import cluster
 
     cluster.FRESH_S = 0.05
@@ -42,7 +42,7 @@ def run(settings: dict[str, Any], environment: dict[str, str]) -> None:
 
 
 def thinking_model(folder: Path) -> Path:
-    """Write a tiny model whose tokenizer has thought marks."""
+    """Write a tiny model whose tokenizer has thinking marks."""
     from tokenizers import AddedToken, Tokenizer
 
     tiny_qwen2(folder)
@@ -53,7 +53,7 @@ def thinking_model(folder: Path) -> Path:
 
 
 def spelled(*parts: str) -> list[int]:
-    """Return the tokens of a text: one for each thought mark, and one for each other byte."""
+    """Return the tokens of a text: one per thinking mark and one per other byte."""
     tokens: list[int] = []
     for part in parts:
         if part in MARKS:
@@ -64,7 +64,7 @@ def spelled(*parts: str) -> list[int]:
 
 
 class ApiSite:
-    """A router, its scheduler and one worker. Enter it in the test's event loop."""
+    """A router, a scheduler and one worker. Enter it in the test's event loop."""
 
     def __init__(
         self,
@@ -112,7 +112,6 @@ class ApiSite:
         await self._stack.aclose()
 
     def start_router(self, port: int) -> zygote.Forked:
-        """Start another router of the deployment, at this port."""
         folder = self._folder / f"router-{port}"
         folder.mkdir(parents=True)
         settings = {**self.settings, "router": {**self.settings["router"], "port": port}}
@@ -121,7 +120,6 @@ class ApiSite:
         )
 
     async def ready(self, url: str) -> None:
-        """Wait until a router can place requests."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_S * PATIENCE
         async with httpx.AsyncClient(base_url=url) as http:
@@ -134,7 +132,7 @@ class ApiSite:
                 await asyncio.sleep(0.05)
 
     def says(self, *parts: str, per_step: int = 1) -> None:
-        """Let the worker answer with this text from now on; without one, with letters by its formula."""
+        """Set the worker's answers to this text; without one it answers with letters by formula."""
         self.worker.script = spelled(*parts)
         self.worker.per_step = per_step
 
@@ -145,7 +143,7 @@ class ApiSite:
 
     @contextlib.asynccontextmanager
     async def anthropic(self, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
-        import anthropic  # here: routers are forked with this module, and it takes a second
+        import anthropic  # late: routers are forked with this module, and the import takes a second
 
         async with anthropic.AsyncAnthropic(base_url=self.url, api_key=key, max_retries=0) as client:
             yield client

@@ -1,4 +1,4 @@
-"""A logits processor that raises in a step if a request asks for it."""
+"""A logits processor that raises in a step with a request that asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by playwright, for tests of pages."""
+"""Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _QUIET = [
 
 
 def why_not() -> str:
-    """Return why no browser can start here, "" if one can."""
+    """Return why no browser can start on this machine, or ""."""
     return "" if shutil.which(CHROMIUM) else f"{CHROMIUM} is not installed (Debian's package of that name)"
 
 
 @contextlib.asynccontextmanager
 async def browser_page(**options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
-    """Yield an empty page, made with these options, and the list of its errors and warnings."""
+    """Yield an empty page with these options, and the list of its errors and warnings."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:

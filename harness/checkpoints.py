@@ -1,8 +1,8 @@
-"""Checkpoints with random weights and a byte-level tokenizer, made in a second.
+"""Checkpoints with random weights and a byte-level tokenizer, written within a second.
 
-tiny_qwen2(folder)   a model that loads at once and whose answers vary: for tests
+tiny_qwen2(folder)   loads at once, and its answers vary: for tests
 qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benchmarks
-qwen3_shape(folder)  a large model without weights, which vLLM makes up (`load_format: dummy`)
+qwen3_shape(folder)  a large model without weights, for `load_format: dummy`
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD_DIM = 64
-# Billions of parameters: width, inner width, layers, heads and key heads of Qwen3's models of these names.
+# Size in billions of parameters -> width, inner width, layers, heads and key heads of that Qwen3 model.
 QWEN3 = {"tiny": (256, 512, 2, 4, 2), "1.7": (2048, 6144, 28, 16, 8), "8": (4096, 12288, 36, 32, 8)}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -24,12 +24,12 @@ CHAT_TEMPLATE = (
 def tiny_qwen2(
     folder: Path, *, layers: int = 2, hidden: int = 128, vocabulary: int = 512, seed: int = 0
 ) -> Path:
-    """Write a Qwen2 model with float32 weights into `folder`, which is created. Return the folder."""
+    """Write a Qwen2 model with float32 weights into the new folder `folder`, and return it."""
     return _qwen2(folder, layers, hidden, 2 * hidden, vocabulary, seed)
 
 
 def qwen2_80m(folder: Path) -> Path:
-    """Write a Qwen2 model with 80 M bfloat16 weights into `folder`, which is created. Return the folder."""
+    """Write a Qwen2 model with 80 M bfloat16 weights into the new folder `folder`, and return it."""
     return _qwen2(folder, 8, 768, 2304, 16_000, 0, dtype="bfloat16", scale=0.5)
 
 
@@ -52,7 +52,7 @@ def _qwen2(
     kind = getattr(torch, dtype)
 
     def weight(*shape: int) -> Any:
-        # Wider than a trained model's: with small weights every prompt gets the same answer.
+        # Larger than a trained model's: with small weights every prompt gets the same answer.
         return (torch.randn(*shape, generator=generator) * (scale / shape[-1] ** 0.5)).to(kind)
 
     tensors = {
@@ -130,7 +130,7 @@ def _describe(
 
 
 def byte_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write a tokenizer: token n is byte n for n < 256; then special tokens and words that match no text."""
+    """Write a tokenizer: tokens 0 to 255 are bytes; special tokens and words that never match follow."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
@@ -153,6 +153,6 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def _byte_of(letter: str) -> int:
-    """Return the byte shown as `letter`: printable ones as themselves, others from U+0100 on, in order."""
+    """Return the byte of a byte-level letter: printable bytes are themselves, others U+0100 and up."""
     code, shown = ord(letter), (*range(33, 127), *range(161, 173), *range(174, 256))
     return code if code < 256 else [byte for byte in range(256) if byte not in shown][code - 256]

@@ -1,4 +1,4 @@
-"""A collector of traces: receives OTLP over gRPC, and has the spans as plain values."""
+"""A trace collector that receives OTLP over gRPC and stores the spans as plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-# For processes whose traces a test waits for: by default they export every five seconds.
+# Environment of processes whose traces a test waits for; by default they export every five seconds.
 SENT_SOON = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms
 
 
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector, and the spans that it received."""
+    """A collector and the spans that it received."""
 
     port: int = 0
     spans: list[Span] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of `tracing` that export errors, retried requests and what clients sample."""
+        """`tracing` settings that export errors, retried requests and requests sampled by clients."""
         return {"endpoint": f"http://127.0.0.1:{self.port}", "sample_ratio": 0.0}
 
     def trace(self, trace_id: str) -> list[Span]:
@@ -79,7 +79,7 @@ def _plain(attributes: Any) -> dict[str, Any]:
 
 @contextmanager
 def collecting(port: int = 0) -> Iterator[Collector]:
-    """Serve a collector on loopback, at this port or a free one."""
+    """Serve a collector on loopback, on this port or a free one."""
     server = grpc.server(ThreadPoolExecutor(2))
     collector = Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]

@@ -1,15 +1,13 @@
-"""Fail the worker of an answer at each of its tokens, and compare the answers that clients get.
-
-A router, a prefill and two decode workers with the demo model and its MTP drafts run in processes of their
-own, each worker behind a cutter (harness/cutting.py). Each answer is requested once whole, then once for each
-position, and compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, finish
-reasons and usage.
+"""Fail an answer's worker at each of its tokens and compare the answers that clients get.
 
     python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
     python -m harness.continuation --architecture eagle3-gpt-oss
 
-prints how many answers were equal, by feature; `make test` runs a part of it. With --architecture a tiny
-model takes the demo model's place.
+Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, each worker behind a
+cutter (harness/cutting.py). Each answer is requested once undisturbed, then once for each position, and
+compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, finish reasons and
+usage. Prints the number of equal answers by feature; `make test` runs a part. --architecture replaces the
+demo model with a tiny model.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from harness.features import ANSWERS, FEATURES, Body, Feature, difference, of_pr
 from harness.support import CALL_S, eventually, free_port
 from harness.workers import fleet
 
-THINK_END = "."  # the demo model's token that becomes `</think>`: it ends the first sentence
+THINK_END = "."  # the demo model's token that becomes `</think>`
 ROLES = ("prefill", "decode", "decode")
 START_S = 240.0
-AT_ONCE = 10  # requests; each engine takes 16
+AT_ONCE = 10  # concurrent requests; each engine takes 16
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
@@ -57,7 +55,7 @@ class Score:
 
 
 def thinking_model(folder: Path) -> Path:
-    """Write the demo model with thought tokens: a full stop ends thoughts, and the template can skip them."""
+    """Write the demo model with thinking tokens: a full stop ends thinking, and the template can skip it."""
     folder.mkdir(parents=True)
     source = Path(ENGINE["model"])
     for file in source.iterdir():
@@ -102,7 +100,7 @@ def site(
         drafts = architecture.speculative(architecture.checkpoint())
         own = {"dtype": architecture.dtype, "max_model_len": 512, "speculative_config": drafts}
         own |= {"tool_call_parser": None, **architecture.engine}
-    # No process dies here, but the machine may be busy; all prompts go to the prefill worker.
+    # No process dies, so leases are long; every prompt goes to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {**ENGINE, "model": str(model), "max_num_batched_tokens": 128, **own}
     with ExitStack() as stack:
@@ -129,7 +127,7 @@ def site(
 
 @contextmanager
 def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
-    """Start a router, and yield its URL before it is ready."""
+    """Start a router and yield its URL without waiting for it."""
     port = free_port()
     settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
     process = zygote.shared().start("router", "harness.forked:run", folder, kind="router", settings=settings)
@@ -141,14 +139,14 @@ def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> I
 
 
 class Comparison:
-    """A client that requests whole and cut answers, and compares them."""
+    """Requests undisturbed and cut answers and compares them."""
 
     def __init__(
         self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Body | None = None
     ) -> None:
-        """Try one in `every` positions of an answer, different ones for each feature.
+        """Try every `every`-th position of an answer, with an offset per feature.
 
-        Stop strings are taken from the text of the completion `plain`, by default one of the answer's prompt.
+        Stop strings come from the text of the completion `plain`, by default one of the answer's own prompt.
         """
         self._every = every
         self._plain_body = plain
@@ -156,7 +154,7 @@ class Comparison:
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
         self._plain: dict[int, str] = {}
-        self._asking_plain = asyncio.Lock()  # features share these texts
+        self._asking_plain = asyncio.Lock()  # features share _plain
 
     async def score(self, feature: Feature, numbers: Iterable[int]) -> Score:
         score = Score(feature.name)
@@ -208,7 +206,7 @@ class Comparison:
 async def scores(
     where: Site, features: Iterable[Feature], numbers: range, plain: Body | None = None
 ) -> list[Score]:
-    """Compare the answers by feature, and print each score."""
+    """Compare answers feature by feature and print each score."""
     done = []
     async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
         comparison = Comparison(where, client, plain=plain)
@@ -222,7 +220,7 @@ async def scores(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.continuation")
     parser.add_argument("--answers", type=int, default=ANSWERS, help="of each feature")
-    parser.add_argument("--feature", action="append", help="by its name; all if none is given")
+    parser.add_argument("--feature", action="append", help="a feature's name; all by default")
     parser.add_argument("--plain", action="store_true", help="without speculation")
     parser.add_argument("--reasoning-parser", default="qwen3")
     parser.add_argument("--architecture", choices=sorted(ARCHITECTURES))

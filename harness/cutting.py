@@ -1,12 +1,11 @@
-"""A proxy of a worker whose attempts fail at a token of the test's choice.
+"""A proxy in front of a worker that fails an attempt at a chosen token.
 
-A cutter stands between the router and one worker and passes everything on, in both directions. If a request's
-id says so, it ends the request's first attempt with `Failed`, as a worker's death would, but after an exact
-number of output tokens, if need be in the middle of a step. The id comes from the client (X-Request-Id), so
-neither router nor worker knows of the test.
+A cutter forwards everything between the router and one worker. If a request's id says so, the cutter ends the
+request's first attempt with `Failed`, as a worker's death would, after an exact number of output tokens, even
+in the middle of a step. The client sets the id (X-Request-Id), so neither router nor worker changes.
 
     cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
-    cut-7r-NAME.  the same, and no prefill worker is left afterwards: a decode worker has to prefill
+    cut-7r-NAME.  the same, and prefill attempts fail afterwards, so a decode worker has to prefill
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
 """
 
@@ -40,17 +39,17 @@ _STREAMS = 64  # from routers, and from workers that follow an attempt
 
 @dataclass
 class _Cut:
-    """An attempt that is to end early."""
+    """An attempt that will end early."""
 
-    at: int  # after so many tokens of the answer
+    at: int  # when the answer has this many tokens
     request_id: str
     epoch: int
-    generated: int  # so far
+    generated: int  # tokens so far
     at_manifest: bool = False
 
 
 class Cutter(rpc.WorkerServicer):
-    """A service in a worker's place; `cuts` counts its cuts, by the name that the client gave."""
+    """A worker's service; `cuts` counts its cuts by the client's name for them."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -59,7 +58,7 @@ class Cutter(rpc.WorkerServicer):
         self.cuts: Counter[str] = Counter()
 
     def stand_before(self, worker: str) -> None:
-        """Pass calls on to the worker at host:port; to be set before the first call."""
+        """Forward calls to the worker at host:port. Call this before the first request."""
         self._channel = grpc.insecure_channel(worker, options=CHANNEL_OPTIONS)
         self._stub = rpc.WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -114,7 +113,7 @@ class Cutter(rpc.WorkerServicer):
         yield from iter(down.get, None)
 
     def _refused(self, start: pb.Start) -> pb.Failed | None:
-        """Return the failure of an attempt that is to fail at once; remember one that is to fail later."""
+        """Return the failure of an attempt that fails at once; remember one that fails later."""
         wish = _WISH.search(start.request_id)
         if wish is None:
             return None
@@ -124,8 +123,8 @@ class Cutter(rpc.WorkerServicer):
             return self._failed(start.request_id, start.epoch) if prefilling and how == "r" else None
         if follows and not prefilling:
             if not at or how == "p":
-                return None  # it begins before the prefill that is to fail
-            generated += 1  # its source generates one
+                return None  # the prefill that it follows fails instead
+            generated += 1  # the prefill's token
         elif generated >= at and not (prefilling and at):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":
@@ -153,7 +152,7 @@ class Cutter(rpc.WorkerServicer):
                 continue
             cut.generated += len(output.new_token_ids)
             if cut.generated == cut.at and output.finish_reason is not None:
-                del self._pending[output.request_id]  # a whole answer
+                del self._pending[output.request_id]  # the answer is complete
             elif cut.generated >= cut.at:
                 _trim(output, len(output.new_token_ids) - (cut.generated - cut.at))
                 del self._pending[output.request_id]
@@ -180,13 +179,13 @@ class Cutter(rpc.WorkerServicer):
         return pb.Failed(
             request_id=request_id,
             epoch=epoch,
-            code=pb.Failed.CODE_STALE,  # the router places it again at once, as after a death
+            code=pb.Failed.CODE_STALE,  # the router retries at once, as after a death
             message="the test ends this attempt",
         )
 
 
 def _trim(output: Any, keep: int) -> None:
-    """Cut the output to the tokens that a client gets if the worker dies after `keep` of them."""
+    """Cut an output to its first `keep` tokens, as if the worker died after them."""
     del output.new_token_ids[keep:]
     output.finish_reason = output.stop_reason = None
     lists = output.new_logprobs
@@ -200,7 +199,7 @@ def _trim(output: Any, keep: int) -> None:
 
 @contextmanager
 def cutter() -> Iterator[Cutter]:
-    """Serve a cutter at its `address`."""
+    """Serve a cutter on its `address`."""
     one = Cutter()
     with ThreadPoolExecutor(_STREAMS) as pool:
         server = grpc.server(pool, options=SERVER_OPTIONS)

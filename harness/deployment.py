@@ -29,17 +29,17 @@ from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
 from harness import zygote
 from harness.ranks import fork_ranks
-from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port, listener
 from harness.zygote import Forked
 
 START_S = 120.0
-OPERATOR_S = 7200.0  # the life of a certificate, which is not renewed
-# Options of a channel to a scheduler that tests kill: connect again at once.
+OPERATOR_S = 7200.0  # lifetime of a certificate, which is not renewed
+# Channel options: reconnect at once to a scheduler that a test kills.
 AT_ONCE_AGAIN = [(f"grpc.{which}_reconnect_backoff_ms", 50) for which in ("initial", "min", "max")]
-STOCK = "vllm.entrypoints.launchers.api_server.entry"  # `vllm serve`, by its module
-MODEL = ROOT / "deploy" / "demo-model" / "weights"  # as stock vLLM serves it
+STOCK = "vllm.entrypoints.launchers.api_server.entry"  # the module of `vllm serve`
+MODEL = ROOT / "deploy" / "demo-model" / "weights"
 MODEL_NAME = "baton-demo"
-# Baton serves the same model with drafts, so that tests compare answers with speculation.
+# The same model with an MTP layer, so that tests compare answers with and without speculation.
 ENGINE: dict[str, Any] = {
     "model": str(MODEL.parent / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4},
@@ -67,7 +67,7 @@ class Process:
         self.popen.wait(CALL_S)
 
     def end(self, timeout_s: float = 30.0) -> int:
-        """Terminate it and return its exit status. Kill it and raise AssertionError if it does not end."""
+        """Terminate the process and return its status. Raises AssertionError if it has to be killed."""
         self.popen.terminate()
         return self.wait(timeout_s)
 
@@ -83,19 +83,19 @@ class Process:
 
 @dataclass
 class Deployment:
-    """Processes on loopback ports of their own, which share a configuration file."""
+    """Processes on their own loopback ports that share a configuration file."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
     processes: dict[str, Process] = field(default_factory=dict)
-    cold: bool = False  # start commands as a person does; else fork them, as each import takes six seconds
-    path: str = ""  # a folder of further packages for its processes
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables of its processes
-    constants: Mapping[str, float] = field(default_factory=dict)  # to change in them, by `module:NAME`
+    cold: bool = False  # start commands as a user does; otherwise fork them: importing vLLM takes six seconds
+    path: str = ""  # a folder of extra packages for its processes
+    environment: Mapping[str, str] = field(default_factory=dict)  # extra variables of its processes
+    constants: Mapping[str, float] = field(default_factory=dict)  # `module:NAME` -> value in its processes
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
-    _scheduler: Any = field(default=None, repr=False)  # its stub
+    _scheduler: Any = field(default=None, repr=False)  # gRPC stub
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class Deployment:
             "scheduler": {"address": self.scheduler_address},
             "router": {"port": self.port},
             "handoff": {"staging_mib": 128},
-            "ops": {"listen": ""},  # no live page: another test may have been given its port
+            "ops": {"listen": ""},  # no live page, whose default port another test may use
         }
         for section, values in self.config.items():
             config.setdefault(section, {}).update(values)
@@ -139,9 +139,9 @@ class Deployment:
         return process
 
     def up(self, prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str) -> Deployment:
-        """Start `baton up` with this fleet, and wait until it is ready."""
+        """Start `baton up` with this fleet and wait until it is ready."""
         fleet = ["--prefill", str(prefill), "--decode", str(decode), "--mixed", str(mixed)]
-        if "models" in self.config:  # which names the fleet of each model
+        if "models" in self.config:  # it defines the fleet of each model
             fleet = []
         process = self.start("up", "up", *flags, *fleet, "--log-dir", str(self.folder / "logs"))
 
@@ -153,16 +153,20 @@ class Deployment:
         eventually(ready, START_S, f"baton up is ready; its output:\n{process.text}")
         return self
 
+    def baton(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run an operator's command on this deployment."""
+        line = [str(BATON), *command, "--scheduler", self.scheduler_address]
+        return subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+
     def status(self) -> dict[str, Any]:
         """Return the output of `baton status --json`."""
-        command = [str(BATON), "status", "--json", "--config", str(self.config_file)]
-        command += ["--scheduler", self.scheduler_address]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, cwd=ROOT)
+        done = self.baton("status", "--json", "--config", str(self.config_file))
+        assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
     def describe(self, wait: bool = True) -> scheduler_pb2.Description:
-        """Ask the scheduler, which is quicker than `status`; `wait` for one that does not answer yet."""
+        """Call the scheduler, which is quicker than `status`. `wait` until it answers."""
         if self._scheduler is None:
             channel = self._clients.enter_context(self._operator_channel())
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call]
@@ -186,7 +190,7 @@ class Deployment:
         )
 
     def workers(self, role: str) -> list[dict[str, Any]]:
-        """Return the status of the ready workers of a role; none while no scheduler answers."""
+        """Return the status of a role's ready workers; empty if no scheduler answers."""
         try:
             description = self.describe(wait=False)
         except grpc.RpcError:
@@ -199,26 +203,22 @@ class Deployment:
         ]
 
     def worker(self, role: str) -> dict[str, Any]:
-        """Wait for a ready worker of a role, and return its status."""
+        """Wait for a ready worker of a role and return its status."""
         return eventually(lambda: self.workers(role), CALL_S, f"there is a {role} worker")[0]
 
     def worker_process(self, worker_id: str) -> psutil.Process:
-        """Return the process of a worker that `baton up` started: its id ends with the process id."""
+        """Return the process of a worker of `baton up`, whose id ends with its process id."""
         return psutil.Process(int(worker_id.rpartition(".")[2]))
 
     def scheduler_process(self) -> psutil.Process:
-        """Return the process that listens on the scheduler's port."""
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (self.scheduler_port,):
-                return psutil.Process(connection.pid)
-        raise AssertionError("no scheduler listens")
+        return listener(self.scheduler_port)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """Return a client that is closed with the deployment."""
+        """Return a client that the deployment closes."""
         return self._clients.enter_context(openai.OpenAI(**self._for_client(options)))
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """Return a client that the test closes in its own event loop."""
+        """Return a client that the test closes in its event loop."""
         return openai.AsyncOpenAI(**self._for_client(options))
 
     def _for_client(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Deployment:
         return status_of(f"{self.url}/health") == 200
 
     def close(self) -> None:
-        """End all processes, the newest first; kill one that does not end in time, with its session."""
+        """End all processes, newest first. Kill those that do not end in time, with their sessions."""
         self._clients.close()
         for process in reversed(self.processes.values()):
             if process.popen.poll() is None:
@@ -261,7 +261,7 @@ def deployment(
     constants: Mapping[str, float] = MappingProxyType({}),
     **config: Any,
 ) -> Iterator[Deployment]:
-    """Make a deployment whose processes end with the block."""
+    """Yield a deployment; its processes end with the block."""
     more: dict[str, Any] = {"environment": environment, "constants": constants}
     one = Deployment(folder, config=config, cold=cold, path=str(path or ""), **more)
     try:
@@ -279,9 +279,9 @@ def stock_vllm(
     flags: Sequence[str] = (),
     **engine: Any,
 ) -> Iterator[tuple[str, Process]]:
-    """Start vLLM's own API server, without Baton, as the reference. Yield its URL and process.
+    """Run vLLM's own API server, without Baton, as a reference. Yield its URL and process.
 
-    It is forked unless `cold`, as its API server and its engine would each import vLLM again. `flags` are
+    Unless `cold`, it is forked; otherwise its API server and its engine would each import vLLM. `flags` are
     added to its command line.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -320,7 +320,7 @@ def stock_vllm(
         popen.terminate()
         with suppress(subprocess.TimeoutExpired):
             popen.wait(20)
-        # Its engine processes outlive it at times.
+        # Its engine processes sometimes outlive it.
         with suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
         popen.wait(10)
@@ -335,7 +335,7 @@ def run_stock(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def status_of(url: str) -> int:
-    """Return the HTTP status of a GET, 0 if nobody answers."""
+    """Return the HTTP status of a GET, 0 without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return int(answer.status)
@@ -346,12 +346,11 @@ def status_of(url: str) -> int:
 
 
 def free_blocks(one: Deployment) -> dict[str, int]:
-    """Return each worker's free KV blocks."""
     return {worker.identity.worker_id: worker.load.free_blocks for worker in one.describe().workers}
 
 
 def idle(one: Deployment) -> bool:
-    """Tell whether nothing runs, nothing is placed and nothing is pinned."""
+    """Return whether no request is running or placed and no handoff is pinned."""
     description = one.describe()
     return not description.attempts and not any(
         worker.load.running or worker.load.waiting or worker.load.pinned_handoffs

@@ -31,7 +31,7 @@ def texts(name: str) -> list[str]:
 
 
 def of_the_user() -> list[str]:
-    """Return the RUN lines after USER."""
+    """Return the RUN instructions after USER."""
     every = instructions()
     first = [one.name for one in every].index("USER")
     return [one.text for one in every[first:] if one.name == "RUN"]

@@ -1,4 +1,4 @@
-"""A small application behind the router's own connections, for tests with raw sockets."""
+"""A small application behind the router's HTTP connections, for tests with raw sockets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from harness.support import CALL_S
 SLOW_S = 0.4
 KEEP_ALIVE_S = 1.0
 MAX_BODY = 256 << 10
-LARGE = 1 << 20  # more than kernel and client buffer
+LARGE = 1 << 20  # more than the buffers of kernel and client
 
 
 @dataclass
 class Seen:
-    """The requests, as the application has seen them."""
+    """The requests that the application received."""
 
     bodies: list[int] = field(default_factory=list)  # sizes in bytes
-    left: int = 0  # clients that left before their response was complete
-    sent: int = 0  # bytes of responses
+    left: int = 0  # clients that disconnected before the end of their response
+    sent: int = 0  # response bytes
     refused: list[str] = field(default_factory=list)  # reasons
-    headers: list[list[bytes]] = field(default_factory=list)  # header names, once a request is complete
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # responses on /gate wait for it
+    headers: list[list[bytes]] = field(default_factory=list)  # header names of completed requests
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # responses of /gate wait for it
 
 
 @dataclass
@@ -48,13 +48,13 @@ class Server:
 
     @property
     def held(self) -> int:
-        """The bytes of request bodies that count now."""
+        """Bytes of request bodies that count against the limit."""
         return self.protocol.intake.held
 
 
 @contextlib.asynccontextmanager
 async def serving(seen: Seen, max_connections: int = 10, slow_s: float = SLOW_S) -> AsyncIterator[Server]:
-    """Serve an application that answers GET at once and POST after its body; /endless never ends."""
+    """Answer GET at once and POST after its body; /endless sends until the client disconnects."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         size, more = 0, scope["path"] != "/early"

@@ -1,7 +1,7 @@
-"""vLLM engines in processes of their own, which a test drives step by step.
+"""vLLM engines in child processes that a test drives step by step.
 
 `with EngineProcess(options) as engine: engine.call(function, *arguments)` runs `function(Engine, *arguments)`
-in the child. The function must be importable, its arguments and result picklable.
+in the child. The function must be importable, and its arguments and result picklable.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from harness.ranks import fork_ranks
 P = ParamSpec("P")
 T = TypeVar("T")
 BLOCK_SIZE = 32
-# A lead in log-probability: three steps of bfloat16 at 32 to 64, where the checkpoints' best logits are.
+# Log-probability gap: three bfloat16 steps between 32 and 64, the range of the checkpoints' best logits.
 CLEAR = 0.75
-QUIET_S = 0.3  # without a byte, after which no more are expected
-START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: the machine may be busy with other engines
+QUIET_S = 0.3  # without new bytes, after which a pull has paused
+START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: other engines may keep the machine busy
 _numbers = itertools.count()
 
 
@@ -48,7 +48,7 @@ class Options:
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
-    prepare: Callable[[], None] | None = None  # called in the child before vLLM starts
+    prepare: Callable[[], None] | None = None  # the child calls it before vLLM starts
 
 
 @dataclass
@@ -59,11 +59,13 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
-    gaps: list[float] = field(default_factory=list)  # each token's lead over the second best, if requested
+    gaps: list[float] = field(
+        default_factory=list
+    )  # log-probability gap to the second-best token, if requested
 
 
 class Engine:
-    """An EngineCore inside the child process, and its answers."""
+    """An EngineCore in the child process, and its answers."""
 
     def __init__(self, options: Options) -> None:
         from vllm.config import KVTransferConfig
@@ -79,7 +81,7 @@ class Engine:
             "enforce_eager": True,
             "block_size": BLOCK_SIZE,
             "max_model_len": 1024,
-            "max_num_batched_tokens": 128,  # a prompt of 300 tokens takes several steps
+            "max_num_batched_tokens": 128,  # so that a prompt of 300 tokens takes several steps
             "gpu_memory_utilization": 0.2,
             "disable_log_stats": True,
             "kv_transfer_config": KVTransferConfig(
@@ -112,7 +114,7 @@ class Engine:
         logprobs: int | None = None,
         written: Sequence[int] = (),
     ) -> Answer:
-        """Queue a greedy request; another engine has generated the output tokens `written`."""
+        """Queue a greedy request whose output tokens `written` another engine generated."""
         answer = self.answers[request_id] = Answer()
         self.core.add_request(self.made(request_id, prompt, max_tokens, params, logprobs, written))
         return answer
@@ -155,14 +157,14 @@ class Engine:
         return made
 
     def step(self) -> bool:
-        """Run a step and add its outputs and reports to the answers. Return False if the engine is idle."""
+        """Run a step and record its outputs and reports. Return False if the engine is idle."""
         if not self.core.scheduler.has_requests() and not self.core.batch_queue:
             return False
         self.connector.promote(self.core.scheduler)
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)  # takes the drafts
         if not executed:
-            time.sleep(0.0005)  # the pulling threads need the interpreter
+            time.sleep(0.0005)  # releases the GIL for the pulling threads
         first = set()
         for group in (outputs or {}).values():
             for output in group.outputs:
@@ -170,7 +172,7 @@ class Engine:
                 if output.new_token_ids and not answer.tokens:
                     first.add(output.request_id)
                 answer.tokens += output.new_token_ids
-                if output.new_logprobs is not None:  # each token's row: the sampled one, the best, the second
+                if output.new_logprobs is not None:  # a row is: sampled, best, second-best token
                     answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
@@ -185,19 +187,19 @@ class Engine:
         return True
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Step until the engine is idle, or `until` holds."""
+        """Step until the engine is idle or `until` returns True."""
         deadline = time.monotonic() + CALL_S / 2
         while not (until is not None and until()) and self.step():
             if time.monotonic() > deadline:
-                raise TimeoutError("the engine did not come to an end")
+                raise TimeoutError("the engine did not become idle")
 
     def resume(self, request_id: str, tokens: Sequence[int], manifest: Manifest) -> None:
-        """Give a waiting request its first tokens and its KV, as the worker's host does."""
+        """Give a waiting request its first tokens and its KV, as the worker does."""
         self.give(request_id, tokens)
         self.connector.complete_load(request_id, manifest.epoch, manifest)
 
     def give(self, request_id: str, tokens: Sequence[int]) -> None:
-        """Give a request tokens that another engine has generated."""
+        """Give a request tokens that another engine generated."""
         request = self.core.scheduler.requests[request_id]
         request.sampling_params.extra_args = {GENERATED_KEY: len(tokens)}
         request.append_output_token_ids(list(tokens))
@@ -209,9 +211,9 @@ class Engine:
 
 
 def queue_batches(engine: Engine, depth: int) -> None:
-    """Have `depth` steps in flight from now on, as vLLM with asynchronous scheduling; 1: as on a CPU.
+    """Keep `depth` steps in flight, as vLLM does with asynchronous scheduling; 1: as on a CPU.
 
-    The scheduler stays the same, so it must not be told of drafts: it would mix up the steps.
+    The scheduler is still the synchronous one, so do not use it with drafts: it would mix up the steps.
     """
     core = engine.core
     core.async_scheduling = depth > 1
@@ -220,7 +222,7 @@ def queue_batches(engine: Engine, depth: int) -> None:
 
 
 def prefer(engine: Engine, name: str) -> None:
-    """Pull by this transport from now on; scheduler and rank must share the process."""
+    """Prefer a transport for pulls. The scheduler and the rank must share the process."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     transports = get_kv_transfer_group()._worker.loader.transports
@@ -228,14 +230,14 @@ def prefer(engine: Engine, name: str) -> None:
 
 
 def generate(engine: Engine, request_id: str, prompt: list[int], max_tokens: int) -> list[int]:
-    """Generate without a handoff."""
+    """Generate an answer without a handoff."""
     answer = engine.add(request_id, prompt, max_tokens)
     engine.run()
     return answer.tokens
 
 
 def least_gaps(engine: Engine, prompts: dict[str, list[int]], max_tokens: int) -> dict[str, float]:
-    """Return for each answer the least lead of the best token over the second, in log-probability."""
+    """Return each answer's smallest log-probability gap between the best and the second-best token."""
     answers = {name: engine.add(name, prompt, max_tokens, logprobs=2) for name, prompt in prompts.items()}
     engine.run()
     assert all(len(answer.gaps) == max_tokens for answer in answers.values())
@@ -249,24 +251,21 @@ def prefill(engine: Engine, request_id: str, prompt: list[int], epoch: int = 1) 
 
 
 def begin_prefill(engine: Engine, request_id: str, prompt: list[int]) -> Manifest | None:
-    """Prefill until the first KV can be pulled; return None if the prompt is complete before."""
+    """Prefill until the first KV can be pulled. Return None if the prompt is complete before that."""
     answer = engine.add(request_id, prompt, 1, save_params(1))
     engine.run(lambda: answer.begun is not None)
     return answer.begun.manifest if answer.begun is not None else None
 
 
 def begin_decode(engine: Engine, request_id: str, prompt: list[int], max_tokens: int, early: Manifest) -> int:
-    """Begin to pull from a prompt that is still being prefilled. Return the bytes pulled until no more come.
-
-    The engine steps by itself between the calls, as a worker does.
-    """
+    """Start to pull from a prompt that is still being prefilled. Return the bytes pulled until it pauses."""
     engine.add(request_id, prompt, max_tokens, load_params(early.epoch, early.num_tokens))
     engine.connector.begin_load(request_id, early.epoch, early)
     return pulled(engine, request_id, early.epoch)
 
 
 def pulled(engine: Engine, request_id: str, epoch: int) -> int:
-    """Step until an early load has pulled nothing for a while. Return its bytes so far."""
+    """Step until an early load pulls nothing for QUIET_S. Return its bytes so far."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.step()
@@ -286,7 +285,7 @@ def end_prefill(engine: Engine, request_id: str) -> Answer:
 
 
 def end_decode(engine: Engine, request_id: str, written: Sequence[int], manifest: Manifest) -> Answer:
-    """Let an early load's request go on, to its end."""
+    """Finish an early load and run its request to its end."""
     engine.resume(request_id, written, manifest)
     engine.run()
     return engine.answers[request_id]
@@ -301,7 +300,7 @@ def decode(
     epoch: int = 1,
     written: Sequence[int] = (),
 ) -> Answer:
-    """Decode from the manifest's KV on; without `written` tokens from one position before its end."""
+    """Decode from the manifest's KV on. Without `written` tokens, its last token is recomputed."""
     answer = engine.add(
         request_id, prompt, max_tokens, load_params(epoch, manifest.num_tokens, manifest), written=written
     )
@@ -310,13 +309,13 @@ def decode(
 
 
 def serve(connection: Connection) -> None:
-    """Run an engine in the forked process: receive its options, then functions to call on it."""
+    """Run an engine in the forked process: receive its options, then functions to call."""
     options: Options = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": options.cores,
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # keeps the one rank in this process, on a CPU
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # keeps a single rank in this process
     }
     try:
         if options.prepare is not None:
@@ -332,9 +331,9 @@ def serve(connection: Connection) -> None:
         function, arguments = asked
         try:
             connection.send((True, function(engine, *arguments)))
-        except Exception:  # noqa: BLE001 (shown in the test)
+        except Exception:  # noqa: BLE001 (raised in the test)
             connection.send((False, traceback.format_exc()))
-    # EngineCore.shutdown would also collect a gigabyte of garbage, for 1.4 s, in a process that ends.
+    # EngineCore.shutdown would also spend 1.4 s on garbage collection in a process that ends anyway.
     engine.core.model_executor.shutdown()
     engine.core.scheduler.shutdown()
     if engine.core.vllm_config.parallel_config.world_size > 1:
@@ -344,10 +343,10 @@ def serve(connection: Connection) -> None:
 
 
 def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_tokens: int) -> list[int]:
-    """Draw prompts until one has an answer without near-ties, and return it.
+    """Return a drawn prompt whose answer has no near-ties.
 
-    On some CPUs (AMX) the rest of the batch decides the order of a step's sums, and with it the last bit in
-    bfloat16. With random weights the two best tokens are that close for half of all prompts.
+    On some CPUs (AMX) the rest of the batch changes the order of summation and so the last bit in bfloat16.
+    With random weights, that can flip the answers of half of all prompts.
     """
     for _ in range(10):
         prompts = {f"drawn-{next(_numbers)}": draw() for _ in range(8)}
@@ -355,11 +354,11 @@ def clear_prompt(engine: EngineProcess, draw: Callable[[], list[int]], max_token
         clearest = max(gaps, key=gaps.__getitem__)
         if gaps[clearest] >= CLEAR:
             return prompts[clearest]
-    raise AssertionError("no prompt's answer is clear")
+    raise AssertionError("every prompt's answer has a near-tie")
 
 
 class EngineProcess:
-    """A process with one engine, forked from the zygote; it ends with the context."""
+    """A process with one engine, forked from the zygote."""
 
     def __init__(self, options: Options) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-engine-")
@@ -383,7 +382,6 @@ class EngineProcess:
             self._folder.cleanup()
 
     def kill(self) -> None:
-        """Kill it, as a lost machine would be, and wait until it is gone."""
         self._process.kill()
         self._process.wait(END_S)
 

@@ -1,4 +1,4 @@
-"""The handoff between two fake workers: both ends of a Follow call."""
+"""Both ends of a Follow call between fake workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from baton.rpc import aio_channel
 from baton.security.names import Role
 
 KEPT = 1000  # attempts that can be followed
-COMES_S = 10.0  # until an attempt that is followed has begun
+COMES_S = 10.0  # timeout of a follower for the start of its attempt
 
 
 class Told:
-    """The replies to an attempt's follower, which may come before the attempt."""
+    """The replies to the followers of an attempt, which may not have started yet."""
 
     def __init__(self) -> None:
         self.key: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -25,15 +25,13 @@ class Told:
         self._more = asyncio.Event()
 
     def began(self, manifest: handoff_pb2.Manifest) -> None:
-        """Say that the prompt takes more steps."""
         self._tell(worker_pb2.FollowReply(begun=manifest))
 
     def completed(self, manifest: handoff_pb2.Manifest, tokens: list[int]) -> None:
-        """Say that the prompt is complete."""
         self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(manifest=manifest, token_ids=tokens)))
 
     def failed(self, text: str) -> None:
-        """Say that there is nothing to pull. Harmless after the end."""
+        """Say that there is nothing to pull. Followers ignore this after the end."""
         self._tell(worker_pb2.FollowReply(problem=worker_pb2.Problem(name="Gone", text=text)))
 
     async def replies(self) -> AsyncIterator[worker_pb2.FollowReply]:
@@ -53,7 +51,7 @@ class Told:
 
 
 class Followed:
-    """The attempts of a fake worker that others may follow."""
+    """The attempts of a fake worker that others can follow."""
 
     def __init__(self) -> None:
         self._told: dict[str, Told] = {}
@@ -77,19 +75,19 @@ class Followed:
         except TimeoutError:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such attempt")
         if key != request.key:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not its key")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "wrong key")
         async for reply in told.replies():
             yield reply
 
 
 class Follower:
-    """A fake worker's calls to others, over one channel to each."""
+    """A fake worker's calls to other workers, with one channel each."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def complete(self, start: worker_pb2.Start) -> worker_pb2.Complete | worker_pb2.Problem:
-        """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError if that does not come."""
+        """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError if the call fails."""
         source = start.source
         channel = self._channels.get(source.address)
         if channel is None:

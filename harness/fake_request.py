@@ -1,4 +1,4 @@
-"""A request in a fake worker: its tokens, by a formula, and its fault."""
+"""A fake worker's request: its tokens, which follow a formula, and its fault."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ EOS = 256  # in the checkpoint's tokenizer; token n is byte n below it
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
-    """Return the output tokens begin .. begin + count of `prompt`: small letters, as bytes."""
+    """Return output tokens begin .. begin + count for `prompt`: lower-case letters as bytes."""
     return [97 + (sum(prompt) * 7 + index * index) % 26 for index in range(begin, begin + count)]
 
 
-# With these codes a worker refuses at once, even before the prompt is prefilled.
+# A worker refuses with these codes at once, even before the prompt is prefilled.
 _REFUSALS = (
     worker_pb2.Failed.CODE_DRAINING,
     worker_pb2.Failed.CODE_FULL,
@@ -31,19 +31,19 @@ _REFUSALS = (
 
 @dataclass
 class Fault:
-    """A fault for one Start. Exactly one of failed, die, end_with, not_kept, silent and hang is set."""
+    """A fault of one Start. Exactly one of failed, die, end_with, not_kept, silent and hang is set."""
 
     phase: worker_pb2.Phase
     after_tokens: int = 0  # tokens that this phase generates before the fault
     failed: worker_pb2.Failed.Code | None = None  # reply with Failed
-    die: bool = False  # the worker ends, its connections are reset
-    end_with: FinishReason | None = None  # the engine ends the request by itself
+    die: bool = False  # the worker ends and its connections are reset
+    end_with: FinishReason | None = None  # the engine ends the request
     not_kept: bool = False  # PREFILL, SAVE: reply with a problem in Saved
-    silent: bool = False  # send no further message about this request,
-    loaded: bool = False  # except that its KV cache is loaded,
-    crosses: bool = False  # and a token that was on its way when the next Start was sent
-    hang: bool = False  # send no further message; the worker's connections stay
-    goes_on: bool = False  # the engine that `failed` goes on
+    silent: bool = False  # send no further message about this request ...
+    loaded: bool = False  # ... except that its KV is loaded,
+    crosses: bool = False  # and a token that was in flight when the next Start was sent
+    hang: bool = False  # send no further message, but keep the connections open
+    goes_on: bool = False  # with `failed`: the engine goes on
     early: bool = False  # while the request waits for its source
 
     @property
@@ -54,34 +54,32 @@ class Fault:
 
 @dataclass
 class Running:
-    work: asyncio.Event  # its router's
+    work: asyncio.Event  # of its router
     start: worker_pb2.Start
     prompt: list[int]
     max_tokens: int
     eos_at: int | None
     generated: int  # output tokens, including those of earlier phases
     fault: Fault | None
-    steps: int = 1  # remaining steps of its prefill
+    steps: int = 1  # remaining prefill steps
     generated_here: int = 0
     silent: bool = False
     queued: float = field(default_factory=time.monotonic)
-    following: asyncio.Task[None] | None = None  # its source, until that is complete
-    loads: worker_pb2.Complete | None = None  # the KV of its source
-    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # or why there is none
+    following: asyncio.Task[None] | None = None  # follows its source until that is complete
+    loads: worker_pb2.Complete | None = None  # the source's KV
+    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # why there is no KV
 
     @property
     def ready(self) -> bool:
-        """Whether the next step includes it."""
         waits = self.following is not None and not (self.fault is not None and self.fault.at_once)
         return not self.silent and not waits
 
     def leave(self) -> None:
-        """Stop following its source."""
         if self.following is not None:
             self.following.cancel()
 
     def next_tokens(self, most: int, script: list[int]) -> list[int]:
-        """Return the next output tokens: of the script if there is one, else by the formula."""
+        """Return the next output tokens, from the script if there is one, else by the formula."""
         tokens: list[int] = []
         while len(tokens) < most and self.generated + len(tokens) < self.max_tokens:
             place = self.generated + len(tokens)
@@ -91,7 +89,6 @@ class Running:
         return tokens
 
     def manifest(self, worker_id: str) -> handoff_pb2.Manifest:
-        """Return the manifest of its KV, saved on this worker."""
         return handoff_pb2.Manifest(
             request_id=self.start.request_id,
             epoch=self.start.epoch,
@@ -100,7 +97,7 @@ class Running:
         )
 
     def events(self, step_s: float) -> list[Any]:
-        """Return the events of a first output: queued when it came, scheduled a step before now."""
+        """Return the events of a first output: queued on arrival, scheduled a step ago."""
         scheduled = max(self.queued, time.monotonic() - step_s)
         return [
             EngineCoreEvent(EngineCoreEventType.QUEUED, self.queued),

@@ -1,7 +1,7 @@
-"""A worker without an engine: the real gRPC service and wire structs, with tokens by a formula.
+"""A worker without an engine: the real gRPC service and messages, with tokens from a formula.
 
-It fails on demand: see `Fault`. The formula makes the i-th output token from the prompt alone, so the output
-of a request that was resumed elsewhere has to be `answer(...)`.
+It fails on demand: see `Fault`. An output token depends only on the prompt and its position, so a request
+that was resumed elsewhere must still output `answer(...)`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Seen:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """A worker, which serves while it is entered.
+    """A worker that serves while it is entered.
 
-    In an engine step, which takes `step_s`, each running request of one router gets a token.
+    An engine step takes `step_s` and generates a token for each running request of one router.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.role = role
         self.model = MODEL
         self.step_s = step_s
-        self.late_s = 0.0  # age of its outputs when they are sent
-        self.wire_s = 0.0  # delay of its messages
+        self.late_s = 0.0  # age of outputs when they are sent
+        self.wire_s = 0.0  # delay of messages
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
@@ -74,14 +74,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
-        self._on_the_way: list[Running] = []  # replaced requests with a token still to come out
-        self.most: int | None = None  # requests that it takes at a time: others are refused as full
-        self.fullest = 0  # the most requests that it had at a time
+        self._on_the_way: list[Running] = []  # replaced requests that still output a token
+        self.most: int | None = None  # concurrent requests; further ones are refused as full
+        self.fullest = 0  # highest number of concurrent requests
         self.hangs = False
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks that each request shares with others
-        self.steps = 1  # per prefill; if several, KV can be pulled after the first
-        self.patience_s = 1.0  # how long a prefill waits for the prompt's beginning
+        self.steps = 1  # per prefill; KV can be pulled after the first of several
+        self.patience_s = 1.0  # for how long a prefill waits for a pulled prefix
         self._followed = Followed()
         self._follower = Follower()
 
@@ -114,7 +114,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     def go_on(self, fault: Fault | None = None) -> None:
-        """Let silent requests continue, to `fault` or to their end."""
+        """Let silent requests continue to `fault`, or to their end."""
         for one in self._running.values():
             one.silent, one.fault = False, fault
             one.work.set()
@@ -134,7 +134,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self.die()
 
     async def die(self) -> None:
-        """End all connections at once, as if the process were killed."""
+        """Reset all connections, as if the process were killed."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -217,7 +217,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         work.set()
 
     async def _follow(self, one: Running) -> None:
-        """Wait until a request's source is complete, at most patience_s if it is a prompt's beginning."""
+        """Wait until a request's source is complete; for a pulled prefix at most patience_s."""
         patience_s = self.patience_s if one.start.phase == worker_pb2.PHASE_PREFILL else None
         try:
             async with asyncio.timeout(patience_s):
@@ -302,7 +302,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = tokens[-1] == EOS
         one.generated += len(tokens)
         one.generated_here += len(tokens)
-        reason = None  # also if a prefill was cut after its token: the request goes on elsewhere
+        reason = None  # a request that is prefilled goes on elsewhere
         if ends:
             reason = FinishReason.STOP
         elif one.generated >= one.max_tokens or one.generated_here == start.alone_tokens > 0:
@@ -322,7 +322,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._save(one, tokens, reply, over=ends or one.generated >= one.max_tokens)
 
     def _save(self, one: Running, tokens: list[int], reply: worker_pb2.RunReply, *, over: bool) -> None:
-        """Keep a prompt's KV, unless the request is `over`, and tell its followers."""
+        """Save a prompt's KV, unless the request is `over`, and tell its followers."""
         start = one.start
         told = self._followed.of(start.request_id, start.epoch)
         saved = reply.saved.add(request_id=start.request_id, epoch=start.epoch)
@@ -368,7 +368,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     def _fail(
         self, request_id: str, one: Running, fault: Fault, outputs: list[Any], reply: worker_pb2.RunReply
     ) -> bool:
-        """Do the fault. Return whether the worker dies of it."""
+        """Carry out the fault. Return whether the worker dies."""
         if fault.not_kept:
             self._generate(request_id, one, outputs, reply)
             return False
@@ -390,7 +390,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
 
 
 async def until(look: Callable[[], Any], what: str, timeout_s: float = 5.0) -> None:
-    """Poll until `look()` is true. Raises AssertionError, which names `what`; see PATIENCE."""
+    """Poll until `look()` is true. Raises AssertionError that names `what` after timeout_s * PATIENCE."""
     deadline = time.monotonic() + timeout_s * PATIENCE
     while not look():
         if time.monotonic() > deadline:

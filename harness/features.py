@@ -1,4 +1,4 @@
-"""Features that a client may use, with 20 answers each, which must not change when a worker dies."""
+"""Client features, with 20 answers each, which must not change when a worker dies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.prompts import prompts
 
-TOKENS = 24  # in an answer that does not end earlier
+TOKENS = 24  # limit of an answer
 ANSWERS = 20  # per feature
 _SUBJECTS = (
     "rain", "Paris", "bread", "the moon", "Python", "a river", "music", "whales", "gravity", "salt",
@@ -44,12 +44,12 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature; `body` makes a request from the answer's number and the plain answer to the same prompt."""
+    """A feature. `body` makes a request from the answer's number and the plain answer to the same prompt."""
 
     name: str
     path: str
     body: Callable[[int, str], Body]
-    logprobs: bool = False  # the answer must have some: else losing them would compare equal
+    logprobs: bool = False  # the answer must have some
 
 
 def _complete(**options: Any) -> Callable[[int, str], Body]:
@@ -71,7 +71,7 @@ def _chat(**options: Any) -> Callable[[int, str], Body]:
 
 
 def _calling(*, stream: bool) -> Callable[[int, str], Body]:
-    """Make requests in which the model itself decides to call the tool."""
+    """Make requests in which the model decides to call the tool."""
 
     def body(number: int, plain: str) -> Body:
         city = ("Paris", "Rome", "Oslo")[number % 3]
@@ -83,13 +83,13 @@ def _calling(*, stream: bool) -> Callable[[int, str], Body]:
 
 
 def _prompt(number: int) -> list[int]:
-    """Return a prompt of 20 to 160 tokens; some begin alike."""
+    """Return a prompt of 20 to 160 tokens; some share a prefix."""
     chosen = [prompt for prompt in prompts() if 20 <= len(prompt) <= 160]
     return chosen[number % len(chosen)]
 
 
 def _stopping(*, stream: bool, keep: bool) -> Callable[[int, str], Body]:
-    """Make requests with a stop string from the middle of the plain answer, across tokens' borders."""
+    """Make requests with a stop string from the middle of the plain answer, across token boundaries."""
 
     def body(number: int, plain: str) -> Body:
         stop = [plain[len(plain) * 2 // 3 :][:4], "\x00"]
@@ -146,7 +146,7 @@ FEATURES = [
 
 
 def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
-    """Return features for completions of these prompts, by a model without a chat template."""
+    """Return features for completions of these prompts, for models without a chat template."""
 
     def complete(**options: Any) -> Callable[[int, str], Body]:
         def body(number: int, plain: str) -> Body:
@@ -162,12 +162,12 @@ def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
 
 
 def plain_body(number: int) -> Body:
-    """Return the body of the completion whose text gives the stop strings."""
+    """Return the request whose answer provides the stop strings."""
     return _complete()(number, "")
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:
-    """Return an answer as data, without ids and times. Raises AssertionError for an error."""
+    """Return an answer as data without ids and times. Raises AssertionError if it failed."""
     assert status == 200, f"{status}: {text}"
     if not streamed:
         return _without(json.loads(text), ("id", "created", "system_fingerprint"))
@@ -184,7 +184,7 @@ def whole(status: int, text: str, streamed: bool) -> Any:
 
 
 def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Merge a chunk's choice, or a part of it, into the earlier ones: text and lists grow."""
+    """Merge a chunk's choice, or a part of it, into the earlier ones. Text and lists are concatenated."""
     for key, value in piece.items():
         if value is None or (key in {"id", "created"} and not isinstance(value, dict)):
             continue
@@ -196,7 +196,7 @@ def _gather(into: dict[str, Any], piece: dict[str, Any]) -> None:
         elif isinstance(value, list):
             into.setdefault(key, []).extend(_without(value, ("id",)))
         elif isinstance(value, str) and key not in {"role", "finish_reason", "type", "name"}:
-            # vLLM's parser drops a second end of thoughts or not, depending on a stream's chunks.
+            # Whether vLLM's parser drops a second `</think>` depends on the chunks.
             into[key] = into.get(key, "") + value.replace("</think>", "")
         else:
             into[key] = value
@@ -209,7 +209,7 @@ def _without(data: Any, keys: tuple[str, ...]) -> Any:
 
 
 def difference(ours: Any, theirs: Any, where: str = "") -> str:
-    """Return where two answers first differ, or "". Log-probabilities may differ in the fourth digit."""
+    """Return where two answers first differ, or "". Log-probabilities may differ by less than 1e-3."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
         found = (difference(ours[key], theirs[key], f"{where}.{key}") for key in ours)
         return next(filter(None, found), "")

@@ -1,4 +1,4 @@
-"""Run a part of a deployment, or `baton up`, in a forked process; see harness/zygote.py."""
+"""Run a part of a deployment or `baton up` in a process that harness/zygote.py forked."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ def run(
 ) -> None:
     """Run a scheduler, a router or a worker until it ends.
 
-    `path` is a folder of further packages. A worker that is `unique` has its process id in its worker id, so
-    that its restarts share a name, as those of `baton up` do. `constants` of modules, named `module:NAME`,
-    are changed in the process.
+    path: a folder of extra packages; unique: append the process id to the worker id, as `baton up` does;
+    constants: `module:NAME` -> value in this process.
     """
     from baton.services.config import Settings
     from baton.services.leave import leave
@@ -58,8 +57,11 @@ def run(
         run_worker(loaded, kind)
 
 
-def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
-    """Run `baton up` with one core per worker, as two threads that wait for each other crawl."""
+def up(fleet: dict[str, int], settings: dict[str, Any], logs: str, forgetful: bool) -> None:
+    """Run `baton up` with one core per worker: OpenMP threads that share a busy core spin.
+
+    forgetful: workers drop the drafter's state of every handoff.
+    """
     from baton.services.config import Settings
     from baton.services.fleet import devices, supervisor
 
@@ -67,6 +69,10 @@ def up(fleet: dict[str, int], settings: dict[str, Any], logs: str) -> None:
         del named
         return devices._cpus(max(len(gpus), 2))[: len(gpus)]
 
+    if forgetful:
+        from harness.forgetful.forgetful import register
+
+        register()
     devices.assign = one_core_each
     supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _log)
 

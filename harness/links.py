@@ -1,4 +1,4 @@
-"""Wires between hosts of harness/netns.py that are late, lossy, narrow, or cut between two hosts.
+"""Wires between hosts of harness/netns.py, with delay, loss, a rate limit, and cuts between two hosts.
 
     with Network(tmp_path) as network, Links() as links:
         a, b = (links.join(network.host(name)) for name in ("a", "b"))  # their addresses on the wires
@@ -6,11 +6,11 @@
         with links.cut(("a", "b")):  # nothing passes
             ...
 
-Each host that joins has a second device, `wire`, with an address of its own. All frames between these devices
-pass one process (harness/links_relay.py), which delays and drops them, as not every kernel has netem. The
-bridge stays an ideal network for clients and observers. A token bucket (tbf) on each device limits the rate.
-A cut is silent, as if a router on the way failed: hosts know their neighbours' hardware addresses, so nothing
-tells a sender that they are gone.
+Each host that joins gets a second device, `wire`, with its own address. All frames between these devices pass
+one process (harness/links_relay.py), which delays and drops them, because not every kernel has netem. The
+bridge remains an ideal network for clients and observers. A token bucket (tbf) on each device limits the
+rate. A cut is silent, as if a router in between failed: neighbours' hardware addresses are static, so no ARP
+failure tells the sender.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUEUE_MS = 50  # the queue of a device with a limited rate
 
 
 def why_not() -> str:
-    """Return why this machine cannot make such wires; empty if it can."""
+    """Return why this machine cannot make such wires, or ""."""
     if not Path("/dev/net/tun").exists():
         return "no TAP devices here: /dev/net/tun is missing"
     return netns.why_not()
@@ -44,13 +44,13 @@ def why_not() -> str:
 class Wire:
     """The path between any two hosts; ideal by default."""
 
-    delay_ms: float = 0.0  # each way
-    loss: float = 0.0  # share of the frames, each way
-    rate_mbit: float = 0.0  # each host's limit for sending; 0: none
+    delay_ms: float = 0.0  # one way
+    loss: float = 0.0  # share of the frames, one way
+    rate_mbit: float = 0.0  # send limit of each host; 0: none
 
 
 class Links:
-    """The wires of a network's hosts; they end with the block."""
+    """The wires of a network's hosts."""
 
     def __init__(self) -> None:
         self._relay: subprocess.Popen[bytes] | None = None
@@ -72,7 +72,7 @@ class Links:
             self._relay.communicate(timeout=END_S)
 
     def join(self, host: Host) -> str:
-        """Connect a host to the others. Return its address on the wires."""
+        """Connect a host to the others and return its address on the wires."""
         self._ask(join=host.name, pid=host.pid, mac=_mac(host))
         self._members[host.name] = host
         self._on(
@@ -86,7 +86,7 @@ class Links:
         return address(host)
 
     def be(self, wire: Wire) -> None:
-        """Make all wires like this from now on."""
+        """Change all wires to this."""
         self._wire = wire
         self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=1)
         for host in self._members.values():
@@ -103,7 +103,7 @@ class Links:
             self._be_cut(before)
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of frames so far: passed, lost, cut, full (dropped for want of room)."""
+        """Return the numbers of frames so far: passed, lost, cut, full (dropped because a queue was full)."""
         return self._ask(count=True)
 
     def _be_cut(self, pairs: list[tuple[str, str]]) -> None:
@@ -124,7 +124,7 @@ class Links:
     def _ask(self, **command: Any) -> dict[str, int]:
         relay = self._relay
         if relay is None or relay.stdin is None or relay.stdout is None:
-            raise RuntimeError("the wires are not entered")
+            raise RuntimeError("enter the Links first")
         relay.stdin.write(json.dumps(command).encode() + b"\n")
         relay.stdin.flush()
         line = relay.stdout.readline()
@@ -134,7 +134,6 @@ class Links:
 
 
 def address(host: Host) -> str:
-    """Return a host's address on the wires."""
     return host.address.replace("10.77.", "10.78.", 1)
 
 

@@ -1,14 +1,14 @@
-"""The process between hosts of harness/links.py: it passes Ethernet frames on late, or drops them.
+"""The relay of harness/links.py: it delays or drops the Ethernet frames between hosts.
 
 It reads commands as JSON lines and answers each with a line, {"passed": n, "lost": n, "cut": n, "full": n}:
-    {"join": name, "pid": n, "mac": address}   make the device `wire` in the network of that process
-    {"delay_s": s, "loss": share, "seed": n}   treat every frame like this from now on
-    {"cut": [[a, b], ...]}                     let nothing pass between these pairs, and only these
+    {"join": name, "pid": n, "mac": address}   make the device `wire` in that process's network namespace
+    {"delay_s": s, "loss": share, "seed": n}   delay and drop every frame like this
+    {"cut": [[a, b], ...]}                     block these pairs, and only these
     {"count": true}
-It ends with its standard input, and the devices with it.
+It ends with its standard input, which removes the devices.
 
-All frames wait equally long, in one queue, so their order never changes. A pair of hosts whose part of the
-queue is full loses frames, as at a full switch.
+All frames wait equally long in one queue, so their order never changes. Each direction between two hosts has
+a limited share of the queue; frames beyond it are dropped, as at a full switch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 DEVICE = "wire"
-FRAME = 2048  # bytes per read, more than a frame has
-BURST = 64  # frames of a device before the others' turn
+FRAME = 2048  # bytes per read, more than a frame
+BURST = 64  # frames read from one device at a time
 QUEUED_BYTES = 4 << 20  # limit for one direction between two hosts: 50 ms at 640 Mbit/s
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
@@ -46,8 +46,8 @@ class _Waiting:
 
 class Relay:
     def __init__(self) -> None:
-        self._devices: dict[str, int] = {}  # host -> an open file
-        self._hosts: dict[int, str] = {}  # the reverse
+        self._devices: dict[str, int] = {}  # host -> file descriptor
+        self._hosts: dict[int, str] = {}  # file descriptor -> host
         self._by_mac: dict[bytes, str] = {}
         self._cut: set[frozenset[str]] = set()
         self._delay_s = self._loss = 0.0
@@ -58,7 +58,7 @@ class Relay:
         self._poll = select.epoll()
 
     def serve(self, commands: int) -> None:
-        """Pass frames on until standard input ends."""
+        """Relay frames until standard input ends."""
         self._poll.register(commands, select.EPOLLIN)
         text = b""
         while True:

@@ -1,4 +1,4 @@
-"""A live page over a real scheduler and registered workers, without engines or a router."""
+"""A live page with a real scheduler and registered workers, without engines or a router."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFRESH_S = 0.2
 
 @dataclass
 class LivePage:
-    """A page, and its sources."""
+    """A page and its data sources."""
 
     url: str
     feed: Feed
@@ -40,7 +40,7 @@ class LivePage:
             await self.scheduler.register(identity(name, role), pb.WORKER_STATE_READY)
 
     async def beat(self, *names: str, draw: random.Random) -> None:
-        """Send a heartbeat of each worker, with a random load."""
+        """Send a heartbeat with a random load for each worker."""
         for name in names:
             load = pb.WorkerLoad(
                 running=draw.randrange(5),
@@ -52,7 +52,7 @@ class LivePage:
 
 @contextlib.asynccontextmanager
 async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> AsyncIterator[LivePage]:
-    """Serve a page on a free port, with a message every `tick_s` seconds."""
+    """Serve a page on a free port that updates every `tick_s` seconds."""
     about = {"model": "m", "topic": "test", "router": "router-1", "version": "Baton", "forbidden": forbidden}
     counts, recent = RouterCounts(), Recent()
     async with (

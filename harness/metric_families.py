@@ -1,4 +1,4 @@
-"""The metrics that the code declares, by the process that serves them."""
+"""The metrics that each kind of process declares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def declared(registry: CollectorRegistry) -> list[Any]:
 
 
 def series_names() -> set[str]:
-    """Return the names of all series that processes can have, with _total, _bucket, _sum and _count."""
+    """Return the names of all possible series, with _total, _bucket, _sum and _count."""
     found = set()
     for registry in registries().values():
         for family in registry.collect():

@@ -1,19 +1,19 @@
-"""Hosts on a network, all on this machine: Linux namespaces stand in for containers or machines.
+"""Simulate hosts on a network with Linux namespaces on this machine.
 
     with Network(tmp_path) as network:
         a = network.host("a")
-        b = network.host("b", ["redis-server"])      # lives as long as its first process
+        b = network.host("b", ["redis-server"])      # ends with its first process
         a.run(["ping", "-c1", "b"])
-        with a.inside():                             # this thread makes its sockets on a
+        with a.inside():                             # this thread opens its sockets on a
             urllib.request.urlopen(f"http://{b.address}:6379")
 
 Each host has its own addresses (IPv4 and IPv6, with every host's name in /etc/hosts), process ids, host name,
-System V IPC and /dev/shm; it shares the machine's file system. The network leads nowhere else.
+System V IPC and /dev/shm. It shares the machine's file system. The network is isolated.
 
-Nothing is left behind, however the test ends. The bridge is in a network namespace of its own, so no
-interface, address or name can clash with the machine's or another run's. A namespace lives as long as its
-first process, which the kernel kills when the test's process ends, with all that runs on that host. Needs
-root, iproute2 and util-linux (ip, unshare, nsenter, setpriv).
+Nothing remains, however the test ends. The bridge has its own network namespace, so interfaces, addresses and
+names cannot clash with the machine's or another run's. A namespace ends with its first process, which the
+kernel kills, with everything on that host, when the test process ends. Needs root, iproute2 and util-linux
+(ip, unshare, nsenter, setpriv).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from typing import IO, Self
 from harness.support import eventually
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-# A first process that only waits, also for no process that it adopts.
+# A first process that only sleeps; ignoring SIGCHLD reaps the processes that it adopts.
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNS = 0x20000
-# A bridge without an address of its own takes the lowest of its ports' addresses. When that host goes, the
-# others send to nobody until they ask for the new one.
+# Without a fixed MAC address a bridge takes its ports' lowest. When that port goes, the others keep sending
+# to the old address until their ARP entries expire.
 _BRIDGE = """
 ip link set lo up
 ip link add bridge address 02:00:00:00:00:01 type bridge
@@ -65,7 +65,7 @@ mount -t tmpfs -o "size=${SHM_MIB}m,mode=1777" tmpfs /dev/shm
 
 
 def why_not() -> str:
-    """Return why this machine cannot make such networks; empty if it can."""
+    """Return why this machine cannot make such networks, or ""."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "unshare", "nsenter", "setpriv") if not shutil.which(tool)]
@@ -80,13 +80,13 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class User:
-    """The user of a host's processes: root by default, else a user who may read everything."""
+    """The user of a host's processes: root, or a user who may read every file."""
 
     number: int = 0
 
     @property
     def prefix(self) -> list[str]:
-        """The words before a command that make it run as this user."""
+        """A command prefix that switches to this user."""
         if not self.number:
             return list(DIE_WITH_PARENT)
         one = "-all,+dac_read_search"  # enough to read a checkout in root's home
@@ -100,18 +100,18 @@ class Host:
     name: str
     address: str
     address6: str
-    process: subprocess.Popen[bytes]  # ends with the first process, with its exit status
+    process: subprocess.Popen[bytes]  # ends with the first process and has its exit status
     log: Path
     user: User
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
-        """The machine's process id of the host's first process; 0 before there is one."""
+        """The first process's id outside the host; 0 before it starts."""
         outer = self.process.pid
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
-            # Before the set-up is done, the only child is one of its commands.
+            # During the set-up, the only child is one of its commands.
             if children and _is_first(int(children[0])):
                 return int(children[0])
         return 0
@@ -128,7 +128,7 @@ class Host:
         cwd: Path | None = None,
         out: IO[bytes] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on the host, which ends with the host at the latest."""
+        """Start a command on the host; it is killed with the host."""
         popen = subprocess.Popen(self._enter(command, cwd), env=env, stdout=out, stderr=subprocess.STDOUT)
         self._started.append(popen)
         return popen
@@ -141,7 +141,7 @@ class Host:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the host to its end. Raises subprocess.TimeoutExpired."""
+        """Run a command on the host and wait for it. Raises subprocess.TimeoutExpired."""
         return subprocess.run(
             self._enter(command, cwd), env=env, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -157,7 +157,7 @@ class Host:
             os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill everything that runs on the host."""
+        """Kill every process on the host."""
         self.process.kill()
         self.process.wait(END_S)
         for popen in self._started:
@@ -170,10 +170,10 @@ class Host:
 
 
 class Network:
-    """A bridge and the hosts on it; everything ends with the block."""
+    """A bridge and its hosts."""
 
     def __init__(self, folder: Path) -> None:
-        """Keep logs and the hosts' /etc/hosts in `folder`."""
+        """Store logs and the hosts' /etc/hosts in `folder`."""
         self._folder = folder
         self._numbers = itertools.count(2)
         self._hosts_file = folder / "hosts"
@@ -186,7 +186,7 @@ class Network:
         command = [*DIE_WITH_PARENT, "unshare", "--net", "sh", "-ec", _BRIDGE]
         self._bridge = subprocess.Popen(command, stdout=subprocess.PIPE)
         if not self._bridge.stdout or self._bridge.stdout.readline() != b"up\n":
-            raise AssertionError("the bridge could not be made")
+            raise AssertionError("the bridge could not be created")
         return self
 
     def __exit__(
@@ -210,13 +210,13 @@ class Network:
         shm_mib: int = 64,
         setup: str = "",
     ) -> Host:
-        """Start a host whose first process is `command`, without waiting for it.
+        """Start a host with `command` as its first process and wait for its set-up.
 
-        Several hosts may share `service`, a second name. A shell runs `setup` as root in the host's mount
-        namespace, before the first process.
+        service: a second name, which several hosts may share; setup: a shell script that runs as root in the
+        host's mount namespace before the first process.
         """
         if self._bridge is None:
-            raise RuntimeError("the network is not entered")
+            raise RuntimeError("enter the Network first")
         number = next(self._numbers)
         address, address6 = f"10.77.0.{number}", f"fd77::{number:x}"
         names = f"{name} {service}"
@@ -254,17 +254,17 @@ class Network:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this thread open its sockets at the bridge: 10.77.0.1."""
+        """Let this thread open its sockets on the bridge, 10.77.0.1."""
         if self._bridge is None:
-            raise RuntimeError("the network is not entered")
+            raise RuntimeError("enter the Network first")
         with _network_of(self._bridge.pid):
             yield
 
 
 def move_to(pid: int) -> None:
-    """Move this process, which has one thread, to the host with this first process.
+    """Move this single-threaded process to the host whose first process is `pid`.
 
-    It keeps its process id and the machine's /proc, and gets a /dev/shm of its own.
+    It keeps its process id and the machine's /proc, and gets a new /dev/shm.
     """
     for kind in ("net", "uts", "ipc"):
         namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
@@ -297,7 +297,7 @@ def _network_of(pid: int) -> Iterator[None]:
 
 
 def _is_first(pid: int) -> bool:
-    """Tell whether a process has number 1 in its pid namespace."""
+    """Return whether a process has id 1 in its pid namespace."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == "1"

@@ -1,10 +1,10 @@
-"""More requests than a fleet can hold, from many routers: who gets in, and in which order.
+"""Send more requests than a fleet can hold from many routers, and measure who is admitted in which order.
 
     python -m harness.overbooking --seconds 60 --routers 100 --times 3
 
-Two schedulers over a real Redis, routers with their own waiting rooms and clients, and workers without
-engines, which admit or refuse as real ones do. All of it is one process, so delays are longer than in a
-deployment. Prints JSON.
+Runs two schedulers over a real Redis, routers with waiting rooms and clients, and workers without engines
+that admit or refuse as real ones do. All share one process, so delays are longer than in a deployment. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from harness.chaos.placing import PROMPT, booking_of, register, request
 from harness.scheduling import Options, RedisServer, capacity
 from harness.stats import percentile
 
-PAIRS = 8  # prefill workers, and as many decode workers
+PAIRS = 8  # prefill workers and as many decode workers
 CAPACITY = capacity(max_num_seqs=8, num_blocks=2_001, max_model_len=4_096)
 ANSWER = 64  # tokens
 READ_S = (0.01, 0.05)
 LIFE_S = (0.5, 1.5)
-WAIT_S = 120.0  # long enough that no request is refused for waiting
-OLDER_S = 2.0  # a request of the same class that is older by this goes first
+WAIT_S = 120.0  # so long that no request is refused for waiting
+OLDER_S = 2.0  # a request overtakes one that is older by this
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Outcome:
     workers: Workers
     waiting: dict[str, tuple[str, float]] = field(default_factory=dict)  # request -> class, arrival
     waits: dict[str, list[float]] = field(default_factory=dict)  # by class, seconds
-    refused: Counter[int] = field(default_factory=Counter)  # requests by how often a worker refused them
-    overtaken: int = 0  # requests placed while an older one of the class waited
+    refused: Counter[int] = field(default_factory=Counter)  # refusals by workers -> requests
+    overtaken: int = 0  # requests placed while an older one of their class waited
     placed: int = 0
 
 
@@ -78,7 +78,7 @@ class _Router:
 
     async def _serve(self, state: RequestState, service: ServiceClass, draw: random.Random) -> None:
         got: list[Any] = []
-        full: set[str] = set()  # workers that refused it
+        full: set[str] = set()  # workers that refused the request
         refused = 0
 
         async def place(as_class: ServiceClass) -> None:
@@ -119,7 +119,7 @@ class _Router:
 
 
 async def overbook(seconds: float, routers: int, times: float, schedulers: int = 2) -> dict[str, Any]:
-    """Return the figures of a run with `times` as many requests as the workers can hold."""
+    """Run `times` as many requests as the workers can hold and return the figures."""
     limits = SchedulerSettings()
     outcome = Outcome(Workers(CAPACITY, limits))
     async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ async def overbook(seconds: float, routers: int, times: float, schedulers: int =
         options = Options(
             store=redis.url,
             heartbeat_s=1.0,
-            worker_lease_s=30.0,  # all of it shares one process
+            worker_lease_s=30.0,  # long, because everything shares one process
             max_queued_prompt_tokens=limits.max_queued_prompt_tokens,
             max_queue_factor=limits.max_queue_factor,
         )
@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--routers", type=int, default=100)
-    parser.add_argument("--times", type=float, default=3.0, help="as many requests as the fleet can hold")
+    parser.add_argument("--times", type=float, default=3.0, help="requests, in times the fleet's capacity")
     parser.add_argument("--schedulers", type=int, default=2)
     args = parser.parse_args()
     figures = asyncio.run(overbook(args.seconds, args.routers, args.times, args.schedulers))

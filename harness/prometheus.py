@@ -26,9 +26,9 @@ ASK_S = 10.0
 
 
 def why_not(*programs: str) -> str:
-    """Return why these programs cannot run here, "" if they can."""
+    """Return which of these programs are not installed, or ""."""
     missing = [one for one in programs or ("prometheus", "promtool") if not shutil.which(one)]
-    return f"Debian's packages are missing that have {' and '.join(missing)}" if missing else ""
+    return f"not installed (Debian's packages): {' and '.join(missing)}" if missing else ""
 
 
 @dataclass
@@ -75,9 +75,9 @@ class Prometheus:
 def prometheus(
     folder: Path, targets: Iterable[str], alertmanager: str = "", scrape_s: int = 0
 ) -> Iterator[Prometheus]:
-    """Run Prometheus with our files, but these http_sd URLs and this Alertmanager at host:port.
+    """Run Prometheus with our files, but with these http_sd URLs and this Alertmanager (host:port).
 
-    `scrape_s` is the time between two scrapes, if not 0.
+    scrape_s: the scrape interval; 0 keeps ours.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "prometheus.yaml").read_text())
@@ -103,7 +103,7 @@ def prometheus(
 
 @dataclass
 class Webhook:
-    """A receiver of Alertmanager's messages."""
+    """A receiver of Alertmanager's notifications."""
 
     url: str
     heard: list[dict[str, Any]] = field(default_factory=list)
@@ -142,7 +142,7 @@ def webhook() -> Iterator[Webhook]:
 
 @contextlib.contextmanager
 def alertmanager(folder: Path, receiver: str) -> Iterator[str]:
-    """Run Alertmanager with our file, but a webhook's URL as the receiver. Yield its host:port."""
+    """Run Alertmanager with our file, but with a webhook's URL as receiver. Yield its host:port."""
     folder.mkdir(parents=True, exist_ok=True)
     config = yaml.safe_load((FILES / "alertmanager.yaml").read_text())
     (only,) = config["receivers"]

@@ -1,4 +1,4 @@
-"""Prompts of many lengths, as token ids of real text."""
+"""Prompts of many lengths: token ids of real text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from harness.deployment import MODEL
 
-# Around the block size of 32 tokens and its multiples, up to the longest.
+# Many lengths around multiples of the block size, 32 tokens.
 # fmt: off
 LENGTHS = [
     1, 2, 3, 4, 5, 7, 8, 11, 15, 16, 17, 20, 23, 27, 30, 31, 32, 33, 34, 40, 47, 48, 55, 62, 63, 64, 65,
@@ -32,7 +32,7 @@ def _tokens(module: str) -> list[int]:
 
 
 def prompts() -> list[list[int]]:
-    """Return a prompt of each length; every third begins like others, so that cached prefixes are hit."""
+    """Return a prompt of each length. Every third shares a prefix with others, to hit the prefix cache."""
     found = []
     for number, length in enumerate(LENGTHS):
         if number % 3 == 0:

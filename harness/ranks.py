@@ -1,7 +1,7 @@
-"""Fork vLLM's engine and ranks in tests: on a CPU each would otherwise import vLLM again.
+"""Fork vLLM's engine and ranks in tests; by default each would import vLLM again.
 
-They are forked from a process that was itself forked before the first thread started. A process forked from
-one with threads (gRPC's, torch's) may wait for ever for a lock that a thread held.
+They are forked from a server process that was forked before any thread started: a process forked from one
+with threads (gRPC's, torch's) may deadlock on a lock that a thread held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.services.fleet.processes import PR_SET_PDEATHSIG
 
 
 class _Rank(context.ForkServerProcess):
-    """A process that is forked without threads, with its parent's current environment."""
+    """A process of the fork server that gets its parent's current environment."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,7 +28,7 @@ class _Rank(context.ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
-        _use(multiprocessing.get_context("fork"))  # an engine forks its ranks as it begins
+        _use(multiprocessing.get_context("fork"))  # an engine forks its ranks before it has threads
         super().run()
 
 
@@ -37,8 +37,8 @@ class _Context(context.ForkServerContext):
 
 
 def fork_ranks() -> None:
-    """Let vLLM fork its engine and ranks. Call it while this process has one thread."""
-    resource_tracker.ensure_running()  # must not be a fork
+    """Make vLLM fork its engine and ranks. Call this while the process has one thread."""
+    resource_tracker.ensure_running()  # must not be forked
     with mock.patch.object(util, "spawnv_passfds", _forked):
         forkserver.ensure_running()
     _use(_Context())
@@ -53,12 +53,12 @@ def _use(processes: context.BaseContext) -> None:
 
 
 def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -> int:
-    """Fork the server, for which multiprocessing would execute a new Python. Return its process id."""
+    """Fork the fork server, instead of executing a new Python. Return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
-    # It holds both ends of the pipe that should tell it of its parent's end.
+    # It has both ends of the pipe that signals its parent's end, so use a death signal instead.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         if os.getppid() == parent:

@@ -1,11 +1,11 @@
-"""Ray clusters of this machine, separate from any other that runs here: a node, or one with an autoscaler.
+"""Run Ray on this machine, apart from other Ray clusters: a single node, or a head with an autoscaler.
 
     with ray_autoscaler(tmp_path, nodes=2) as cluster:
         ...  # `baton ray up --address` cluster.address
 
-The autoscaler is Ray's fake multi-node provider: each node is a raylet with its own resources, and all share
-the machine. It replaces `AutoscalingCluster` of Ray 2.60, which reads a file that Ray's wheel lacks, ends
-every Ray of the machine, and fixes its port.
+The autoscaler uses Ray's fake multi-node provider: each node is a raylet with its own resources on this
+machine. Ray 2.60's own `AutoscalingCluster` reads a file that its wheel lacks, stops every Ray on the machine
+and uses a fixed port.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
 # Without RAY_AUTH_MODE Ray would write a token into the home folder.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
-STORE_BYTES = 80_000_000  # about the least
+STORE_BYTES = 80_000_000  # about the minimum
 STORE = f"--object-store-memory={STORE_BYTES}"
-# Without these processes, which no test needs.
+# Leave out processes that no test needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-IDLE_S = 3.0  # after which an unused node goes
+IDLE_S = 3.0  # after which the autoscaler removes an unused node
 ENVIRONMENT = {
     **RAY,
     "RAY_worker_niceness": "0",
@@ -45,12 +45,12 @@ ENVIRONMENT = {
 class RayHead:
     process: subprocess.Popen[bytes]
     address: str  # host:port
-    environment: dict[str, str]  # for commands that use it
+    environment: dict[str, str]  # of commands that use it
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """Yield a folder for Ray's files with a short name: sockets lie in it."""
+    """Yield a folder for Ray's files with a short path, as sockets need."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     try:
         yield folder
@@ -60,7 +60,7 @@ def ray_folder() -> Iterator[Path]:
 
 @contextmanager
 def ray_head(*options: str) -> Iterator[RayHead]:
-    """Run `ray start --head` with further options until the end of the block."""
+    """Run `ray start --head` with further options during the block."""
     with ray_folder() as folder:
         command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", "--port=0", STORE, *LESS]
         command += [f"--temp-dir={folder}", "--node-ip-address=127.0.0.1", *options]
@@ -77,20 +77,20 @@ def ray_head(*options: str) -> Iterator[RayHead]:
 @dataclass(frozen=True)
 class RayCluster:
     address: str
-    folder: Path  # Ray's own, with its logs
-    environment: dict[str, str]  # for processes that connect to it
+    folder: Path  # Ray's files and logs
+    environment: dict[str, str]  # of processes that connect to it
 
 
 @contextmanager
 def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[RayCluster]:
-    """Run a head, to which Ray adds up to `nodes` nodes of one CPU as it needs them."""
+    """Run a head and an autoscaler that adds up to `nodes` nodes with one CPU each."""
     port = free_port()
     config = folder / "autoscaler.json"
     config.write_text(json.dumps(_config(f"127.0.0.1:{port}", nodes, head_cpus)))
     command = [str(PYTHON.with_name("ray")), "start", "--head", "--block", f"--port={port}"]
     command += [f"--autoscaling-config={config}", f"--num-cpus={head_cpus}"]
     command += ["--include-dashboard=false", STORE]
-    # Any port for the rest: the default range of workers might contain ours.
+    # Random ports for the rest: the default range of worker ports may contain ours.
     command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     command += [f"--ray-client-server-port={free_port()}", "--disable-usage-stats"]
     with ray_folder() as own:
@@ -105,7 +105,7 @@ def ray_autoscaler(folder: Path, *, nodes: int, head_cpus: int = 0) -> Iterator[
 
 
 def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:
-    """Return the autoscaler's configuration, with the keys of Ray's example for its fake provider."""
+    """Return the autoscaler's configuration, after Ray's example for its fake provider."""
     worker = {"CPU": 1, "object_store_memory": STORE_BYTES}
     return {
         "cluster_name": "fake",
@@ -117,7 +117,7 @@ def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:
             "type": "fake_multinode",
             "gcs_address": address,
             "launch_multiple": True,
-            "use_node_id_as_ip": True,  # all nodes have one address
+            "use_node_id_as_ip": True,  # all nodes share one address
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
         },
@@ -134,7 +134,7 @@ def _config(address: str, nodes: int, head_cpus: int) -> dict[str, object]:
 
 
 def _end(pid: int, ray_folder: Path) -> None:
-    """Kill the head, its descendants, and nodes that outlived it, whose commands name its folder."""
+    """Kill the head, its descendants, and remaining nodes, whose command lines contain its folder."""
     found = []
     with suppress(psutil.NoSuchProcess):
         head = psutil.Process(pid)

@@ -1,6 +1,6 @@
-"""`baton ray up` on hosts of harness/netns.py: Ray on each, prefill on the first, decode on another.
+"""Run `baton ray up` on hosts of harness/netns.py: Ray on each, prefill on the first, decode on another.
 
-Each host has a core. More hosts may join, and any may die with all that runs on it.
+Each host has one core. More hosts may join, and any may be killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
 COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
-# By default Ray takes half a minute to give up a silent host.
+# By default Ray takes half a minute to declare a silent host dead.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -59,7 +59,7 @@ class RayHosts:
         return self.output.read_text()
 
     def baton(self, *command: str) -> str:
-        """Run a command on the first host, and return what it prints."""
+        """Run `baton COMMAND` on the first host and return its output."""
         done = self.first.run([str(BATON), *command], CALL_S, env=self.environment, cwd=ROOT)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -71,19 +71,19 @@ class RayHosts:
         return told
 
     def join(self, name: str) -> Host:
-        """Start Ray on another host, with room for one worker, without waiting for it."""
+        """Start Ray on another host with room for one worker, without waiting for Ray."""
         core = sorted(os.sched_getaffinity(0))[-1]
         return _ray(self.network, self.environment, name, core, f"--address={self.ray_address}")
 
     @contextmanager
     def forwarded(self, to: Host | None = None) -> Iterator[str]:
-        """Yield a loopback URL of this machine that leads to a host's router, by default the first's."""
+        """Yield a loopback URL that forwards to a host's router, by default the first's."""
         listener = socket.create_server(("127.0.0.1", 0))
         proxy, loop = Proxy((to or self.first).address), asyncio.new_event_loop()
         proxy.target = ROUTER_PORT
 
         def serve() -> None:
-            with self.network.inside():  # the listener stays the machine's
+            with self.network.inside():  # the listener stays in the machine's network
                 loop.run_until_complete(proxy.start(listener))
                 loop.run_forever()
                 loop.run_until_complete(proxy.close())
@@ -101,7 +101,7 @@ class RayHosts:
 def _ray(network: Network, environment: Mapping[str, str], name: str, core: int, *options: str) -> Host:
     pinned = ["taskset", "--cpu-list", str(core), str(PYTHON.with_name("ray")), "start"]
     command = [*pinned, *COMMON, f"--labels=host={name}", *options]
-    # Sockets in Ray's folder need short names, and must be the host's own.
+    # Ray's sockets need short paths, and each host its own.
     setup = "mount -t tmpfs tmpfs /run; mkdir /run/ray"
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
@@ -129,7 +129,7 @@ def _cluster_file(folder: Path, routers: int) -> Path:
 
 @contextmanager
 def ray_hosts(folder: Path, routers: int = 1) -> Iterator[RayHosts]:
-    """Run a deployment on two hosts until the end of the block. Yield it when it is ready."""
+    """Run a deployment on two hosts during the block. Yield it when it is ready."""
     environment = {**os.environ, **RAY, **QUICK, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
         head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")

@@ -1,10 +1,11 @@
-"""Groups of redis-servers that replace each other: behind one address, by Sentinels, or in a cluster."""
+"""Replicated Redis: plain replicas, Sentinels, and a Redis Cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,16 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from harness.scheduling import RedisServer
-from harness.support import eventually, free_port, listening
+from harness.support import eventually, free_port, listening, running
 
 MASTER = "mymaster"
-DEAD_MS = 2_000  # a server silent for this long counts as dead; a busy machine stands still for less
+DEAD_MS = 2_000  # silence after which a server counts as dead; a busy machine stalls for less
 
 
 @contextlib.contextmanager
 def servers(
     folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
 ) -> Iterator[list[RedisServer]]:
-    """Run independent redis-servers."""
     made = []
     with contextlib.ExitStack() as stack:
         for number in range(count):
@@ -41,14 +41,14 @@ def admin(server: RedisServer) -> Redis:
 
 
 def follow(replica: RedisServer, master: RedisServer) -> None:
-    """Make a server a replica, and wait until it has the master's data."""
+    """Make a server a replica and wait until it has the master's data."""
     with admin(replica) as client:
         client.replicaof("127.0.0.1", str(master.port))
-        eventually(lambda: _synced(client), 10, "the replica has what its master has")
+        eventually(lambda: _synced(client), 10, "the replica is in sync")
 
 
 def promote(replica: RedisServer, master: RedisServer) -> None:
-    """Promote a replica once it has all of its master's writes."""
+    """Wait until a replica has all of its master's writes, then promote it."""
     with admin(replica) as client, admin(master) as old:
         offset = _replication(old)["master_repl_offset"]
         eventually(
@@ -71,46 +71,41 @@ def _synced(client: Redis) -> bool:
 def sentinels(
     folder: Path, master: RedisServer, count: int, password: str = "", replicas: int = 1
 ) -> Iterator[list[int]]:
-    """Run Sentinels, with a `password` of their own, that watch `master`. Yield their ports."""
-    ports, processes = [free_port() for _ in range(count)], []
-    for port in ports:
-        lines = [
-            f"port {port}",
-            "bind 127.0.0.1",
-            f"dir {folder}",
-            f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
-            f"sentinel down-after-milliseconds {MASTER} {DEAD_MS}",
-            f"sentinel failover-timeout {MASTER} 3000",
-            *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
-            *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
-        ]
-        (config := folder / f"sentinel-{port}.conf").write_text("\n".join([*lines, ""]))
-        command = ["redis-server", str(config), "--sentinel"]
-        processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-    try:
+    """Run Sentinels that watch `master`. Yield their ports. password: the Sentinels' own."""
+    ports = [free_port() for _ in range(count)]
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            lines = [
+                f"port {port}",
+                "bind 127.0.0.1",
+                f"dir {folder}",
+                f"sentinel monitor {MASTER} 127.0.0.1 {master.port} {count // 2 + 1}",
+                f"sentinel down-after-milliseconds {MASTER} {DEAD_MS}",
+                f"sentinel failover-timeout {MASTER} 3000",
+                *([f"sentinel auth-pass {MASTER} {master.password}"] if master.password else []),
+                *([f"requirepass {password}", f"sentinel sentinel-pass {password}"] if password else []),
+            ]
+            (config := folder / f"sentinel-{port}.conf").write_text("\n".join([*lines, ""]))
+            command = ["redis-server", config, "--sentinel"]
+            stack.enter_context(running(command, partial(listening, port), 10))
         for port in ports:
             _wait_for_sentinel(port, password, count, replicas)
         yield ports
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(10)
 
 
 def _wait_for_sentinel(port: int, password: str, count: int, replicas: int) -> None:
-    eventually(lambda: listening(port), 10, f"a Sentinel listens on {port}")
     with Redis(host="127.0.0.1", port=port, password=password or None) as client:
 
         def complete() -> bool:
             state: Any = client.sentinel_master(MASTER)
             return bool(state["num-other-sentinels"] == count - 1 and state["num-slaves"] >= replicas)
 
-        eventually(complete, 20, "the Sentinels know all")
+        eventually(complete, 20, "the Sentinels know each other and the replicas")
 
 
 @contextlib.contextmanager
 def cluster(folder: Path, masters: int = 3, replicas: int = 0) -> Iterator[list[RedisServer]]:
-    """Run a Redis Cluster with `replicas` for each master."""
+    """Run a Redis Cluster with `replicas` replicas per master."""
     with contextlib.ExitStack() as stack:
         made: list[RedisServer] = []
         for number in range(masters * (1 + replicas)):

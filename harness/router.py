@@ -1,4 +1,4 @@
-"""A real scheduler, fake workers and a router's engine client, in one event loop."""
+"""A real scheduler, fake workers and a router's engine client in one event loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Members:
-    """Fake workers that serve and are registered."""
+    """Registered fake workers."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -71,11 +71,11 @@ class Members:
         return worker
 
     async def leave(self, worker: FakeWorker) -> None:
-        """Deregister a worker, which goes on serving."""
+        """Deregister a worker, which continues to serve."""
         await self._sessions[worker.worker_id].close()
 
     async def lose(self, worker: FakeWorker) -> None:
-        """Stop the heartbeats of a worker, which goes on serving."""
+        """Stop the heartbeats of a worker, which continues to serve."""
         session = self._sessions[worker.worker_id]
         for task in session._tasks:
             await stop(task)
@@ -86,12 +86,12 @@ class Members:
 
 
 class Cluster:
-    """A scheduler, workers, and a router's engine client whose outputs it collects by request id."""
+    """A scheduler, workers, and a router's engine client. Collects the client's outputs by request id."""
 
     def __init__(self, worker_lease_s: float = 5.0, **limits: Any) -> None:
         self.registry = CollectorRegistry()
         self.failures: dict[str, Exception] = {}
-        # No idle decode worker prefills.
+        # idle_decode_tokens 0: decode workers never prefill.
         self._settings = SchedulerSettings(
             address="127.0.0.1:0", placement_lease_s=2.0, idle_decode_tokens=0, worker_lease_s=worker_lease_s
         )
@@ -135,7 +135,7 @@ class Cluster:
         pairs_clock: Callable[[], float] = time.monotonic,
         **limits: Any,
     ) -> None:
-        """Replace the router's parts, before the first request."""
+        """Replace the router's parts. Call this before the first request."""
         hello = worker_pb2.HelloRequest(
             router_id="r1", vllm_version=VLLM_VERSION, model=MODEL, protocol=wire.PROTOCOL
         )
@@ -173,7 +173,7 @@ class Cluster:
         max_num_seqs: int = 256,
         connect: bool = True,
     ) -> list[FakeWorker]:
-        """Add this many workers: p0, p1, ..., d0, d1, ..., and connect the router to them."""
+        """Add workers p0, p1, ..., d0, d1, ... and connect the router to them."""
         named = [(f"p{number}", pb.ROLE_PREFILL) for number in range(prefill)]
         named += [(f"d{number}", pb.ROLE_DECODE) for number in range(decode)]
         speed: dict[str, Any] = {"step_s": step_s, "max_num_seqs": max_num_seqs}
@@ -187,13 +187,12 @@ class Cluster:
         await self.client.add_request_async(engine_request(request_id, prompt, max_tokens, **params))
 
     async def connect(self, worker: FakeWorker) -> None:
-        """Connect the router to a worker."""
         connected = asyncio.get_running_loop().create_future()
         self.pool.reach(pb.Worker(worker_id=worker.worker_id, address=worker.address), connected.set_result)
         assert isinstance(await connected, WorkerStream)
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:
-        await until(lambda: self.got[request_id].over, f"{request_id} is over", timeout_s)
+        await until(lambda: self.got[request_id].over, f"{request_id} ends", timeout_s)
         return self.got[request_id]
 
     async def ask(self, prompt: list[int], max_tokens: int = 8, **params: Any) -> Answer:
@@ -207,7 +206,7 @@ class Cluster:
         await self.server.__aexit__(None, None, None)
 
     async def settled(self) -> None:
-        """Wait until no request is live, here and in the scheduler."""
+        """Wait until no request is live in the router and in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
         assert (len(self.journal), self.journal.size) == (0, 0)
         if not self._has_scheduler:
@@ -220,7 +219,7 @@ class Cluster:
         raise AssertionError(f"the scheduler still holds: {description.attempts}")
 
     def count(self, name: str, **labels: str) -> float:
-        """Return one of the router's metrics, 0 if it has no such series."""
+        """Return one of the router's metrics, 0 if there is no such series."""
         return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
 
     def _failed(self, request_id: str, error: Exception) -> None:

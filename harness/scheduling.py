@@ -1,8 +1,9 @@
-"""Tools for tests of the scheduler: workers and needs of known size, a real Redis, polling."""
+"""Helpers for tests of the scheduler: workers and needs of known size, a real Redis, polling."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
@@ -21,14 +22,14 @@ from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
 from baton.services.config import PolicySettings
-from harness.support import PATIENCE, free_port, listening
+from harness.support import PATIENCE, eventually, free_port, listening
 
 LEASE_S = 30.0  # longer than a test
 
 
 @dataclass
 class Options:
-    """Scheduler settings, with short times."""
+    """Scheduler settings with short intervals."""
 
     address: str = "127.0.0.1:0"
     store: str = "memory"
@@ -49,7 +50,7 @@ LIMITS = Options()
 
 
 def capacity(**changes: object) -> pb.Capacity:
-    """Return 16 tokens a block, 99 usable blocks, 4 requests in a batch, 1024 tokens a request."""
+    """Return 16 tokens per block, 99 usable blocks, 4 requests per batch, 1024 tokens per request."""
     values: dict[str, object] = {
         "compatibility_hash": "c0ffee",
         "block_size": 16,
@@ -113,7 +114,7 @@ def register(roster: Roster, worker_id: str, role: pb.Role = pb.ROLE_MIXED, **ch
 
 
 def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str = "") -> Booking:
-    """Book `what` on these workers, whatever their limits."""
+    """Book `what` on these workers, ignoring their limits."""
     workers = roster.view().workers
     booking = booking_of(what, workers[prefill] if prefill else None, workers[decode])
     ledger.place(booking)
@@ -121,7 +122,7 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
 
 
 def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return the sum of these attempts' shares, by worker id."""
+    """Return the sums of these attempts' shares by worker id."""
     total: dict[str, Reserved] = {}
     for known in attempts:
         for worker_id, share in shares(known):
@@ -159,7 +160,7 @@ async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
 
 
 class Clock:
-    """A clock that the test sets, in seconds."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -186,6 +187,18 @@ class RedisServer:
         user = f":{self.password}@" if self.password else ""
         return f"{'rediss' if self._tls else 'redis'}://{user}127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        assert self._process, "it does not run"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         listen = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
         command = ["redis-server", *listen, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
@@ -193,11 +206,7 @@ class RedisServer:
         if self.password:
             command += ["--requirepass", self.password]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10 * PATIENCE
-        while not listening(self.port):
-            assert self._process.poll() is None, f"redis-server ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, "redis-server does not listen"
-            time.sleep(0.01)
+        eventually(lambda: listening(self.port), 10, "redis-server listens", every_s=0.01)
 
     def stop(self) -> None:
         if self._process:
@@ -206,12 +215,8 @@ class RedisServer:
             self._process = None
 
     def hang(self) -> None:
-        """Answer nothing, with all connections open, until `wake`."""
-        self._signal(signal.SIGSTOP)
+        """Stop the process, with its connections open, until `wake`."""
+        os.kill(self.pid, signal.SIGSTOP)
 
     def wake(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: int) -> None:
-        assert self._process, "it does not run"
-        self._process.send_signal(number)
+        os.kill(self.pid, signal.SIGCONT)

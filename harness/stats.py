@@ -1,4 +1,4 @@
-"""Medians and percentiles, and result files, which name their machine and commit."""
+"""Medians and percentiles, and result files that name their machine and commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESULTS = ROOT / "bench" / "results"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the values lie; nan if there are none."""
+    """Return the value below which `share` (0 to 1) of the values are; nan if there are none."""
     if not values:
         return float("nan")
     ordered = sorted(values)
@@ -39,7 +39,7 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the quartiles. Raises ValueError for fewer than two values."""
+    """Return the median and quartiles. Raises ValueError for fewer than two values."""
     p25, p50, p75 = statistics.quantiles(values, n=4, method="inclusive")
     return {"p25": _short(p25), "p50": _short(p50), "p75": _short(p75)}
 
@@ -49,10 +49,10 @@ def _short(value: float) -> float:
 
 
 def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Return the spreads of two arms that were measured in turns, and of the second's ratio to the first.
+    """Return the spreads of two arms that were measured alternately, and of the second's ratio to the first.
 
-    Ratios are taken pair by pair, so that a slow moment of the machine does not count. Raises ValueError if a
-    pair is incomplete.
+    Ratios are taken pair by pair, which cancels slow moments of the machine. Raises ValueError if a pair is
+    incomplete.
     """
     first, second = arms.values()
     ratio = spread([after / before for before, after in zip(first, second, strict=True)])
@@ -60,7 +60,7 @@ def compared(arms: dict[str, Sequence[float]]) -> dict[str, dict[str, float]]:
 
 
 def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
-    """Write a result with its machine, commit and command to NAME.json, by default in bench/results."""
+    """Write a result with its machine, commit and command to NAME.json in bench/results or `folder`."""
     folder = folder or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -77,7 +77,7 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
 
 
 def command() -> str:
-    """Return this process's command, "" unless it is a module of this checkout. Other files are FILE."""
+    """Return this process's command, with paths as FILE, if it is a module of this checkout, else ""."""
     main = Path(sys.argv[0])
     if main.suffix != ".py" or not main.is_relative_to(ROOT) or main.relative_to(ROOT).parts[0][0] == ".":
         return ""
@@ -87,7 +87,7 @@ def command() -> str:
 
 
 def tree(folder: Path = ROOT) -> dict[str, Any]:
-    """Return a checkout's commit, "" without git, and whether files other than results differ from it."""
+    """Return a checkout's commit ("" without git) and whether files other than results differ from it."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--", ".", ":(exclude)bench/results")

@@ -1,4 +1,4 @@
-"""Waiting with a deadline, free ports, and a real Redis."""
+"""Waiting with a deadline, free ports, processes and their shared memory."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(sys.executable)
 BATON = PYTHON.with_name("baton")
-# The command, also if the package is only on Python's path.
+# Works too if the package is on Python's path but not installed.
 COMMAND = (
     [str(BATON)]
     if BATON.exists()
     else [str(PYTHON), "-c", "from baton.services.cli.entry import main; main()"]
 )
-# Prefixes that start a command with SIGINT ignored, as a script's `command &` does,
+# Command prefix that ignores SIGINT, as a script's `command &` does.
 IGNORING = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
-# and with SIGINT as in a terminal, however the tests were started.
+# Command prefix that resets SIGINT, even if the tests were started with it ignored.
 INTERRUPTIBLE = ["env", "--default-signal=INT"]
-# Tests give the seconds that an event may take on a free machine; waits are this many times as long. Only a
-# failing test waits to the end, and a busy machine stands still for seconds at times.
+# Tests specify timeouts for an idle machine and wait this many times as long, because a busy machine
+# sometimes stalls for seconds. Only failing tests wait to the end.
 PATIENCE = 4
 END_S = 30.0
-CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second or two on a free machine
+CALL_S = 30.0 * PATIENCE  # timeout of a request or command that takes a second or two on an idle machine
 
 
 def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_s: float = 0.05) -> T:
     """Call `look` until it returns something true, and return that.
 
-    `timeout_s` is for a free machine: see PATIENCE. Raises AssertionError, which names `what`.
+    Raises AssertionError that names `what` after timeout_s * PATIENCE.
     """
     deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
@@ -49,7 +51,7 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
-# Each process of pytest has its own ports, below those that the kernel chooses.
+# Each pytest worker has its own range of ports, below the kernel's ephemeral ports.
 _PORTS_EACH = 4_000
 _first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
 _ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))
@@ -72,7 +74,7 @@ def full_pipe() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Return a free loopback TCP port that no other process of pytest gets."""
+    """Return a free loopback TCP port that no other pytest worker gets."""
     for port in itertools.islice(_ports, _PORTS_EACH):
         with socket.socket() as one, contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -90,10 +92,34 @@ def free_ports() -> int:
 
 
 def listening(port: int) -> bool:
-    """Tell whether a process accepts connections on this loopback port."""
+    """Return whether a process accepts connections on this loopback port."""
     with socket.socket() as client:
         client.settimeout(0.5)
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def listener(port: int) -> psutil.Process:
+    """Return the process that listens on this port."""
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,) and one.pid:
+            return psutil.Process(one.pid)
+    raise AssertionError(f"no process listens on port {port}")
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+def segments(processes: list[psutil.Process]) -> list[Path]:
+    """Return the shared memory of these processes."""
+    theirs = {str(one.pid) for one in processes}
+    return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
 
 
 @contextlib.contextmanager
@@ -104,7 +130,7 @@ def running(
     log: Path = Path(os.devnull),
     **options: Any,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, whose output goes to `log`, until the end of the block. Yield it once it is ready."""
+    """Run a command during the block with its output in `log`. Yield it once it is ready."""
     words = [str(word) for word in command]
     with log.open("wb") as out:
         process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, **options)
@@ -123,15 +149,3 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(END_S)
-
-
-@contextlib.contextmanager
-def redis_server(port: int, password: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run a real redis-server on loopback, without persistence, until the end of the block."""
-    command = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    command += ["--requirepass", password] if password else []
-    with running(command, lambda: listening(port), 10) as process:
-        try:
-            yield process
-        finally:
-            process.kill()  # a test may have stopped it

@@ -1,4 +1,4 @@
-"""Jobs for `verify`: random logits, ragged drafts, and requests with different sampling parameters."""
+"""Jobs for `verify`: random logits, ragged drafts, and requests with varied sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.kernels.verify import DraftedTokens, Job, Method, Sampling
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a job. `filters` has a letter for each filter: k (top-k), p (top-p), m (min-p)."""
+    """The shape of a job. filters: a letter per filter, k (top-k), p (top-p), m (min-p)."""
 
     requests: int = 3
     most: int = 3
@@ -26,7 +26,7 @@ class Shape:
     greedy: float = 0.2  # share of the requests
 
     def job(self, seed: int, device: str = "cpu") -> Job:
-        """Make the job from the seed; most drafts are likely ones, a few are placeholders."""
+        """Make a job from a seed. Most drafts are likely tokens, a few are placeholders."""
         make = torch.Generator().manual_seed(seed)
 
         def uniform(*shape: int) -> torch.Tensor:

@@ -1,12 +1,12 @@
-"""A deployment with a host for each part, joined by wires that are late, lossy or narrow.
+"""A deployment with one host per part, joined by wires of harness/links.py.
 
     with wired(tmp_path, config) as one:
         one.links.be(Wire(delay_ms=50))
         with one.links.cut(("prefill-0", "decode-0")):
             ...                                       # requests to one.url, from one.network.inside()
 
-Hosts have the names of their parts: scheduler, router, prefill-0, decode-0. gRPC goes over the wires, with
-mutual TLS; clients reach the router over the network's bridge, which is ideal.
+Hosts are named after their parts: scheduler, router, prefill-0, decode-0. gRPC uses the wires, with mutual
+TLS; clients reach the router over the ideal bridge.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Wired:
         return told
 
     def ready(self) -> set[str]:
-        """Return the names of the workers that the scheduler knows as ready."""
+        """Return the ids of the workers that the scheduler reports as ready."""
         workers = self.status().get("workers", [])
         return {one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"}
 
@@ -84,7 +84,6 @@ class Wired:
         self.processes[name] = zygote.shared().start(name, f"{__name__}:run_inside", self.folder, **arguments)
 
     def close(self) -> None:
-        """End all parts, the workers first."""
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -97,7 +96,7 @@ class Wired:
 
 @contextmanager
 def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wired]:
-    """Run 1P1D, with these settings by section, until the end of the block. Yield it when it is ready."""
+    """Run 1P1D with these sections of settings during the block. Yield it when it is ready."""
     folder.mkdir(parents=True, exist_ok=True)
     with Network(folder / "hosts") as network, Links() as wires:
         one = Wired(network, wires, folder)
@@ -120,7 +119,7 @@ def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wir
 
 
 def run_inside(pid: int, arguments: list[str]) -> None:
-    """Move this forked process to the host whose first process is `pid`, and run Baton's command line."""
+    """Move this forked process to the host whose first process is `pid` and run Baton's command line."""
     netns.move_to(pid)
     zygote.run_baton(arguments)
 

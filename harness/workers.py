@@ -1,4 +1,4 @@
-"""Real workers, forked from the zygote and registered with a real scheduler."""
+"""Real workers that are forked from the zygote and registered with a real scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,12 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
+from harness.scrape import total
 from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S = 60.0
-QUICK = {"heartbeat_s": 0.2}  # so that tests wait less
+QUICK = {"heartbeat_s": 0.2}  # shortens waits
 END_S = 3.0
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -60,7 +60,7 @@ class Worker:
         return lines[0].removeprefix("baton: error: ")
 
     def stacks(self) -> str:
-        """Return its log, to which each of its processes has added the stacks of its threads."""
+        """Return its log after each of its processes has dumped its threads' stacks there."""
         worker = psutil.Process(self.pid)
         processes = [worker, *worker.children(recursive=True)]
         forked = [one for one in processes if "resource_tracker" not in " ".join(one.cmdline())]
@@ -82,12 +82,8 @@ class Worker:
             return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def figure(self, name: str) -> float:
-        """Return the sum over labels of one of its metrics."""
-        with urllib.request.urlopen(self.metrics, timeout=5) as reply:
-            lines = reply.read().decode().splitlines()
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split(" ")[0] == name
-        )
+        """Return one of its metrics, summed over labels."""
+        return total(self.metrics.removesuffix("/metrics"), name)
 
 
 class Fleet:
@@ -100,7 +96,7 @@ class Fleet:
     def start(self, role: str, constants: Mapping[str, float] = _NONE, **changes: dict[str, Any]) -> Worker:
         """Start a worker without waiting for it.
 
-        `constants` of modules are changed in its process; `changes` are settings, section by section.
+        constants: `module:NAME` -> value in its process; changes: settings by section.
         """
         name = f"{role}-{next(_names)}"
         port, metrics_port = free_port(), free_port()
@@ -139,18 +135,17 @@ class Fleet:
         return worker
 
     def started(self, role: str, *, constants: Mapping[str, float] = _NONE, **changes: Any) -> Worker:
-        """Start a worker and wait until it serves."""
         worker = self.start(role, constants, **changes)
         try:
             eventually(worker.serving, START_TIMEOUT_S, f"{worker.name} serves")
         except AssertionError as error:
-            raise AssertionError(f"{error}; its log and where it is:\n{worker.stacks()}") from None
+            raise AssertionError(f"{error}; its log and stacks:\n{worker.stacks()}") from None
         return worker
 
 
 @contextlib.contextmanager
 def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """Run a scheduler, and workers that a test starts, until the end of the block."""
+    """Run a scheduler and the workers that the test starts during the block."""
     address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
     with (

@@ -1,11 +1,11 @@
-"""A process that imports vLLM once and forks the processes that tests start, which saves seconds each.
+"""A process that imports vLLM once and forks the processes of tests, which saves seconds for each.
 
-All processes of a run of pytest share it. `python -m harness.zygote FOLDER` listens on a socket there, reads
-commands as JSON lines and answers each with a line:
+All workers of a pytest run share it. `python -m harness.zygote FOLDER` listens on a socket in that folder,
+reads commands as JSON lines and answers each with a line:
     {"start": name, "call": "module:function", "arguments": {...}, "log_dir": folder}
         ->  {"pid": n, "log": path}
     {"ended": [pid, ...]}  ->  {"ended": {pid: exit code}}
-Processes end with the connection that started them, and the zygote ends with its last connection.
+Processes end with the connection that started them; the zygote ends with its last connection.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Forked:
 
 
 class Zygote:
-    """A connection to the zygote. Its methods block for milliseconds; any thread may call them."""
+    """A connection to the zygote. Methods are thread-safe and block for milliseconds."""
 
     def __init__(self, folder: Path) -> None:
-        """Connect to the zygote that listens in the folder; start one if there is none."""
+        """Connect to the zygote that listens in the folder, or start one."""
         folder.mkdir(exist_ok=True)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,7 +97,7 @@ class Zygote:
         self._lock = threading.Lock()
 
     def start(self, name: str, call: str, log_dir: Path, /, **arguments: Any) -> Forked:
-        """Fork a process that calls `module:function`. Processes of one name append to NAME.log."""
+        """Fork a process that calls `module:function`. Processes with the same name append to NAME.log."""
         answer = self._ask({"start": name, "call": call, "arguments": arguments, "log_dir": str(log_dir)})
         return Forked(self, answer["pid"], Path(answer["log"]))
 
@@ -110,7 +110,7 @@ class Zygote:
         environment: Mapping[str, str] = MappingProxyType({}),
         constants: Mapping[str, float] = MappingProxyType({}),
     ) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`. `path`: a folder of further packages."""
+        """Fork a process that runs `baton ARGUMENT ...`. path: a folder of extra packages."""
         more: dict[str, Any] = {"environment": dict(environment), "constants": dict(constants)}
         return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path, **more)
 
@@ -121,7 +121,7 @@ class Zygote:
         """End all processes that this connection started."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-            self._stream.read()  # until they have ended
+            self._stream.read()  # returns when they have ended
         self._socket.close()
 
     def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Zygote:
 
 @functools.cache
 def shared() -> Zygote:
-    """Return the zygote of this run of pytest, or of this process, starting it if need be."""
+    """Return the zygote of this pytest run, or of this process; start it on first use."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
     made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
     atexit.register(made.close)
@@ -154,27 +154,27 @@ def _connected(folder: Path) -> socket.socket | None:
 
 
 def _launch(folder: Path) -> None:
-    """Start a zygote in its own session, as nobody's child: Ctrl-C reaches only pytest."""
+    """Start a zygote in its own session, so that Ctrl-C reaches only pytest."""
     subprocess.run(
         ["setsid", "--fork", PYTHON, "-m", "harness.zygote", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # More threads would wait for each other on a busy machine. torch reads its log level when it is
-        # loaded; a cold start has set it by then (services/logs.py).
+        # More OpenMP threads would spin on a busy machine. torch reads its log level on import; a cold start
+        # sets it before that (services/logs.py).
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         check=True,
     )
 
 
 def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
-    """Fork a process that calls `module:function` with a connection. Return it and our end."""
+    """Fork a process that calls `module:function` with a connection. Return the process and our end."""
     address = str(folder / "connection")
     process = shared().start(name, "harness.zygote:run_connected", folder, call=call, address=address)
 
     def accepted() -> Connection | None:
         assert process.poll() is None, process.text
-        with contextlib.suppress(OSError):  # it does not listen yet
+        with contextlib.suppress(OSError):  # not listening yet
             return Client(address)
         return None
 
@@ -182,13 +182,13 @@ def connected(name: str, call: str, folder: Path) -> tuple[Forked, Connection]:
 
 
 def run_connected(call: str, address: str) -> None:
-    """Accept a connection in the forked process and pass it to `module:function`."""
+    """Accept a connection and pass it to `module:function`. Runs in the forked process."""
     with Listener(address) as listener, listener.accept() as connection:
         _function(call)(connection)
 
 
 def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
-    """Send SIGTERM to all processes, and SIGKILL to those that are left at the deadline."""
+    """Send SIGTERM to all processes, then SIGKILL to those that remain after `timeout_s`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + timeout_s
@@ -199,7 +199,7 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
 
 
 def set_constants(constants: Mapping[str, float]) -> None:
-    """Change constants, named `module:NAME`, in this process and those that it forks."""
+    """Set constants, named `module:NAME`, in this process and those that it forks."""
     for name, value in constants.items():
         module, _, constant = name.partition(":")
         setattr(importlib.import_module(module), constant, value)
@@ -211,12 +211,12 @@ def run_baton(
     environment: Mapping[str, str] = MappingProxyType({}),
     constants: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Run Baton's command line in the forked process, as the entry point does."""
+    """Run Baton's command line as the entry point does. Runs in the forked process."""
     from baton.services.cli.main import main
 
     set_constants(constants)
     os.environ.update(environment)
-    if path:  # as PYTHONPATH would
+    if path:  # has the effect of PYTHONPATH
         sys.path.insert(0, path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     sys.argv = ["baton", *arguments]
@@ -224,7 +224,7 @@ def run_baton(
 
 
 class _Client:
-    """A client's connection, and the processes forked for it."""
+    """A client's connection and the processes that were forked for it."""
 
     def __init__(self, connection: socket.socket) -> None:
         from baton.services.fleet import processes
@@ -243,7 +243,7 @@ class _Client:
         if "start" in command:
             child = self._processes.spawn(
                 command["start"],
-                lambda: _function(command["call"])(**command["arguments"]),  # imports in the child alone
+                lambda: _function(command["call"])(**command["arguments"]),  # imports only in the child
                 Path(command["log_dir"]),
             )
             self._children[child.process.pid or 0] = child
@@ -257,7 +257,7 @@ class _Client:
 
     def close(self) -> None:
         self._processes.stop_all(list(self._children.values()), STOP_S / 2)
-        self._connection.shutdown(socket.SHUT_RDWR)  # forked processes have copies: a close is not enough
+        self._connection.shutdown(socket.SHUT_RDWR)  # close is not enough: forked processes have copies
         self._stream.close()
         self._connection.close()
 
@@ -266,10 +266,10 @@ class _Client:
 
 
 def _serve(folder: Path) -> None:
-    """Serve until the last connection has ended."""
+    """Serve until the last connection ends."""
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(str(folder / "socket"))
-        listener.listen()  # clients wait while this imports
+        listener.listen()  # clients can connect during the imports
         _preload()
         selector.register(listener, selectors.EVENT_READ)
         clients = 0
@@ -298,7 +298,7 @@ def _preload() -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        EngineArgs.add_cli_args(FlexibleArgumentParser())  # takes half a second, and vLLM caches it
+        EngineArgs.add_cli_args(FlexibleArgumentParser())  # takes half a second; vLLM caches the result
     gc.freeze()
 
 

@@ -1,9 +1,8 @@
-"""The order of the test files, and their patience.
+"""Order the test files and scale their timeouts.
 
-Those that share engines come last, folder by folder: a folder's engines live until its process of pytest
-ends, and idle ones take some hundredths of a core each, so what comes after them is slowed down. Short files
-end it, so that no process waits long for the others. pytest-xdist hands out whole files in this order
-(--no-loadscope-reorder).
+Folders with engines come last: a session's engines live until its pytest worker ends, and idle ones use a few
+hundredths of a core. Short files come at the very end, so that no worker idles for long. pytest-xdist hands
+out whole files in this order (--no-loadscope-reorder), and files that share engines as one.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
 from harness.support import PATIENCE
 
-# Beside files that compute, those that wait: else all processes of pytest wait at the same time.
+# Files that compute alternate with files that wait, so that the workers do not all wait at the same time.
 FIRST = (
     "kernels/verify/test_verify.py",
     "services/router/http/test_http.py",  # waits
@@ -51,13 +52,26 @@ FIRST = (
     "scheduler/test_policy.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
-# Of e2e: minutes each, with engines of their own, the longest first; what is not named; then those that share
-# the folder's engines.
+# The files of e2e that share engines. One worker runs them all, so that these engines start only once.
+SHARING = (
+    "same_answers",
+    "other_packages",
+    "api",
+    "vllm_metrics",
+    "full_disk",
+    "speculation",
+    "chats",
+    "classes",
+    "operations",
+    "tracing",
+    "abuse",
+    "failures",
+)
+# Then come the longest files with engines of their own.
 LONG_FIRST = (
     "ray_hosts",
     "ray_local",
     "ray_serve",
-    "failures",
     "compose",
     "up",
     "continuation",
@@ -67,38 +81,32 @@ LONG_FIRST = (
     "bad_start",
     "readme",
 )
-SHARING_LAST = (
-    "same_answers",
-    "api",
-    "other_packages",
-    "vllm_metrics",
-    "full_disk",
-    "speculation",
-)
+E2E_FIRST = (*SHARING, *LONG_FIRST)
+SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}
+SHARING_FOLDER = "tests/services/worker/"
 
-
-# What only GPUs run: `make null-gpu` tests it, in an environment that has a GPU without arithmetic.
+# `make null-gpu` runs these, in an environment with a GPU without arithmetic.
 collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
 
-# Two threads of OpenMP that share a busy core wait for each other, spinning: sixfold the time, and at times
-# sixtyfold. torch reads this when it is loaded; what starts an engine says how many threads that has.
+# OpenMP threads that share a busy core spin while they wait for each other, which takes six to sixty times as
+# long. torch reads this on import; engines set their own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# nohup has it ignored, which all that tests start would inherit; what is caught is not inherited.
+# Child processes inherit an ignored SIGHUP (from nohup), but not a handler.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# How long an example takes says how busy the machine is.
+# An example's time depends on how busy the machine is.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-# What tests import, vLLM among it, is looked through no more: neither now nor in each later collection.
+# Do not collect garbage during the imports, and later leave what they created out of every collection.
 gc.disable()
 
 
 @pytest.fixture(autouse=True)
 def same_identity() -> Iterator[None]:
-    """Give the process back the identity that it had before the test: later ones would speak as another."""
+    """Restore the process's TLS identity after each test."""
     identity, insecure = rpc._process.identity, rpc._process.insecure
     yield
     rpc.act_as(identity, insecure=insecure)
@@ -106,7 +114,7 @@ def same_identity() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_log_level() -> Iterator[None]:
-    """Let tests read the program's log whatever a package has set the root logger to."""
+    """Set Baton's log level to INFO for each test, whatever packages did to the root logger."""
     logger = logging.getLogger("baton")
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -133,9 +141,20 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
         return -1, FIRST.index(path.as_posix())
     folder, *_ = path.parts
     name = item.path.stem.removeprefix("test_")
-    within = 0
-    if folder == "e2e" and name in LONG_FIRST:
-        within = LONG_FIRST.index(name) - len(LONG_FIRST)
-    elif folder == "e2e" and name in SHARING_LAST:
-        within = 1 + SHARING_LAST.index(name)
+    within = E2E_FIRST.index(name) if folder == "e2e" and name in E2E_FIRST else len(E2E_FIRST)
     return (1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0), within
+
+
+class _Scheduling(LoadFileScheduling):
+    """Hands out the files that share engines as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        if file in SHARING_FILES:
+            return "e2e"
+        return SHARING_FOLDER if file.startswith(SHARING_FOLDER) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None

@@ -1,4 +1,4 @@
-"""Dense targets (Qwen2, Qwen3, MiMo) and the drafters that have a folder of their own."""
+"""Dense targets (Qwen2, Qwen3, MiMo) and drafters with their own folders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _config(architecture: str, model_type: str, layers: int, **more: Any) -> dic
 
 
 def qwen2(folder: Path, *, layers: int = 6, gain: float = 0.9) -> None:
-    """Write a target deep enough for the three layers that EAGLE-3 reads."""
+    """Write a target that is deep enough for EAGLE-3, which reads three layers."""
     _trunk(0, layers, gain, bias=True).save(folder, _config("Qwen2ForCausalLM", "qwen2", layers))
 
 
@@ -55,7 +55,7 @@ def mimo(folder: Path, *, layers: int = 4, gain: float = 1.1) -> None:
 
 
 def small_qwen2(folder: Path) -> None:
-    """Write a draft model: a target of one thin layer."""
+    """Write a draft model: a target with one small layer."""
     _trunk(3, 1, DRAFTER, bias=True).save(folder, _config("Qwen2ForCausalLM", "qwen2", 1))
 
 
@@ -70,9 +70,9 @@ def eagle(folder: Path) -> None:
 
 
 def eagle3(folder: Path) -> None:
-    """Write one Llama layer that attends over [embedding, state], the state made of three layers' states.
+    """Write one Llama layer over [embedding, state], where the state combines three layers' states.
 
-    The attention carries the last token: each token attends to its own kind and copies it.
+    Its attention carries the last token: each token attends to equal tokens and copies them.
     """
     weights = Weights(5)
     _layer(weights, "midlayer", 0.3)
@@ -92,7 +92,7 @@ def eagle3(folder: Path) -> None:
 
 
 def medusa(folder: Path) -> None:
-    """Write heads on the target's last state: the n-th predicts the token n places after the next."""
+    """Write heads on the target's last state: the n-th predicts the token n positions after the next."""
     weights = Weights(6)
     for number in range(2):
         weights.add(f"blocks.{number}.layers.0", HIDDEN, HIDDEN, gain=0.2)

@@ -12,11 +12,11 @@ from harness.architectures.weights import HIDDEN, Weights, common, mixer, trunk
 
 HEADS, HEAD_DIM, INNER = 2, 64, 256
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
-LAYERS = 3  # the first dense
+LAYERS = 3  # the first is dense
 KV_RANK, ROPE_DIM, QUERY_RANK = 512, 64, 64  # CPU attention over latents supports 512 + 64
 TARGET, DRAFTER = 1.2, 0.6  # size of a layer's output
 
-Layer = Callable[[Weights, str, float, bool], None]  # dense or of experts
+Layer = Callable[[Weights, str, float, bool], None]  # the last argument: dense
 _GROUPS = {
     "first_k_dense_replace": 1,
     "intermediate_size": INNER,
@@ -76,7 +76,7 @@ def _target(seed: int, layer: Layer) -> Weights:
 
 
 def _with_mtp(seed: int, layer: Layer) -> Weights:
-    """Return a target with an MTP layer as GLM and DeepSeek name it: one more, with embedding and head."""
+    """Return a target whose last layer is an MTP layer with embedding and head, as in GLM and DeepSeek."""
     weights, prefix = _target(seed, layer), f"model.layers.{LAYERS}"
     layer(weights, prefix, DRAFTER, False)
     weights.norms(prefix, "enorm", "hnorm", "shared_head.norm")

@@ -1,6 +1,6 @@
 """Hybrids of full attention with a gated delta rule (Qwen3.5, Qwen3-Next) or with Mamba-2 (Granite 4).
 
-On CPUs the gated delta rule supports only bfloat16 and heads of 128. Its models' norms are offsets from one.
+On CPUs the gated delta rule supports only bfloat16 and heads of 128. These models store norms minus one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ KEY_HEADS, VALUE_HEADS, KERNEL = 1, 2, 4
 KEYS, VALUES = KEY_HEADS * HEAD_DIM, VALUE_HEADS * HEAD_DIM
 EXPERTS, CHOSEN, EXPERT_INNER = 4, 2, 64
 KINDS = ["linear_attention", "full_attention"] * 2
-# Size of a layer's output; small in the target, as bfloat16 decides near-ties by chance.
+# Size of a layer's output; small in the target, because bfloat16 decides near-ties by chance.
 TARGET, DRAFTER = 0.75, 2.5
 # Granite 4
 EXPAND, STATE_HEADS, STATE_HEAD_DIM, STATE = 2, 4, 64, 64
 
-# Texts whose answers of both Qwen models have no near-ties: over 64 tokens the best token leads the second
-# by more than 0.3 in log-probability. Answers were seen to flip below 0.16.
+# Texts that both Qwen models answer without near-ties: for 64 tokens the log-probability gap to the second
+# token is above 0.3. Answers flipped below 0.16.
 CLEAR = (11, 12, 14, 15, 17, 20, 22, 24, 25, 28, 34, 36, 40, 42, 44, 46, 48, 49, 52, 54)
 
 
@@ -32,7 +32,7 @@ def _delta_rule(weights: Weights, prefix: str, gain: float, *, fused: bool) -> N
     weights.put(f"{prefix}.A_log", torch.linspace(0.0, 1.0, VALUE_HEADS))
     weights.add(f"{prefix}.conv1d", 2 * KEYS + VALUES, 1, KERNEL)
     weights.norm(f"{prefix}.norm", HEAD_DIM)
-    if fused:  # as Qwen3-Next names and orders them
+    if fused:  # Qwen3-Next's names and order
         inputs = {"qkvz": 2 * KEYS + 2 * VALUES, "ba": 2 * VALUE_HEADS}
     else:
         inputs = {"qkv": 2 * KEYS + VALUES, "z": VALUES, "b": VALUE_HEADS, "a": VALUE_HEADS}

@@ -1,11 +1,10 @@
-"""The language of all tiny models here: which token follows which, and texts in it.
+"""The language of the tiny models: which token follows which, and texts in it.
 
-A trained draft model agrees with its target often but not always. Random weights never agree. So all models
-share one table: each of the 95 printable characters has a successor. Their embeddings are orthogonal, and
-the output head favours the successor of the character that the hidden state is closest to. The layers
-add random values that depend on all earlier tokens; their size decides how often the model departs from the
-table.
-A drafter that knows the table is right as often as its target follows it.
+A trained draft model agrees with its target often but not always; random weights never agree. So all models
+share a table in which each of the 95 printable characters has a successor. Their embeddings are orthogonal,
+and the output head favours the successor of the character that is closest to the hidden state. The layers add
+random values that depend on all earlier tokens; their size decides how often the model departs from the
+table. A drafter that knows the table is right as often as its target follows it.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import random
 import torch
 
 VOCABULARY = 320
-CHARACTERS = range(32, 127)  # the tokens in use: printable ASCII in the byte-level tokenizer
+CHARACTERS = range(32, 127)  # tokens of printable ASCII
 HIDDEN = 128
-SHARPNESS = 30.0  # logit of a token where the hidden state holds only its predecessor
+SHARPNESS = 30.0  # logit of a token if the hidden state is its predecessor's embedding
 
 
 def successors() -> dict[int, int]:
-    """Map each character to its successor: one cycle through all."""
+    """Map each character to its successor; together they form one cycle."""
     cycle = list(CHARACTERS)
     random.Random(0).shuffle(cycle)
     return {token: cycle[(place + 1) % len(cycle)] for place, token in enumerate(cycle)}
 
 
 def embedding(hidden: int = HIDDEN) -> torch.Tensor:
-    """Return [VOCABULARY, hidden]: rows of length sqrt(hidden), which are orthogonal for characters."""
+    """Return [VOCABULARY, hidden]: rows of length sqrt(hidden), orthogonal for characters."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(VOCABULARY, hidden, generator=generator)
     characters = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator)).Q[: len(CHARACTERS)]
@@ -38,9 +37,9 @@ def embedding(hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
-    """Return [VOCABULARY, hidden]: a state near a character favours the character `steps` places on.
+    """Return [VOCABULARY, hidden]: a state near a character favours the character `steps` positions later.
 
-    Tokens that are no characters get 0: they are never the best, and hardly ever sampled.
+    Other tokens get 0: they are never the best, and hardly ever sampled.
     """
     rows, embedded, follows = torch.zeros(VOCABULARY, hidden), embedding(hidden), successors()
     for token in CHARACTERS:
@@ -61,5 +60,5 @@ def prompt(number: int, length: int = 40) -> list[int]:
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Return the first `count` texts, 20 to 60 tokens each."""
+    """Return the first `count` texts, of 20 to 60 tokens each."""
     return [prompt(number) for number in range(count)]

@@ -1,12 +1,12 @@
-"""Every way of drafting, by name, each with a tiny model of an architecture that has it, made in a second.
+"""Tiny models for every way of drafting, by name.
 
     one = ARCHITECTURES["mtp-mimo"]
-    folder = one.checkpoint()                    # made once, then kept until the code that makes it changes
+    folder = one.checkpoint()                    # takes a second, then cached until its code changes
     engine arguments: model=one.target(folder), speculative_config=one.speculative(folder), **one.engine
-    prompts = one.prompts(20)                    # token ids, with answers that do not depend on rounding
+    prompts = one.prompts(20)                    # token ids whose answers do not depend on rounding
 
-Two to six in ten greedy drafts are accepted. Draft models know the language of language.py, but not
-the target's layers.
+Two to six in ten greedy drafts are accepted: draft models know the language of language.py but not the
+target's layers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Architecture:
     spec: dict[str, Any]  # --speculative-config without the drafter's folder
     drafter: Callable[[Path], None] | None = None
     dtype: str = "float32"
-    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    engine: dict[str, Any] = field(default_factory=dict)  # further engine arguments
     reference: str | None = None  # transformers' class, if its float32 output is equal
-    texts: tuple[int, ...] = tuple(range(100))  # numbers of the texts that serve as prompts
+    texts: tuple[int, ...] = tuple(range(100))  # numbers of the prompts' texts
 
     def build(self, folder: Path) -> None:
-        """Write the target, and the drafter if there is one, into `folder`, which is created."""
+        """Write the target, and the drafter if there is one, into `folder`."""
         self.model(folder / "target")
         if self.drafter is not None:
             self.drafter(folder / "drafter")
@@ -52,13 +52,13 @@ class Architecture:
         return self.spec | ({"model": str(folder / "drafter")} if self.drafter is not None else {})
 
     def prompts(self, count: int) -> list[list[int]]:
-        """Return prompts of 20 to 60 token ids. Raises ValueError for more than there are."""
+        """Return prompts of 20 to 60 token ids. Raises ValueError if there are fewer than `count`."""
         if count > len(self.texts):
             raise ValueError(f"{self.name} has {len(self.texts)} prompts, not {count}")
         return [language.prompt(number) for number in self.texts[:count]]
 
     def checkpoint(self) -> Path:
-        """Return the folder, building it if it is missing; several processes may do so at once."""
+        """Return the folder, and build it if it is missing. Safe across processes."""
         folder = CACHE / _version() / self.name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,13 +66,13 @@ class Architecture:
             self.build(made)
             try:
                 os.rename(made, folder)
-            except OSError:  # another process was quicker
+            except OSError:  # another process was faster
                 shutil.rmtree(made)
         return folder
 
 
 def _version() -> str:
-    """Return a digest of all code that makes the checkpoints."""
+    """Return a digest of the code that writes the checkpoints."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), ROOT / "harness" / "checkpoints.py"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
@@ -81,7 +81,7 @@ def _spec(method: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": tokens} | more
 
 
-# A prefix cache of linear attention's states needs a Triton kernel, which CPUs do not have.
+# Prefix caching of linear attention's states needs a Triton kernel that CPUs lack.
 _HYBRID: dict[str, Any] = {
     "dtype": "bfloat16",
     "engine": {"enable_prefix_caching": False},

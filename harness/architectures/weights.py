@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, by the names that Hugging Face's checkpoints have, and their files."""
+"""Checkpoint tensors, with Hugging Face's names, and their files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HIDDEN = language.HIDDEN
 
 
 class Weights:
-    """Named tensors; `add` draws random ones from one seeded generator, in the order of its calls."""
+    """Named tensors; `add` draws random ones from a seeded generator."""
 
     def __init__(self, seed: int) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
 
     def add(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """Add `name`.weight, a projection that scales a vector of unit entries by about `gain`."""
+        """Add `name`.weight, a projection whose output is about `gain` times as large as its input."""
         spread = gain / shape[-1] ** 0.5
         self.tensors[f"{name}.weight"] = torch.randn(*shape, generator=self._generator) * spread
 
@@ -51,7 +51,7 @@ class Weights:
         self.add(f"{prefix}.down_proj", HIDDEN, inner, gain=gain)
 
     def experts(self, prefix: str, count: int, inner: int, gain: float, shared: str) -> None:
-        """Add a router, experts, and the expert that every token passes, `shared`."""
+        """Add a router, experts, and a shared expert named `shared`."""
         self.add(f"{prefix}.gate", count, HIDDEN, gain=2.0)
         for number in range(count):
             self.mlp(f"{prefix}.experts.{number}", inner, gain)
@@ -68,7 +68,7 @@ class Weights:
         bias: bool = False,
         query_parts: int = 1,
     ) -> None:
-        """Add attention that is sharp enough to select, with an output of entries of about `gain`."""
+        """Add attention that is sharp enough to select tokens; its output has entries of about `gain`."""
         for name, size in (("q_proj", query_parts * heads), ("k_proj", key_heads), ("v_proj", key_heads)):
             self.add(f"{prefix}.{name}", size * head_dim, HIDDEN, gain=1.0 if name == "v_proj" else 1.5)
             if bias:
@@ -76,7 +76,7 @@ class Weights:
         self.add(f"{prefix}.o_proj", HIDDEN, heads * head_dim, gain=gain)
 
     def save(self, folder: Path, config: dict[str, Any], dtype: str = "float32") -> None:
-        """Write config.json, model.safetensors and the byte-level tokenizer into `folder`, a new one."""
+        """Write config.json, model.safetensors and the byte-level tokenizer into the new folder `folder`."""
         folder.mkdir(parents=True)
         kind = getattr(torch, dtype)
         tensors = {
@@ -91,7 +91,7 @@ class Weights:
 def trunk(
     seed: int, layers: int, layer: Callable[[Weights, str, int], None], norm: float = 1.0, narrow: float = 1.0
 ) -> Weights:
-    """Return a target's weights; `layer` adds a layer, given its prefix and number."""
+    """Return a target's weights. `layer` adds a layer, given its prefix and number."""
     weights = Weights(seed)
     weights.put("model.embed_tokens.weight", language.embedding() / narrow)
     for number in range(layers):
@@ -102,7 +102,7 @@ def trunk(
 
 
 def mixer(embedded: float, hidden: float, embedded_first: bool = True) -> torch.Tensor:
-    """Return [HIDDEN, 2 * HIDDEN]: a drafter's input projection, which adds embedding and target's state."""
+    """Return a drafter's input projection [HIDDEN, 2 * HIDDEN], which adds embedding and target state."""
     parts = [embedded * torch.eye(HIDDEN), hidden * torch.eye(HIDDEN)]
     return torch.cat(parts if embedded_first else parts[::-1], dim=1)
 

@@ -1,6 +1,6 @@
-"""Sliding windows beside full attention: Gemma 3, and gpt-oss with an EAGLE-3 head.
+"""Sliding windows mixed with full attention: Gemma 3, and gpt-oss with an EAGLE-3 head.
 
-A window is shorter than the prompts, so that parts of every prompt leave it before the answer begins.
+A window is shorter than the prompts, so every prompt has tokens outside it when the answer begins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHAPE = {
 
 
 def gemma3(folder: Path) -> None:
-    """Write a target whose norms are offsets from one, with more of them behind attention and MLP."""
+    """Write a target that stores norms minus one and has extra norms after attention and MLP."""
     layers, gain = 4, 0.5
 
     def layer(weights: Weights, prefix: str, _: int) -> None:
@@ -47,7 +47,7 @@ def gemma3(folder: Path) -> None:
 
 
 def gpt_oss(folder: Path) -> None:
-    """Write a target of bfloat16's experts with sinks, deep enough for the three layers of EAGLE-3."""
+    """Write a target with experts and attention sinks, deep enough for EAGLE-3, which reads three layers."""
     layers, gain = 6, 0.9
 
     def layer(weights: Weights, prefix: str, _: int) -> None:
@@ -80,7 +80,7 @@ def gpt_oss(folder: Path) -> None:
 
 
 def _experts(weights: Weights, prefix: str, gain: float) -> None:
-    """Add all experts as the checkpoint has them: one tensor each way, inputs first, gate and up in turns."""
+    """Add all experts, one tensor per projection: inputs first, gate and up interleaved."""
     for name, (inside, outside), scale in (
         ("gate_up_proj", (HIDDEN, 2 * INNER), 1.5),
         ("down_proj", (INNER, HIDDEN), gain),

@@ -1,12 +1,12 @@
-"""`python -m harness.chaos`: break a deployment under load by a seeded plan, and judge the answers.
+"""`python -m harness.chaos`: break a deployment under load by a seeded plan and check the answers.
 
     python -m harness.chaos                                  all plans, half an hour of faults
     python -m harness.chaos --plan workers-2p2d --seed 7     one plan; --plan may be repeated
     python -m harness.chaos --list                           plans and faults
     python -m harness.chaos report [FILE]                    write the table of docs/reliability.md
 
-The exit status is 1 if a request failed, a token was wrong, a worker was overbooked, or resources were still
-held two lease times after the load.
+The exit status is 1 if a request failed, a token was wrong, a worker was overbooked, or resources were not
+freed within two lease times after the load.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", flush=True)
 
-    transformers.logging.set_verbosity_error()  # the texts of the prompts exceed the model's length
+    transformers.logging.set_verbosity_error()  # it warns that the prompts' source texts are too long
     folder = Path(options.logs or tempfile.mkdtemp(prefix="baton-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     say(f"{len(names)} plans, seed {options.seed}, logs in {folder}")
@@ -71,11 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plan", action="append", choices=list(PLANS), metavar="NAME", help="default: all")
     parser.add_argument(
-        "--seed", type=int, default=1, help="decides faults, moments and questions (default 1)"
+        "--seed", type=int, default=1, help="of faults, their timing and questions (default 1)"
     )
-    parser.add_argument("--seconds", type=float, help="of faults in each plan; each has its own default")
+    parser.add_argument("--seconds", type=float, help="of faults in each plan; each plan has a default")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
-    parser.add_argument("--logs", metavar="FOLDER", help="of all processes; a new one by default")
+    parser.add_argument("--logs", metavar="FOLDER", help="of all processes; a new folder by default")
     parser.add_argument("--list", action="store_true", help="show plans and faults")
     return parser
 

@@ -1,4 +1,4 @@
-"""The alert that must name each fault, and how soon."""
+"""Check that each fault raises its alert in time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from harness.chaos.load import Load
 from harness.chaos.site import Site
 from harness.prometheus import Firing, Prometheus
 
-LOOK_S = 0.5  # between two looks at Prometheus
-GOAL_S = 15.0  # from Prometheus' first notice of a fault until the alert fires
-PATIENCE_S = 60.0  # for an alert
-CALM_S = 180.0  # until all alerts are over: most look at the last minute
-LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes: after three deaths it is right to stay
+LOOK_S = 0.5  # between polls of Prometheus
+GOAL_S = 15.0  # from when the alert's expression becomes true until it fires
+PATIENCE_S = 60.0  # timeout for an alert
+CALM_S = 180.0  # until all alerts resolve: most look at the last minute
+LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes, so it rightly stays after three deaths
 
 NAMED = {
     **dict.fromkeys(
         ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
     ),
-    "drop-network": "BatonRetries",  # its heartbeats still come: only messages to it are lost
+    "drop-network": "BatonRetries",  # the worker's heartbeats still arrive: only messages to it are lost
     "corrupt-handoffs": "BatonHandoffsFailing",
     **dict.fromkeys(
         ("kill-scheduler", "lose-scheduler", "hang-scheduler", "kill-scheduler-and-decode"),
@@ -33,31 +33,31 @@ NAMED = {
     **dict.fromkeys(
         ("kill-redis", "empty-redis", "hang-redis", "fill-redis", "change-password"), "BatonStoreAway"
     ),
-    "kill-redis-and-scheduler": "BatonSchedulerAway",  # Redis is back before a scheduler could miss it
+    "kill-redis-and-scheduler": "BatonSchedulerAway",  # Redis is back before a scheduler misses it
     "start-scheduler-without-redis": "BatonStoreAway",
     "kill-router": "BatonProcessDown",
     "hang-router": "BatonProcessDown",
 }
 _PLANNED = ("drain-prefill", "drain-decode", "rolling-restart", "operator-drain", "flip-role")
 UNHEARD = {
-    **dict.fromkeys(("pause-worker", "interrupt-network"), "it is shorter than a lease, so nobody is missed"),
+    **dict.fromkeys(("pause-worker", "interrupt-network"), "it is shorter than a lease"),
     **dict.fromkeys((*_PLANNED, "drain-scheduler", "drain-router"), "an operator does it"),
-    "kill-watcher": "no request needs it (the worker that dies with it is in kill-decode)",
+    "kill-watcher": "no request needs it (kill-decode covers the worker that dies with it)",
     "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",
 }
-HELD_S = 25.0  # longer than in the plans, so that it is seen
+HELD_S = 25.0  # longer than in the plans, so that alerts notice it
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A fault, and what Prometheus noticed. Times are seconds since the fault began."""
+    """A fault and its alert. Times are seconds since the fault began."""
 
     fault: str
     alert: str
-    noticed_s: float | None  # its expression was true
-    fired_s: float | None  # the alert fired; None: not in time
-    others: tuple[str, ...] = ()  # other alerts that began to fire
+    noticed_s: float | None  # when the alert's expression became true
+    fired_s: float | None  # when the alert fired; None: not within PATIENCE_S
+    others: tuple[str, ...] = ()  # other alerts that fired
 
     @property
     def good(self) -> bool:
@@ -69,7 +69,7 @@ class Heard:
 @dataclass
 class Quiet:
     seconds: float = 0.0
-    alerts: dict[str, int] = field(default_factory=dict)  # alert -> looks at which it fired
+    alerts: dict[str, int] = field(default_factory=dict)  # alert -> polls in which it fired
 
 
 async def firing(prometheus: Prometheus) -> list[Firing]:
@@ -77,7 +77,7 @@ async def firing(prometheus: Prometheus) -> list[Firing]:
 
 
 async def calm(prometheus: Prometheus, within_s: float = CALM_S) -> None:
-    """Wait until nothing fires except LASTING. Raises AssertionError."""
+    """Wait until no alert fires except LASTING. Raises AssertionError after `within_s`."""
     deadline = time.monotonic() + within_s
     while found := {one.name for one in await firing(prometheus)} - LASTING:
         if time.monotonic() > deadline:
@@ -103,7 +103,7 @@ async def hear(
     draw: random.Random,
     look: Callable[[], Awaitable[None]],
 ) -> Heard:
-    """Do a fault, wait for its alert, and `look` once it fires. The caller waits until the site is whole."""
+    """Run a fault, wait for its alert and call `look` when it fires. Does not wait for a whole site."""
     alert = NAMED[name]
     least, most = FAULTS[name].hold_s
     hold_s = 2.0 if name == "kill-router" else HELD_S if most else least

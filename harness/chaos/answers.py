@@ -1,4 +1,4 @@
-"""Questions and right answers, recorded before anything fails, and kept on disk for the next run."""
+"""Questions with right answers, which are recorded before anything fails and cached on disk."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-
 
 @dataclass(frozen=True)
 class Case:
-    """One question. It is greedy, so an answer is a prefix of every longer one."""
+    """A question. Decoding is greedy, so an answer is a prefix of every longer one."""
 
     prompt: tuple[int, ...]
     tokens: int  # the answer's length
     stream: bool
-    salt: str = ""  # not empty: the prompt's cached blocks are not used
-    batch: bool = False  # batch work, which gives way to interactive requests
+    salt: str = ""  # if set, the prefix cache is not used
+    batch: bool = False  # batch work, which yields to interactive requests
 
     def body(self) -> dict[str, Any]:
         return {
@@ -55,9 +55,9 @@ class Questions:
         self._known = known
 
     def draw(self, random: random.Random, *, long: bool = False) -> Case:
-        """Draw a case; of four, one may find its prompt cached, one is not streamed, one is batch work.
+        """Draw a case: a quarter may hit the prefix cache, a quarter does not stream, a quarter is batch.
 
-        A `long` case is the longest answer there is, streamed.
+        A `long` case streams the longest answer.
         """
         prompt = random.choice(self._prompts)
         most = min(MOST, len(self._known[prompt]))
@@ -72,13 +72,13 @@ class Questions:
 
 
 def sample(every: int) -> list[tuple[int, ...]]:
-    """Return one in `every` prompts, of all lengths."""
+    """Return every `every`-th prompt, of all lengths."""
     chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
 
 
 async def questions(url: str, every: int) -> Questions:
-    """Return prompts with answers, requested at `url` if they are not on disk. Nothing may fail meanwhile."""
+    """Return prompts with answers. Those that are not on disk are requested at `url`."""
     prompts = sample(every)
     file = CACHE / f"{_digest(prompts)}.json"
     if file.exists():
@@ -108,7 +108,7 @@ async def take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
                 raise RuntimeError(f"no reference: HTTP {answer.status}: {body}")
             ids: list[int] = body["choices"][0]["token_ids"]
             if len(ids) != case.tokens:
-                raise RuntimeError(f"no reference: {len(ids)} tokens came instead of {case.tokens}")
+                raise RuntimeError(f"no reference: got {len(ids)} tokens instead of {case.tokens}")
             return ids
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:

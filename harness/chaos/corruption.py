@@ -1,4 +1,4 @@
-"""Corrupt KV that waits to be pulled: one bit of a saved handoff, in its owner's shared memory."""
+"""Corrupt saved KV: flip a bit of a handoff in its owner's shared memory before it is pulled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BLOCK_SIZE = 32  # tokens, on a CPU
 
 
 def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) -> int:
-    """Flip a bit in each complete save of a worker that is not in `seen`, and add it. Return how many.
+    """Flip a bit in each complete save of a worker that is not in `seen`; add it there. Return how many.
 
-    A save counts once its digests are there: nobody could notice an earlier change.
+    A save is complete when its digests are written: an earlier change could not be detected.
     """
     hit = 0
     for path in segments.DIRECTORY.glob(f"baton-kv-{pid}-*"):
@@ -29,11 +29,11 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
             with path.open("r+b") as file:
                 data = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         except FileNotFoundError:
-            continue  # its owner ended
+            continue  # the owner ended
         offset = records_at(slots_in(data.size, record_bytes))
         headers = data[:offset].view(np.uint64).reshape(-1, HEADER_BYTES // 8)
         for ticket in set(headers[:, 0].tolist()) - seen - {0}:
-            slots = np.flatnonzero(headers[:, 0] == ticket)  # in the order of its blocks
+            slots = np.flatnonzero(headers[:, 0] == ticket)  # in block order
             view = SaveView(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
             if view.whole < len(slots) or not _is_save(view, len(slots)):
                 continue
@@ -45,7 +45,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
 
 
 def _is_save(view: SaveView, blocks: int) -> bool:
-    """Tell whether the first and the last record have digests with the same seed."""
+    """Return whether the digests of the first and the last record have the same seed."""
     ends = (0, blocks - 1)
     seeds = [view.digests(at, at + 1) - digests.of_records(view.records(at, at + 1), 0, at) for at in ends]
     return bool(seeds[0] == seeds[1])
@@ -53,7 +53,7 @@ def _is_save(view: SaveView, blocks: int) -> bool:
 
 @cache
 def record_bytes() -> int:
-    """Return the bytes of one block of the deployed model, its drafter's layer included."""
+    """Return the bytes of one KV block of the deployed model, including its drafter's layer."""
     config = json.loads((Path(ENGINE["model"]) / "config.json").read_text())
     layers = config["num_hidden_layers"] + config["num_nextn_predict_layers"]
     head = config["hidden_size"] // config["num_attention_heads"]

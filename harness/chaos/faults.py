@@ -1,7 +1,7 @@
-"""The faults, by name: FAULTS. plans.py says in which plans each happens.
+"""The faults by name: FAULTS. plans.py says which plans use them.
 
-A fault does its harm, holds it for the given time, and repairs it: afterwards `Site.whole` must become true
-by itself. It uses only its `Act`.
+A fault breaks something, waits for a given time and repairs it; afterwards `Site.whole` must become true by
+itself. It uses only its `Act`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.chaos.corruption import corrupt, record_bytes
 from harness.chaos.load import Answer, Load
-from harness.chaos.site import Part, Site
+from harness.chaos.parts import Part
+from harness.chaos.site import Site
 from harness.scheduling import RedisServer
 
-MOMENT_S = 5.0  # to wait for a stage
-LONG_PROMPT = 200  # tokens: a handoff long enough to be hit
-STREAMED = 8  # tokens that have come when an answer is well under way
+MOMENT_S = 5.0  # timeout for a stage
+LONG_PROMPT = 200  # tokens; the handoff is long enough to be hit
+STREAMED = 8  # tokens after which an answer is well under way
 
 ANY = "any"
 QUEUE, PREFILL, HANDOFF, STREAM = "queue", "prefill", "handoff", "stream"
-"""Stages of a request at a worker: it queues behind others; it is prefilled; its first token has come, so
-that its KV is pinned or being pulled; its later tokens come."""
+"""Stages of a request at a worker: it is queued; it is prefilled; it has one token, so its KV is pinned or
+being pulled; it has more tokens."""
 
-LONG = (4.0, 8.0)  # seconds: longer than a worker's lease of 3 s
-SHORT = (0.3, 1.5)  # shorter
+LONG = (4.0, 8.0)  # seconds; longer than a worker's lease of 3 s
+SHORT = (0.3, 1.5)  # shorter than the lease
 ROLES = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "mixed": pb.ROLE_MIXED}
 
 
 @dataclass
 class Act:
-    """A fault while it happens, and everything that it may use."""
+    """A running fault and everything that it may use."""
 
     site: Site
     load: Load | None  # None: no requests are sent
@@ -47,7 +48,7 @@ class Act:
     stage: str
     hold_s: float
     census: Counter[str] = field(default_factory=Counter)  # "role stage" -> requests that it hit
-    struck: float = 0.0  # time.monotonic when its moment had come; 0: it waits for none
+    struck: float = 0.0  # time.monotonic of `moment`; 0: not called
 
     def pick(self, *kinds: str) -> Part:
         return self.draw.choice(self.site.of(*kinds))
@@ -56,7 +57,7 @@ class Act:
         await asyncio.sleep(self.hold_s)
 
     async def moment(self, victim: Part) -> None:
-        """Wait for the wanted stage, for MOMENT_S at most; count which requests are at which stage."""
+        """Wait for the stage, at most MOMENT_S, then count the requests at each stage."""
         deadline = time.monotonic() + MOMENT_S
 
         def handed_over(one: Answer) -> bool:
@@ -80,17 +81,17 @@ class Act:
         self.count(victim)
 
     def workers(self, answer: Answer) -> tuple[str, str]:
-        """Return a request's prefill and decode worker, as the scheduler last said, else empty names."""
+        """Return a request's prefill and decode worker as the scheduler last reported them, or ""."""
         pairs = (pair for request_id, pair in self.site.live.items() if answer.request_id in request_id)
         return next(pairs, ("", ""))
 
     def prefilling(self, victim: Part) -> int:
-        """Return how many requests a worker prefills or has queued."""
+        """Return how many requests a worker is prefilling or has queued."""
         running = self.answers.running.values()
         return sum(not one.tokens and self.workers(one)[0] == victim.worker_id for one in running)
 
     def count(self, victim: Part) -> None:
-        """Count the requests that are hit, by stage. Queued and prefilling are told apart by age alone."""
+        """Count the hit requests by stage. The oldest one without tokens counts as prefilling."""
         if self.load is None:
             return
         waiting = 0
@@ -105,13 +106,13 @@ class Act:
                 waiting += 1
             else:
                 stage = HANDOFF if len(answer.tokens) == 1 else STREAM
-            if stage != STREAM or victim.kind != "prefill":  # else the request has left this worker
+            if stage != STREAM or victim.kind != "prefill":  # a streaming request has left its prefill worker
                 self.census[f"{victim.kind} {stage}"] += 1
 
     @property
     def answers(self) -> Load:
         if self.load is None:
-            raise RuntimeError("the plan sends no requests: its faults come at any stage")
+            raise RuntimeError("the plan sends no requests: its faults cannot wait for a stage")
         return self.load
 
     @property
@@ -129,8 +130,8 @@ class Fault:
     name: str
     about: str
     run: Run
-    stages: tuple[str, ...] = (ANY,)  # a plan chooses from these
-    hold_s: tuple[float, float] = (0.0, 0.0)  # least and most
+    stages: tuple[str, ...] = (ANY,)  # at which it may strike
+    hold_s: tuple[float, float] = (0.0, 0.0)  # minimum and maximum
 
 
 # -- any part
@@ -231,14 +232,12 @@ async def _takes_nothing(act: Act, victim: Part) -> None:
     while time.monotonic() < until:
         one = act.site.status(victim)
         if one is not None and (one.reserved_requests or one.load.running or one.load.waiting):
-            raise AssertionError(
-                f"{victim.worker_id} is drained, and was given {one.reserved_requests} requests"
-            )
+            raise AssertionError(f"{victim.worker_id} is drained but has {one.reserved_requests} requests")
         await asyncio.sleep(0.02)
 
 
 async def flip_role(act: Act) -> None:
-    """Change a worker's role; the next flip starts from the new one."""
+    """Change a worker's role."""
     victim = act.pick(*ROLES)
     told = act.site.description
     has = {one.identity.worker_id: one.identity.role for one in told.workers} if told is not None else {}
@@ -264,7 +263,7 @@ def disturb(*, drop: bool) -> Run:
     async def run(act: Act) -> None:
         victim = act.pick("prefill", "decode")
         if victim.proxy is None:
-            raise RuntimeError("the plan has no network of its own")
+            raise RuntimeError("the plan has no proxies")
         await act.moment(victim)
         if drop:
             victim.gone()

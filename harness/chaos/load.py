@@ -1,4 +1,4 @@
-"""A load of clients that each send one request at a time and check the answer."""
+"""Clients that each send one request at a time, and the check of their answers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from typing import Any
 import aiohttp
 
 from harness.chaos.answers import Case, Questions
-from harness.chaos.site import Part, Site
+from harness.chaos.parts import Part
+from harness.chaos.site import Site
 
-DEADLINE_S = 120.0  # for a request, including all waits
-MOST_WAIT_S = 2.0  # before the next try after a 503, whatever Retry-After says
-END_S = 150.0  # until the last answers have come
+DEADLINE_S = 120.0  # of a request, including all retries
+MOST_WAIT_S = 2.0  # longest wait after a 503, whatever Retry-After says
+END_S = 150.0  # until the last answers are complete
 
 
 class Fate(Enum):
     RIGHT = "right"
-    WRONG = "wrong"  # a token that an undisturbed run does not send
-    FAILED = "failed"  # an error, or an answer that ended too early
-    ROUTER_LOST = "router lost"  # its own router was killed: no other knows of the request
+    WRONG = "wrong"  # has a token that an undisturbed answer does not have
+    FAILED = "failed"  # an error or an incomplete answer
+    ROUTER_LOST = "router lost"  # its router was killed, which loses the request
 
 
 @dataclass(eq=False)
@@ -36,19 +37,19 @@ class Answer:
     request_id: str
     case: Case
     router: Part
-    sent: float  # the try that was admitted
+    sent: float  # when the admitted try was sent
     tokens: list[int] = field(default_factory=list)
-    arrivals: list[float] = field(default_factory=list)  # times of events with tokens
+    arrivals: list[float] = field(default_factory=list)  # of events with tokens
     ended: float = 0.0
     finish: str = ""
     error: str = ""
-    refused: list[float] = field(default_factory=list)  # when 503 came, before any byte
+    refused: list[float] = field(default_factory=list)  # when a 503 arrived
     router_lost: bool = False
 
     def pauses(self) -> list[tuple[float, float]]:
         """Return (start, end) of each wait of a stream's client.
 
-        Batch work waits for its turn: the time before its first token is no pause.
+        The wait for batch work's first token does not count: it is queued on purpose.
         """
         if not self.case.stream:
             return []
@@ -57,7 +58,7 @@ class Answer:
 
 
 def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
-    """Return a request's fate and, unless it is right, the reason."""
+    """Return a request's fate and, unless it is right, why."""
     got = answer.tokens
     for at, (one, right) in enumerate(zip(got, expected, strict=False)):
         if one != right:
@@ -75,7 +76,7 @@ def judge(answer: Answer, expected: list[int]) -> tuple[Fate, str]:
 
 
 class Load:
-    """The clients; `running` and `over` may be read at any time."""
+    """The clients. `running` and `over` are always up to date."""
 
     def __init__(
         self, site: Site, questions: Questions, clients: int, seed: str, *, long: bool = False
@@ -83,7 +84,7 @@ class Load:
         self.site = site
         self.running: dict[str, Answer] = {}
         self.over: list[Answer] = []
-        self.tokens = 0  # received, of all answers
+        self.tokens = 0  # received so far
         self._questions = questions
         self._seed = seed
         self._clients = clients
@@ -95,7 +96,7 @@ class Load:
 
     async def __aenter__(self) -> Load:
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
-        # A connection for each request: else one that a dying router closed would fail a later request.
+        # A connection per request, because one that a dying router closed would fail a later request.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
@@ -120,7 +121,7 @@ class Load:
         return f"{len(self.over)} answers, {len(self.running)} under way, {self.tokens} tokens"
 
     async def event(self, wanted: Callable[[Answer], bool], within_s: float) -> Answer | None:
-        """Wait for an answer that meets `wanted` when a token of it comes; None at the deadline."""
+        """Wait until an answer gets a token and meets `wanted`; return None after `within_s`."""
         entry = (wanted, coming := asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
@@ -144,7 +145,7 @@ class Load:
             count += 1
 
     def _router(self, turn: int) -> Part:
-        """Choose a router as a balancer with health checks does: one that is ready."""
+        """Choose a ready router, as a load balancer with health checks does."""
         ready = [one for one in self.site.routers if not (one.wanted and one.away)] or self.site.routers
         return ready[turn % len(ready)]
 
@@ -166,7 +167,7 @@ class Load:
                     if not others:
                         error = f"{nobody}"
                         break
-                    answer.router = others[0]  # as a balancer in front of them would
+                    answer.router = others[0]  # as a load balancer would
                     wait_s = 0.05
                 if wait_s is None:
                     break
@@ -183,7 +184,7 @@ class Load:
         self.over.append(answer)
 
     async def _try(self, answer: Answer) -> float | None:
-        """Send the request once. Return the seconds until the next try, or None for no other."""
+        """Send the request once. Return the seconds until a retry, or None if it is done."""
         if self._http is None:
             raise RuntimeError("the load has not begun")
         headers = {"X-Request-Id": answer.request_id}

@@ -1,4 +1,4 @@
-"""The outcome of a plan: its figures, and whether they are good enough."""
+"""The figures of a plan's run, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
-ADDED_S = 2.0  # a pause may take a lease and this
-TURN_S = ClassesSettings().batch.patience_s  # batch work waits for its turn to be prefilled again
+ADDED_S = 2.0  # a pause may last a lease and this
+TURN_S = ClassesSettings().batch.patience_s  # batch work may wait this long to be prefilled again
 
-Span = tuple[float, float]  # from, to; time.monotonic, seconds
+Span = tuple[float, float]  # begin and end; time.monotonic
 
 
 @dataclass
 class Leaks:
-    """Resources that are still held and should not be."""
+    """Resources that should have been released."""
 
     blocks: int = 0  # KV cache
     attempts: int = 0  # live at the scheduler
@@ -30,7 +30,7 @@ class Leaks:
     pinned: int = 0  # handoffs
     pinned_bytes: int = 0
     running: int = 0  # requests in engines
-    segments: int = 0  # files of shared memory, after the end
+    segments: int = 0  # shared memory files after the end
 
     @property
     def leases(self) -> int:
@@ -42,10 +42,10 @@ class Leaks:
 
 
 def leaks(told: pb.Description) -> Leaks:
-    """Return the resources that a deployment holds and an idle one would not. Cached blocks are free."""
+    """Return the resources that a deployment holds and an idle one would not. Cached blocks count as free."""
     found = Leaks(attempts=len(told.attempts))
     for one in told.workers:
-        usable = one.identity.capacity.num_blocks - 1  # the engine keeps one as a null
+        usable = one.identity.capacity.num_blocks - 1  # one is vLLM's null block
         found.blocks += usable - one.load.free_blocks
         found.reservations += one.reserved_requests
         found.pinned += one.load.pinned_handoffs
@@ -70,45 +70,45 @@ class Outcome:
     tokens: int = 0
     failed: int = 0
     wrong: int = 0
-    refused: int = 0  # 503 before any byte, while no worker could serve: sent again
-    refused_needlessly: int = 0  # the same while a worker could: counts as failed
-    router_lost: int = 0  # requests of a router that was killed
+    refused: int = 0  # 503 while no worker could serve; retried
+    refused_needlessly: int = 0  # 503 while a worker could serve; counts as failed
+    router_lost: int = 0  # requests of killed routers
     longest_pause_s: float = 0.0
     longest_pause_of: str = ""
-    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left, or the router hung
-    pause_limit_s: float = 0.0  # a lease and ADDED_S; a lease more for each further fault in a pause; 0: none
-    full: bool = False  # requests wait for slots: the time before the first token is no pause
+    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left or the router hung
+    pause_limit_s: float = 0.0  # a lease and ADDED_S, plus a lease per further fault in a pause; 0: no limit
+    full: bool = False  # requests wait for slots, so the time to first token is not a pause
     over_limit: int = 0  # covered pauses beyond the limit
     p50_pause_s: float = 0.0  # percentiles of the answers' longest pauses
     p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
-    clean_after_s: float = 0.0  # after the last answer
+    clean_after_s: float = 0.0  # from the last answer until nothing leaked
     restarts: int = 0
     crashes: list[str] = field(default_factory=list)
     unhealed: list[str] = field(default_factory=list)
     faults: dict[str, int] = field(default_factory=dict)
-    stages: dict[str, int] = field(default_factory=dict)  # requests that were hit, by role and stage
-    retries: dict[str, int] = field(default_factory=dict)  # attempts that failed, by trouble
+    stages: dict[str, int] = field(default_factory=dict)  # requests that faults hit, by role and stage
+    retries: dict[str, int] = field(default_factory=dict)  # failed attempts, by trouble
     recomputed: int = 0  # prompts that their decode worker prefilled again
-    most_booked: int = 0  # requests at one decode worker at a time
-    poison: dict[str, int] = field(default_factory=dict)  # engine-breaking requests, by kind and status
-    engines_failed: int = 0  # processes that they ended
+    most_booked: int = 0  # highest number of requests on one decode worker
+    poison: dict[str, int] = field(default_factory=dict)  # poisonous requests, by kind and status
+    engines_failed: int = 0  # processes that those ended
     unmet: list[str] = field(default_factory=list)  # figures outside the plan's bounds
     messages: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        """Whether nothing failed, was wrong, leaked or crashed, and all was mended; pauses are not judged."""
+        """Whether nothing failed, was wrong, leaked, crashed or stayed broken. Ignores pauses."""
         failed = self.failed or self.wrong or self.refused_needlessly or self.leaks.any
         return not (failed or self.crashes or self.unhealed or self.unmet)
 
     def meet(self, least: Mapping[str, int], most: Mapping[str, int]) -> None:
-        """Note the figures outside the plan's bounds: with them it may prove nothing."""
+        """Note figures outside the plan's bounds, which it needs to prove anything."""
         found = {**self.retries, "recomputed": self.recomputed, "most_booked": self.most_booked}
         for bounds, which, sign in ((least, "least", 1), (most, "most", -1)):
             for name, bound in bounds.items():
                 if sign * (value := found.get(name, 0)) < sign * bound:
-                    self.unmet.append(f"{name} is {value}, and should be {bound} at {which}")
+                    self.unmet.append(f"{name} is {value} and should be at {which} {bound}")
 
     def add(
         self,
@@ -119,8 +119,8 @@ class Outcome:
     ) -> None:
         """Judge the answers.
 
-        `uncovered` are times without a worker, `struck` the moments at which faults did their harm. A pause
-        in which several struck may take a lease for each: they may all have hit this request.
+        uncovered: times without a worker; struck: times of faults. A pause with several faults may take a
+        lease for each of them, because all may have hit the request.
         """
         longest: list[tuple[float, str]] = []
         for answer, right in zip(answers, expected, strict=True):
@@ -153,7 +153,7 @@ class Outcome:
     def _add_covered(
         self, answer: Answer, pauses: Sequence[Span], without: Sequence[Span], struck: Sequence[float]
     ) -> None:
-        """Judge each pause from its first fault on, and the wait before by itself: it may be a queue's."""
+        """Judge each pause before and since its first fault separately: the first part may be queueing."""
         for event, (start, end) in enumerate(pauses, int(self.full)):
             hits = [when for when in struck if start <= when <= end]
             hit = min(hits, default=start)
@@ -177,7 +177,7 @@ class Outcome:
 
 
 def covered_s(pause: Span, uncovered: Sequence[Span]) -> float:
-    """Return how much of a pause lies in times when a worker could serve."""
+    """Return how long a worker could serve during a pause."""
     start, end = pause
     return (end - start) - sum(max(0.0, min(end, to) - max(start, since)) for since, to in uncovered)
 
@@ -188,6 +188,6 @@ def as_json(outcome: Any) -> dict[str, Any]:
 
 
 def told(outcome: Any) -> str:
-    """Return an outcome's figures as YAML, without those that are 0 or empty."""
+    """Return an outcome's figures as YAML, without zeros and empty values."""
     figures = {key: value for key, value in as_json(outcome).items() if value and key != "began_at"}
     return yaml.safe_dump({"good" if outcome.good else "NOT GOOD": figures}, sort_keys=False, width=1000)

@@ -1,4 +1,4 @@
-"""A run's figures, as a file and as the tables of docs/reliability.md."""
+"""Write a run's figures to a file and to the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def save(file: Path, outcomes: Sequence[Outcome | Placed]) -> None:
-    """Save all plans of a run so far, and the machine."""
     plans = [as_json(one) for one in outcomes if isinstance(one, Outcome)]
     placements = [as_json(one) for one in outcomes if isinstance(one, Placed)]
     stats.save(file.stem, {"plans": plans, "placements": placements}, file.parent)
 
 
 def write(file: Path, page: Path = PAGE) -> Path:
-    """Put a run's tables between the markers of the page. Raises ValueError if they are missing."""
+    """Write a run's tables between the page's markers. Raises ValueError if they are missing."""
     text = page.read_text()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
@@ -38,7 +37,7 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Return Markdown: a table of the plans, one per placing plan, and lists of faults and what they hit."""
+    """Return Markdown: a table of the plans, one per placing plan, and lists of faults and hit requests."""
     machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
     minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
     faults = _sum([*plans, *placements], "faults")

@@ -1,4 +1,4 @@
-"""The outcome of a load of placements, and the workers without engines that judge it."""
+"""The figures of a placing plan, and the workers without engines that judge it."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from harness.chaos.outcome import Span, told
 from harness.stats import percentile
 
 KEPT = 5  # messages kept of each kind
-LAG_S = 1.0  # the longest time until a scheduler has heard of an event, on a busy machine
+LAG_S = 1.0  # until a scheduler is told of an event, at most, on a busy machine
 
 
 @dataclass(slots=True, eq=False)
 class Stay:
-    """An attempt at its workers, since its router heard of its placement. Times are time.monotonic's."""
+    """A placed attempt on its workers. Times are time.monotonic's."""
 
     booking: Booking
     since: float
     read_at: float = math.inf  # when its prompt was prefilled
     until: float = math.inf
-    shares: dict[str, Share] = field(default_factory=dict)  # shares of its workers' room, by worker id
+    shares: dict[str, Share] = field(default_factory=dict)  # worker id -> its share of that worker
 
     def share(self, worker_id: str, read: float, ended: float) -> Reserved:
-        """Return its share of a worker: prefilled if `read_at` was by `read`, none if it ended by `ended`."""
+        """Return its share of a worker if it was prefilled by `read` and had not ended by `ended`."""
         if self.until <= ended:
             return Reserved()
         return self.booking.share(worker_id, prefilled=self.read_at <= read)
 
 
 class Workers:
-    """Workers without engines: each admits or refuses an attempt as a real one does.
+    """Workers without engines that admit or refuse attempts as real ones do.
 
-    Schedulers' sums are judged by which attempts were there. A scheduler hears of them a message later, so
-    for each worker there is a least and a greatest sum that it may have.
+    They check the schedulers' sums against the attempts. A scheduler is told of an attempt a message later,
+    so each sum has a lower and an upper bound.
     """
 
     def __init__(self, capacity: pb.Capacity, limits: PlacementLimits) -> None:
         self._limits, self._capacity = limits, capacity
         self._most = max_requests(capacity, limits), usable_blocks(capacity)
         self._admissions: dict[str, Admission] = {}
-        self._stays: dict[str, list[Stay]] = {}  # by worker id, without those that ended a while ago
-        self.fullest = 0.0  # highest share of a worker's bounds that was in use
+        self._stays: dict[str, list[Stay]] = {}  # worker id -> current and recent stays
+        self.fullest = 0.0  # highest utilization of a worker's bounds
 
     def take(self, booking: Booking, now: float) -> tuple[Stay, str]:
-        """Admit an attempt to its workers. Return it, and the id of a worker that refuses it or ""."""
+        """Admit an attempt to its workers. Return it and the id of a worker that refuses it, or ""."""
         stay = Stay(booking, now)
         for worker_id in booking.worker_ids:
             self._stays.setdefault(worker_id, []).append(stay)
@@ -82,7 +82,7 @@ class Workers:
             self._of(worker_id).give_back(share)
 
     def unlike(self, told: pb.Description, asked: float, got: float) -> list[str]:
-        """Return the attempts that a scheduler lacks, and its impossible sums, asked at one moment."""
+        """Return a description's missing attempts and impossible sums. It was requested between two times."""
         begin, end = asked - LAG_S, got + LAG_S
         known = {(one.attempt.request_id, one.attempt.epoch) for one in told.attempts}
         whole = len(known) < SHOWN_ATTEMPTS
@@ -133,7 +133,7 @@ class Latency:
 
 @dataclass
 class Left:
-    """Attempts and reservations that the schedulers together still hold."""
+    """Attempts and reservations that the schedulers still hold."""
 
     attempts: int = 0  # live
     requests: int = 0  # reserved on workers
@@ -175,21 +175,21 @@ class Placed:
     requests: int = 0
     placed: int = 0  # attempts
     alone: int = 0  # of these, placed by a router itself
-    refused: int = 0  # as all workers were full
+    refused: int = 0  # because all workers were full
     sent_back: int = 0  # attempts that a full worker refused
     sent_back_alone: int = 0  # of these, placed by a router itself
-    failed: int = 0  # for any other reason
-    failures: dict[str, int] = field(default_factory=dict)  # by the reason
-    late: int = 0  # epochs that were placed once more
-    twice: int = 0  # placed twice, or booked on other workers
+    failed: int = 0  # for other reasons
+    failures: dict[str, int] = field(default_factory=dict)  # reason -> requests
+    late: int = 0  # epochs that were sent twice
+    twice: int = 0  # epochs that were placed twice, or booked on other workers
     compared: int = 0  # descriptions of schedulers
     unlike: int = 0  # of these, with impossible sums
-    fullest: float = 0.0  # the highest share of a worker's bounds that was in use
-    dropped: int = 0  # reports that were lost
+    fullest: float = 0.0  # highest utilization of a worker's bounds
+    dropped: int = 0  # lost reports
     calm: Latency = field(default_factory=Latency)  # between faults
-    disturbed: Latency = field(default_factory=Latency)  # from a fault until all is whole again
+    disturbed: Latency = field(default_factory=Latency)  # from a fault until the site is whole
     left: Left = field(default_factory=Left)
-    clean_after_s: float = 0.0  # after the end of the last request
+    clean_after_s: float = 0.0  # from the last request until nothing was left
     restarts: int = 0
     crashes: list[str] = field(default_factory=list)
     unhealed: list[str] = field(default_factory=list)
@@ -198,7 +198,7 @@ class Placed:
 
     @property
     def good(self) -> bool:
-        """Whether each was placed once or refused as full, and schedulers knew it; times are not judged."""
+        """Whether each request was placed once or refused as full, with right sums. Ignores times."""
         wrong = self.failed or self.twice or self.unlike or self.left.any or self.crashes or self.unhealed
         return self.placed > 0 and self.compared > 0 and not wrong
 
@@ -217,7 +217,7 @@ class Placed:
             self.messages.append(f"{why}: {message}")
 
     def compare(self, unlike: Sequence[str], scheduler: str) -> None:
-        """Count a scheduler's description, and note its impossible sums."""
+        """Count a scheduler's description and note its impossible sums."""
         self.compared += 1
         self.unlike += bool(unlike)
         if unlike and self.unlike <= KEPT:

@@ -1,7 +1,7 @@
-"""A load of placements at a steady rate, without engines.
+"""Placements at a steady rate, without engines.
 
 Workers register, send heartbeats, and admit or refuse attempts. Routers place requests with a real router's
-code; a message to a worker is a call here. Schedulers' sums are compared with the attempts that are there.
+code, but call workers directly. Schedulers' sums are compared with the attempts on the workers.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from baton.services.router.placement import Placements, need_of
 from baton.services.router.recovery import backoff_s
 from baton.services.router.state import RequestState
 from baton.tasks import spawn, stop
+from harness.chaos.parts import Part
 from harness.chaos.placed import LAG_S, Placed, Workers
-from harness.chaos.site import Part, Site
+from harness.chaos.site import Site
 from harness.scheduling import capacity, identity
 
-WORKERS = 20  # every other one for prefill
+WORKERS = 20  # half of them prefill
 ROUTERS = 2
-# At 500 requests/s half of this is in use: a scheduler that loses a second meets the bounds.
+# 500 requests/s use half of this, so a scheduler that loses a second reaches the bounds.
 CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
 PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
 READ_S = (0.005, 0.03)  # until the prompt is prefilled
 LIFE_S = (0.05, 0.5)
-LONG_LIFE_S = (4.0, 6.0)  # long enough for all schedulers to hear of them
-LONG = 0.01  # share of the attempts that live so long
-RETRIED = 0.05  # share of the requests that lose their worker once
-LATE = 0.02  # share of the scheduler's placements that are made once more, with the same epoch
+LONG_LIFE_S = (4.0, 6.0)  # long enough for all schedulers to be told
+LONG = 0.01  # share of attempts with this life
+RETRIED = 0.05  # share of requests that lose their worker once
+LATE = 0.02  # share of placements that are requested twice, with the same epoch
 TICK_S = 0.01
-TOLD_S = 2.5  # until a scheduler that was away knows everything again
-STALL_S = 0.3  # a stall of this process with which routers' reports still come within LAG_S
-TRIES = 2  # workers that may refuse an attempt before it counts as refused
-MOST_OPEN = 8_000  # requests under way; more means that the schedulers do not keep up
+TOLD_S = 2.5  # until a restarted scheduler knows everything again
+STALL_S = 0.3  # longest stall of this process with which reports arrive within LAG_S
+TRIES = 2  # refusals by workers before an attempt counts as refused
+MOST_OPEN = 8_000  # requests in flight; with more, the schedulers do not keep up
 START_S = 20.0
-END_S = 60.0  # until the last requests are over
+END_S = 60.0  # until the last requests end
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +72,7 @@ async def registered(site: Site) -> AsyncIterator[None]:
 async def register(
     stack: contextlib.AsyncExitStack, schedulers: str, count: int, capacity: pb.Capacity
 ) -> set[str]:
-    """Register ready workers, each with its own connection, until the stack ends. Return their ids."""
+    """Register ready workers, each with its own connection, until the stack closes. Return their ids."""
     names = set()
     for number in range(count):
         role = pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE
@@ -95,7 +96,7 @@ class _Router:
 
 
 class Placing:
-    """Requests at a steady rate, whatever happens to earlier ones; `placed` collects the outcome."""
+    """Requests at a steady rate, whatever happens to earlier ones. `placed` collects the figures."""
 
     def __init__(self, site: Site, placed: Placed, seed: str) -> None:
         self.over: list[tuple[float, float]] = []  # begin and end of placements; time.monotonic
@@ -103,9 +104,9 @@ class Placing:
         self._placed = placed
         self._draw = random.Random(seed)
         self._workers = Workers(CAPACITY, SchedulerSettings())
-        self._stalled_at = 0.0  # the last stall of this process; time.monotonic
-        self._known: dict[str, tuple[int, float]] = {}  # scheduler -> its process, and since when it answers
-        self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> its prefill and decode worker
+        self._stalled_at = 0.0  # last stall of this process; time.monotonic
+        self._known: dict[str, tuple[int, float]] = {}  # scheduler -> process id, since when it answers
+        self._pairs: dict[tuple[str, int], tuple[str, str]] = {}  # attempt -> prefill and decode worker
         self._open: set[asyncio.Task[None]] = set()
         self._routers: list[_Router] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -120,21 +121,21 @@ class Placing:
         for number in range(self._placed.routers):
             self._routers.append(_Router(self._site.scheduler_address, f"router-{number}", lease_s))
         for router in self._routers:
-            await router.client.refresh()  # a router serves from its first snapshot on
+            await router.client.refresh()  # a router needs a first snapshot
         self._tasks = [spawn(router.view.watch(), router.name) for router in self._routers]
         self._tasks.append(spawn(self._watch(), "look at live attempts"))
         self._asking = spawn(self._ask(), "ask for placements")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send no more requests, and wait until all are over."""
+        """Stop sending requests and wait for the last ones."""
         if self._asking is not None:
             await stop(self._asking)
         if self._open:
             await asyncio.wait(self._open, timeout=END_S)
         for task in [*self._open, *self._tasks]:
             if task in self._open:
-                self._placed.fail("END", f"a request is not over {END_S:g} s after the last one began")
+                self._placed.fail("END", f"a request did not end within {END_S:g} s")
             await stop(task)
         for router in self._routers:
             await router.client.close()
@@ -151,7 +152,7 @@ class Placing:
                     self._stalled_at = time.monotonic()
             self._placed.requests += 1
             if len(self._open) >= MOST_OPEN:
-                self._placed.fail("OPEN", f"{MOST_OPEN} requests are under way: nobody keeps up")
+                self._placed.fail("OPEN", f"{MOST_OPEN} requests are in flight")
                 continue
             router = self._routers[number % len(self._routers)]
             prompt, answer = self._draw.randint(*PROMPT), self._draw.randint(*ANSWER)
@@ -174,7 +175,7 @@ class Placing:
         await self._attempt(router, state, "stop")
 
     async def _attempt(self, router: _Router, state: RequestState, outcome: str) -> Placement | None:
-        """Run an attempt from its placement to its end; None if no worker took it."""
+        """Run an attempt from its placement to its end. Return None if no worker admitted it."""
         for tries in range(TRIES):
             await asyncio.sleep(backoff_s(2 * tries))
             placement = await self._place(router, state)
@@ -220,9 +221,9 @@ class Placing:
         return placement
 
     async def _once_more(self, router: _Router, state: RequestState, placement: Placement) -> None:
-        """Place the same epoch again, like a call delivered twice: the scheduler must not place it.
+        """Place the same epoch again, like a call that was delivered twice. The scheduler must refuse.
 
-        Another scheduler may not have heard of it yet, but no router asks two for one epoch.
+        Only the same scheduler must: another may not know of it yet, and routers never ask two for one epoch.
         """
         addresses = self._site.scheduler_address.split(",")
         asked = self._site.of("scheduler")[addresses.index(placement.scheduler)]
@@ -239,7 +240,7 @@ class Placing:
         return f", {time.monotonic() - self._placed.began_at:.1f} s after the start"
 
     async def _watch(self) -> None:
-        """Compare schedulers' bookings with those that routers were told, and with the attempts there."""
+        """Compare schedulers' bookings with the routers' placements and with the workers' attempts."""
         while True:
             asked = time.monotonic()
             schedulers = self._site.of("scheduler")
@@ -250,14 +251,14 @@ class Placing:
             for description in told.values():
                 self._compare_pairs(description)
             await asyncio.sleep(LAG_S)
-            stalled = self._stalled_at > asked - 2 * LAG_S  # routers' reports were late by no fault
+            stalled = self._stalled_at > asked - 2 * LAG_S  # then reports were late without a fault
             for part, description in told.items():
-                if self._told(part) and not stalled:  # it was not ended meanwhile
+                if self._told(part) and not stalled:  # still the same process
                     unlike = self._workers.unlike(description, asked, got)
                     self._placed.compare(unlike, f"{part.name}{self._after_s()}")
 
     def _note(self, descriptions: dict[Part, pb.Description | None]) -> None:
-        """Note since when each scheduler has answered."""
+        """Record since when each scheduler answers."""
         for part, description in descriptions.items():
             known = self._known.get(part.name)
             if description is None:
@@ -266,7 +267,7 @@ class Placing:
                 self._known[part.name] = part.pid, time.monotonic()
 
     def _told(self, part: Part) -> bool:
-        """Tell whether a scheduler has had the time to be told all."""
+        """Return whether a scheduler has been up long enough to know everything."""
         pid, since = self._known.get(part.name, (part.pid, math.inf))
         return pid == part.pid and not part.hung and time.monotonic() - since >= TOLD_S
 
@@ -274,9 +275,9 @@ class Placing:
         for live in description.attempts:
             attempt = live.attempt.request_id, live.attempt.epoch
             booked = live.prefill_worker_id, live.decode_worker_id
-            mine = self._pairs.get(attempt, booked)  # a placement not received yet may be on its way
+            mine = self._pairs.get(attempt, booked)  # the router's placement may still be in flight
             if mine != booked:
-                where = f"{mine}, and is booked on {booked}"
+                where = f"{mine} but is booked on {booked}"
                 self._placed.place_twice(f"{attempt} was placed on {where}{self._after_s()}")
 
 

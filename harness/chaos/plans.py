@@ -1,4 +1,4 @@
-"""The plans: a deployment, its faults and their time, and the seeded order of the faults."""
+"""The plans: deployments, their faults, and the seeded order and timing of the faults."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.chaos.faults import FAULTS
-from harness.chaos.site import Shape
+from harness.chaos.parts import Shape
 
 MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
-GAP_S = (0.3, 1.5)  # between a site that is whole again and the next fault
+GAP_S = (0.3, 1.5)  # from when the site is whole until the next fault
 
 DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
 WORKERS = (*DEATHS, "pause-worker", "kill-pair")
@@ -40,18 +40,18 @@ class Plan:
     seconds: float
     clients: int
     about: str
-    rate: int = 0  # if not 0: requests per second, which are only placed (placing.py)
-    once: bool = False  # end when each fault was done at each of its stages
-    stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # instead of a fault's own
-    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # likewise
-    every: int = 2  # use one prompt in `every`: each needs its long answer beforehand
+    rate: int = 0  # if not 0, only place this many requests per second (placing.py)
+    once: bool = False  # end after each fault has struck at each of its stages
+    stages: dict[str, tuple[str, ...]] = field(default_factory=dict)  # override a fault's stages
+    hold_s: dict[str, tuple[float, float]] = field(default_factory=dict)  # override a fault's times
+    every: int = 2  # use every n-th prompt; each needs a recorded answer
     poison: int = 0  # clients whose requests break engines' steps (poisoners.py)
-    long: bool = False  # all answers are streams of the greatest length
-    least: dict[str, int] = field(default_factory=dict)  # figures that the plan has to reach
-    most: dict[str, int] = field(default_factory=dict)  # and not to pass: Outcome.meet
+    long: bool = False  # all answers are streams of the maximum length
+    least: dict[str, int] = field(default_factory=dict)  # lower bounds of figures; see Outcome.meet
+    most: dict[str, int] = field(default_factory=dict)  # upper bounds
 
     def events(self, seed: int) -> Iterator[Event]:
-        """Yield all faults at all stages, shuffled, round after round: without end, unless `once`."""
+        """Yield all faults at all stages, shuffled, in endless rounds unless `once`."""
         draw = random.Random(f"{seed} {self.name}")
         numbers = itertools.count(1)
         deck = [(name, stage) for name in self.faults for stage in self.stages.get(name, FAULTS[name].stages)]
@@ -67,7 +67,7 @@ class Plan:
                 return
 
 
-# Half an hour of faults in all, besides starts and ends.
+# In total half an hour of faults, without starts and ends.
 # fmt: off
 _PLANS = (
     Plan("workers-1p1d", Shape(1, 1, speculation=MTP), (*WORKERS, *DRAINS), 180.0, 8,
@@ -99,7 +99,7 @@ _PLANS = (
     Plan("supervised-1p1d", Shape(1, 1, supervised=True, speculation=MTP),
          ("kill-watcher", "kill-prefill", "kill-decode"), 90.0, 8,
          "`baton up` itself: workers and their watcher die, and it starts them again",
-         once=True),  # a part that dies a fourth time within ten minutes is given up
+         once=True),  # `baton up` gives up a part that dies four times within ten minutes
     Plan("long-queue", Shape(1, 1, slots=4, queue_factor=3.0, hold_lease_s=2.0, speculation=MTP),
          (), 45.0, 12,
          "no faults: three long streams for each slot of the decode worker, no prompt prefilled twice",

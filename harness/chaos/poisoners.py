@@ -1,7 +1,7 @@
-"""Clients whose requests break engines' steps, beside the honest load. They may fail, but must end.
+"""Clients whose requests break engines' steps, in addition to the normal load. They may fail, but must end.
 
-Some are marked for the plug-in of harness/poison, which breaks a step of any engine. The others are ordinary
-requests that once broke engines, or kept them busy for long.
+Some are marked for the plug-in of harness/poison, which breaks any engine's step. The others are ordinary
+requests that once broke engines or kept them busy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from harness.chaos.site import Site
 from harness.deployment import MODEL_NAME
 from harness.poison import dose
 
-ENDS_S = 90.0  # time in which each request must have its answer
-PAUSE_S = (0.2, 1.0)  # shortest and longest pause between a client's requests
-FATAL = 3  # the most requests that end their engine's process; each may end two
+ENDS_S = 90.0  # timeout of a request
+PAUSE_S = (0.2, 1.0)  # minimum and maximum pause between a client's requests
+FATAL = 3  # limit of requests that end their engine's process; each may end two
 PLACES = ("schedule", "execute", "forward", "sample", "draft", "update", "post")
 REFUSED, BROKEN, OVER = (400, 422), (500, 422), (503, 504)
 
@@ -33,7 +33,7 @@ Draw = Callable[[random.Random], list[Body]]
 
 @dataclass(frozen=True)
 class Kind:
-    """Requests that are sent together, and their allowed statuses besides OVER."""
+    """Requests that are sent together, and their allowed statuses in addition to OVER."""
 
     name: str
     bodies: Draw
@@ -60,7 +60,7 @@ def _fatal(draw: random.Random) -> list[Body]:
 
 
 def _token_logprobs(draw: random.Random) -> list[Body]:
-    """Return two log-probability fields that a batch could not combine."""
+    """Return requests with log-probability fields that a batch once could not combine."""
     return [_body(draw, logprobs=1, logprob_token_ids=[5], max_tokens=200), _body(draw, logprobs=3)]
 
 
@@ -71,7 +71,7 @@ def _grammar(draw: random.Random) -> list[Body]:
 
 
 def _schema(draw: random.Random) -> list[Body]:
-    """Return a schema that takes a compiler some time."""
+    """Return a request with a schema that is slow to compile."""
     fields = {f"f{number}": {"type": "string", "maxLength": 200 + number} for number in range(60)}
     schema = {"type": "object", "properties": fields, "required": list(fields)}
     return [_body(draw, structured_outputs={"json": schema})]
@@ -95,7 +95,7 @@ DEADLY = Kind("fatal", _fatal, BROKEN)
 
 @dataclass
 class Poisoners:
-    """The poison clients of one run, and the answers that they got."""
+    """The poisonous clients of one run and their answers."""
 
     site: Site
     seed: str
@@ -110,7 +110,7 @@ class Poisoners:
         while True:
             kind, bodies = again or self._next(draw)
             await asyncio.gather(*(self._send(http, kind, body) for body in bodies))
-            # Half of them try again.
+            # Half of the requests are sent again.
             again = (kind, bodies) if again is None and draw.random() < 0.5 else None
             await asyncio.sleep(draw.uniform(*PAUSE_S))
 
@@ -140,11 +140,11 @@ class Poisoners:
             self.problems.append(f"{kind.name} {number} {marks}: HTTP {status}: {text[:200]}")
 
     def judge(self) -> list[str]:
-        """Return problems with the answers and with the number of engines that ended."""
+        """Return problems with the answers and with the number of ended engines."""
         ended = self.site.engines_failed
         most = 2 * self.fatal
         if ended > most:
-            return [*self.problems, f"{ended} engines ended of {self.fatal} requests: {most} at most should"]
+            return [*self.problems, f"{self.fatal} fatal requests ended {ended} engines, more than {most}"]
         return self.problems
 
 

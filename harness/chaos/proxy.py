@@ -1,7 +1,7 @@
-"""A network that delays and drops: a TCP proxy in front of one server.
+"""A TCP proxy in front of one server that simulates a network with delays and drops.
 
-Dropped bytes wait, as on a network that is mended before TCP gives up; no connection is closed. A connection
-made meanwhile is accepted and stays silent.
+Dropped bytes are delivered later, as on a network that recovers before TCP gives up; no connection is closed.
+New connections are accepted but stay silent until then.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ class Proxy:
 
     def __init__(self, host: str = "127.0.0.1", target: int = 0) -> None:
         self.host = host
-        self.target = target  # the target's port, for new connections; 0: none yet
+        self.target = target  # the target's port, for new connections; 0: not set yet
         self.port = 0
-        self.delay_s = 0.0  # each way
+        self.delay_s = 0.0  # one way
         self._open = asyncio.Event()
         self._open.set()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listener: socket.socket | None = None) -> None:
-        """Serve at a free port, or at `listener`, which may belong to another network."""
+        """Serve on a free port, or on `listener`, which may belong to another network namespace."""
         listener = listener or socket.create_server(("127.0.0.1", 0))
         self._server = await asyncio.start_server(self._serve, sock=listener)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def drop(self) -> None:
-        """Let nothing through in either direction until `mend`."""
+        """Block both directions until `mend`."""
         self._open.clear()
 
     def mend(self) -> None:
@@ -51,7 +51,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a connection is served by a task")
+            raise RuntimeError("not in a task")
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         with contextlib.closing(writer), contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ class Proxy:
                     asyncio.create_task(self._pass(reader, back)),
                     asyncio.create_task(self._pass(there, writer)),
                 ]
-                try:  # when one end closes, close the other
+                try:  # until one end closes
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     for way in ways:
@@ -70,7 +70,7 @@ class Proxy:
                     await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass data on in order; the delay is added to each piece and does not accumulate."""
+        """Forward data in order. Each piece is delayed; delays do not accumulate."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=256)
 

@@ -1,4 +1,4 @@
-"""One run of a plan: start the deployment, drive the load, break and repair, and look for leaks."""
+"""Run a plan: start the deployment, send the load, break and repair, and look for leaks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from harness.chaos.poisoners import poisoners
 from harness.chaos.site import LOOK_S, Site
 from harness.chaos.supervised import SupervisedSite
 
-HEAL_S = 60.0  # after a repair, until all is whole again
-FAULT_S = 150.0  # one fault, its drains included
-IDLE_S = 20.0  # before the load begins
-CLEAN_S = 3.0  # after placements: less than a lease, as no router died that would need one
+HEAL_S = 60.0  # from a repair until the site is whole
+FAULT_S = 150.0  # timeout of a fault, including drains
+IDLE_S = 20.0  # until the deployment is idle before the load
+CLEAN_S = 3.0  # until nothing is left after placements; less than a lease, because no router died
 RETRIES = 'baton_router_retries_total{trouble="'
 RECOMPUTED = "baton_router_recomputed_prompts_total"
 
@@ -40,9 +40,9 @@ async def run(
     say: Say,
     serves: Callable[[Site], None] = lambda _: None,
 ) -> Outcome | Placed:
-    """Break a deployment made for this run. Its problems are part of the outcome.
+    """Run a plan on a new deployment. Problems are part of the outcome.
 
-    `serves` is called in a thread, once the deployment serves and before the load begins.
+    `serves` is called in a thread when the deployment serves, before the load begins.
     """
     site = (SupervisedSite if plan.shape.supervised else Site)(plan.shape, folder)
     outcome = _placed(plan, seed) if plan.rate else _outcome(plan, seed)
@@ -68,7 +68,7 @@ def _outcome(plan: Plan, seed: int) -> Outcome:
         shape.name,
         str(speculation.get("mtp_strategy") or speculation.get("method", "none")),
         "redis" if shape.redis else "memory",
-        # A request waits for the trials of all that were in a failed step with it: as long as they take.
+        # With poison, a request waits until every request of its failed step has been tried alone.
         pause_limit_s=0.0 if plan.poison else shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
@@ -87,11 +87,11 @@ class _Run:
     outcome: Outcome | Placed
     say: Say
     census: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] = field(default_factory=list)  # from each fault until all was whole again
-    struck: list[float] = field(default_factory=list)  # when each did its harm: within its span
+    spans: list[Span] = field(default_factory=list)  # from each fault until the site was whole
+    struck: list[float] = field(default_factory=list)  # when each fault struck
 
     async def ask(self, outcome: Outcome, serves: Callable[[Site], None]) -> None:
-        """Run a plan with requests. Raises AssertionError if the deployment does not start or end well."""
+        """Run a plan with requests. Raises AssertionError if the deployment does not start or become idle."""
         site, plan, seed = self.site, self.plan, f"{self.seed} {self.plan.name}"
         async with site:
             self.say(f"{plan.name}: {site.shape.name} serves")
@@ -137,7 +137,7 @@ class _Run:
             outcome.left, outcome.clean_after_s = left, time.monotonic() - ended
 
     async def _break(self, load: Load | Placing) -> None:
-        """Do faults, one at a time, until the plan's time is over."""
+        """Run faults one at a time until the plan's time is up."""
         began = self.outcome.began_at = time.monotonic()
         faults: Counter[str] = Counter()
         for event in self.plan.events(self.seed):
@@ -176,7 +176,7 @@ class _Run:
         return act
 
     async def _left(self, deadline: float) -> Leaks:
-        """Return the resources held at the deadline (time.monotonic), or none as soon as none are."""
+        """Wait until no resources are held, or until the deadline (time.monotonic). Return those held."""
         while True:
             description = await self.site.describe()
             if description is not None and not (found := leaks(description)).any:

@@ -1,17 +1,15 @@
-"""The deployment under test: processes that the harness starts, breaks and mends.
+"""The deployment under test.
 
-`baton up` gives up a part that dies too often; here each may die as often as the plan wants.
+Unlike under `baton up`, a part may die any number of times.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,10 @@ import grpc.aio
 from baton.handoff.memory import segments
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
-from baton.services.config import SchedulerSettings
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
-from harness import poison, zygote
+from harness import zygote
+from harness.chaos.parts import DRAIN_S, Part, Shape
 from harness.chaos.proxy import Proxy
 from harness.deployment import ENGINE
 from harness.forked import WORKER_KINDS
@@ -33,155 +31,30 @@ from harness.scheduling import RedisServer
 from harness.support import free_port
 
 START_S = 120.0  # until all parts are ready, on a busy machine
-DRAIN_S = 60.0  # for a router: batch work may wait for its `patience_s` of 30 s and its turn
-END_S = DRAIN_S + 15  # until a part that drains has ended
-LOOK_S = 0.05  # between two calls of the scheduler
-SELDOM_S = 0.5  # likewise, without workers: no stage of a request has to be met
-MOST_CRASHES = 10  # after which a crashed part stays dead
-CALL_S = 1.0  # deadline of one look
-
-
-@dataclass(frozen=True)
-class Shape:
-    prefill: int = 1
-    decode: int = 1
-    mixed: int = 0
-    routers: int = 1
-    processes: int = 1  # per router
-    schedulers: int = 1
-    redis: bool = False
-    proxied: bool = False  # a proxy that can delay and drop is before each worker
-    speculation: dict[str, Any] | None = None
-    lease_s: float = 3.0  # of workers
-    hold_lease_s: float = 6.0  # of placements; KV that waits to be pulled is held twice as long
-    staging_mib: int = 128
-    slots: int = ENGINE["max_num_seqs"]  # in each engine's batch
-    queue_factor: float = SchedulerSettings().max_queue_factor
-    poison: bool = False  # engines break under marked requests (harness/poison)
-    supervised: bool = False  # `baton up` starts and repairs all parts: supervised.py
-
-    @property
-    def name(self) -> str:
-        if not self.prefill + self.decode + self.mixed:
-            return "no engines"
-        mixed = f"+{self.mixed}M" if self.mixed else ""
-        return f"{self.prefill}P{self.decode}D{mixed}"
-
-    @property
-    def lease_limit_s(self) -> float:
-        """The longest lease, in seconds."""
-        return max(self.lease_s, 2 * self.hold_lease_s)
-
-
-@dataclass(eq=False)
-class Part:
-    name: str
-    kind: str
-    settings: dict[str, Any]
-    site: Site = field(repr=False)
-    proxy: Proxy | None = None
-    pid: int = 0
-    wanted: bool = False  # it should be alive: if it is not, it has crashed
-    away: bool = True  # it cannot be counted on now
-    hung_since: float = 0.0  # time.monotonic; 0: it does not hang
-    hung_times: list[tuple[float, float]] = field(default_factory=list)  # times that are over
-    killed: bool = False  # and not started again yet
-
-    @property
-    def worker_id(self) -> str:
-        """The worker id of the running process; see harness/forked.py."""
-        return f"{self.name}.{self.pid}"
-
-    @property
-    def is_worker(self) -> bool:
-        return self.kind in WORKER_KINDS
-
-    def start(self) -> None:
-        """Start the process; `Site.whole` waits until it serves."""
-        settings = self.settings
-        if self.is_worker:
-            port = free_port()
-            own = {"worker_id": self.name, "listen": f"127.0.0.1:{port}"}
-            if self.proxy is not None:
-                self.proxy.target = port
-                own["advertise"] = f"127.0.0.1:{self.proxy.port}"
-            settings = {**settings, "worker": settings["worker"] | own}
-        path = str(poison.FOLDER) if self.site.shape.poison else ""
-        what = {"kind": self.kind, "settings": settings, "path": path}
-        self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
-        self.site.pids.add(self.pid)
-        self.wanted, self.killed = True, False
-
-    def kill(self) -> None:
-        self.leave()
-        self.killed = True
-        self.signal(signal.SIGKILL)
-
-    def hang(self) -> None:
-        self.gone()
-        self.hung_since = time.monotonic()
-        self.signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        self.signal(signal.SIGCONT)
-        self.hung_times.append((self.hung_since, time.monotonic()))
-        self.hung_since = 0.0
-
-    @property
-    def hung(self) -> bool:
-        return self.hung_since > 0.0
-
-    def drain(self) -> None:
-        """Ask the process to end; `ended` waits for it."""
-        self.leave()
-        self.signal(signal.SIGTERM)
-
-    def leave(self) -> None:
-        """Expect the process to end: that is no crash."""
-        self.gone()
-        self.wanted = False
-
-    async def ended(self, within_s: float = END_S) -> int:
-        """Wait for its exit code, negative for a signal. Kill it and raise AssertionError when it is late."""
-        deadline = time.monotonic() + within_s
-        while (code := zygote.shared().ended([self.pid]).get(self.pid)) is None:
-            if time.monotonic() > deadline:
-                self.signal(signal.SIGKILL)
-                raise AssertionError(f"{self.name} did not end within {within_s:g} s of SIGTERM")
-            await asyncio.sleep(0.05)
-        return code
-
-    async def restart(self) -> None:
-        await self.ended()
-        self.start()
-        self.site.restarts[self.kind] += 1
-
-    def gone(self) -> None:
-        self.away = True
-        self.site.note_cover()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+LOOK_S = 0.05  # between polls of the scheduler
+SELDOM_S = 0.5  # the same without workers, when no fault waits for a stage
+MOST_CRASHES = 10  # after which crashed parts stay dead
+CALL_S = 1.0  # timeout of a poll
 
 
 class Site:
-    """The deployment, an asynchronous context: everything that it started ends with it."""
+    """The deployment, an async context manager."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # including those before restarts
+        self.pids: set[int] = set()  # of all processes, past and present
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()
         self.crashes: list[str] = []  # parts that ended unexpectedly
-        self.engines_failed = 0  # processes that ended with their engine, where that is expected
-        self.uncovered: list[tuple[float, float]] = []  # times without a worker; time.monotonic
+        self.engines_failed = 0  # processes that ended with their engine, if poison is on
+        self.uncovered: list[tuple[float, float]] = []  # past times without a worker; time.monotonic
         self._uncovered_since = 0.0  # 0: there is a worker
-        self.description: pb.Description | None = None  # the last from a scheduler
-        self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> its prefill and decode worker
-        self.most_booked = 0  # requests at one decode worker
+        self.description: pb.Description | None = None  # a scheduler's latest
+        self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> prefill and decode worker
+        self.most_booked = 0  # highest number of requests on one decode worker
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
@@ -208,7 +81,7 @@ class Site:
 
     @property
     def target_urls(self) -> list[str]:
-        """The schedulers' URLs for lists of what Prometheus can scrape."""
+        """The schedulers' http_sd URLs for Prometheus."""
         ports = (one.settings["scheduler"]["metrics_port"] for one in self.of("scheduler"))
         return [f"http://127.0.0.1:{port}/targets" for port in ports]
 
@@ -217,12 +90,12 @@ class Site:
 
     @property
     def live_page(self) -> str:
-        """The URL of the live page at a router that can be counted on now."""
+        """The URL of the live page on a healthy router."""
         router = next(part for part in self.routers if not part.away)
         return f"http://{router.settings['ops']['listen']}/ops"
 
     def note_cover(self) -> None:
-        """Update the times in which no worker can serve, after a part has gone or come back."""
+        """Update the times in which no worker can serve. Called when a part goes or comes back."""
         now = time.monotonic()
         covered = any(not part.away for part in self.workers)
         if covered:
@@ -231,7 +104,7 @@ class Site:
             self._uncovered_since = self._uncovered_since or now
 
     def uncovered_until(self, now: float) -> list[tuple[float, float]]:
-        """Return the times in which no worker could serve, including one that still lasts."""
+        """Return the times in which no worker could serve, including the current one."""
         return self.uncovered + ([(self._uncovered_since, now)] if self._uncovered_since else [])
 
     # -- life
@@ -298,7 +171,7 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Watch the parts from now on, and wait until all serve."""
+        """Start to watch the parts and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
@@ -330,7 +203,7 @@ class Site:
             self.redis.stop()
 
     async def mend(self) -> None:
-        """Repair what a failed fault left behind."""
+        """Repair the site after a failed fault."""
         for part in self.parts:
             if part.hung:
                 part.wake()
@@ -345,14 +218,14 @@ class Site:
             await asyncio.to_thread(self.redis.start)
 
     def segments_left(self) -> list[str]:
-        """Return the shared memory of this site's processes; after `close` there must be none."""
+        """Return the shared memory of this site's processes; none should be left after `close`."""
         names = (path.name for path in segments.DIRECTORY.glob("baton-kv-*"))
         return [name for name in names if int(name.split("-")[2]) in self.pids]
 
     # -- observation
 
     async def describe(self) -> pb.Description | None:
-        """Return the description by the first scheduler that answers, if one does."""
+        """Return the description of the first scheduler that answers."""
         for stub in self._stubs:
             if (description := await _describe(stub)) is not None:
                 return description
@@ -363,7 +236,7 @@ class Site:
         return list(await asyncio.gather(*map(_describe, self._stubs)))
 
     async def whole(self, within_s: float) -> None:
-        """Wait until each part serves and the store is in use. Raises AssertionError that names the rest."""
+        """Wait until all parts serve and the store works. Raises AssertionError that names the rest."""
         deadline = time.monotonic() + within_s
         while missing := await self._missing():
             if time.monotonic() > deadline:
@@ -371,16 +244,16 @@ class Site:
             await asyncio.sleep(LOOK_S if self.workers else SELDOM_S)
 
     def status(self, worker: Part) -> pb.WorkerStatus | None:
-        """Return the running worker as a scheduler last described it, if it did."""
+        """Return a worker's status in the latest description."""
         known = self.description.workers if self.description is not None else []
         return next((one for one in known if one.identity.worker_id == worker.worker_id), None)
 
     async def held(self, worker: Part) -> None:
-        """Wait until a worker has loaded its engine and is drained. Raises AssertionError if it never is."""
+        """Wait until a worker has loaded its engine and is drained. Raises AssertionError after START_S."""
         deadline = time.monotonic() + START_S
         while not ((one := self.status(worker)) and one.drained and one.identity.HasField("capacity")):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{worker.worker_id} is not there, drained, after {START_S:g} s: {one}")
+                raise AssertionError(f"{worker.worker_id} is not drained after {START_S:g} s: {one}")
             await asyncio.sleep(LOOK_S)
 
     async def _missing(self) -> list[str]:
@@ -414,16 +287,16 @@ class Site:
         return ready
 
     async def _get(self, url: str) -> tuple[int, bytes]:
-        """Return the status and body of a GET; 0 if nobody answers."""
+        """Return the status and body of a GET; 0 without an answer."""
         if self._http is None:
-            raise RuntimeError("the site has not begun")
+            raise RuntimeError("the site is not entered")
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._http.get(url) as answer:
                 return answer.status, await answer.read()
         return 0, b""
 
     async def metrics(self) -> dict[str, float]:
-        """Return the sums of all running routers' metrics, by name with labels."""
+        """Return all routers' metrics, summed by name and labels."""
         found: dict[str, float] = defaultdict(float)
         for router in self.routers:
             _, body = await self._get(f"{self.url(router)}/metrics")
@@ -434,13 +307,13 @@ class Site:
         return found
 
     async def keep_records(self) -> None:
-        """Write each router's records of its last requests beside its log: a pause needs a reason."""
+        """Write each router's records of its last requests next to its log, to explain pauses."""
         for router in self.routers:
             _, body = await self._get(f"http://{router.settings['ops']['listen']}/ops/requests?n=200")
             (self.folder / f"{router.name}-requests.json").write_bytes(body)
 
     async def _watch(self) -> None:
-        """Keep the scheduler's description up to date and restart crashed parts, until cancelled."""
+        """Keep the description up to date and restart crashed parts until cancelled."""
         while True:
             description = await self.describe()
             if description is not None:

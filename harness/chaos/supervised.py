@@ -1,4 +1,4 @@
-"""A deployment that `baton up` runs and repairs; the harness only kills and watches."""
+"""A deployment that `baton up` runs and repairs. The harness only kills and watches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import psutil
 import yaml
 
 from harness import zygote
-from harness.chaos.site import LOOK_S, START_S, Part, Shape, Site
+from harness.chaos.parts import Part, Shape
+from harness.chaos.site import LOOK_S, START_S, Site
 from harness.support import free_port
 from harness.zygote import Forked
 
-AGAIN_S = 60.0  # until a part that was killed runs again
-END_S = 60.0  # until `baton up` has ended with all its parts
+AGAIN_S = 60.0  # until a killed part runs again
+END_S = 60.0  # until `baton up` and all its parts have ended
 
 
 class Supervised(Part):
-    """A child of `baton up`, through all its restarts."""
+    """A child of `baton up`, across its restarts."""
 
     site: SupervisedSite
 
     async def restart(self) -> None:
-        """Wait until `baton up` has started it again and, if it is a worker, has said that it is ready."""
+        """Wait until `baton up` has restarted it and, for a worker, reported it ready."""
         told = self.site.told(self.name, "ready: ")
         await self.found(other_than=self.pid)
         self.site.restarts[self.kind] += 1
@@ -51,13 +52,13 @@ class SupervisedSite(Site):
         self._up: Forked | None = None
 
     def told(self, name: str, text: str) -> int:
-        """Return how often `baton up` has said this of a part."""
+        """Return how often `baton up` has printed this about a part."""
         if self._up is None:
             return 0
         return sum(f"] {name} " in line and text in line for line in self._up.text.splitlines())
 
     def child(self, name: str, other_than: int) -> int:
-        """Return a part's process id, 0 if there is none but `other_than`."""
+        """Return the id of a part's process other than `other_than`, 0 if there is none."""
         if self._up is None:
             return 0
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,7 +69,7 @@ class SupervisedSite(Site):
         return 0
 
     async def until(self, look: Callable[[], bool], within_s: float, what: str) -> None:
-        """Wait until `look` is true. Raises AssertionError if it never is, or `baton up` has ended."""
+        """Wait until `look` is true. Raises AssertionError after `within_s`, or if `baton up` has ended."""
         deadline = time.monotonic() + within_s
         while not look():
             if self._up is None or self._up.poll() is not None:
@@ -101,7 +102,7 @@ class SupervisedSite(Site):
     async def close(self) -> None:
         restarted = sum(self.told(part.name, "restarting") for part in self.parts)
         if restarted != self.restarts.total():
-            self.crashes.append(f"baton up told {restarted} restarts, after {self.restarts.total()} kills")
+            self.crashes.append(f"baton up reported {restarted} restarts after {self.restarts.total()} kills")
         if self._up is not None:
             self._up.terminate()
             try:
@@ -115,11 +116,11 @@ class SupervisedSite(Site):
         await super().close()
 
     async def mend(self) -> None:
-        """Wait until `baton up` has repaired what a failed fault left behind."""
+        """Wait until `baton up` has repaired the site after a failed fault."""
         for part in self.parts:
             if not part.wanted:
                 with contextlib.suppress(AssertionError):
                     await part.restart()
 
     def _bury(self) -> None:
-        """Leave it to `baton up`; `close` counts its restarts."""
+        """Do nothing: `baton up` restarts parts, and `close` counts them."""

@@ -1,5 +1,5 @@
-"""A GPU without arithmetic, so that the CUDA paths of vLLM and Baton run on a machine without a GPU.
+"""A GPU without arithmetic: it runs the CUDA paths of vLLM and Baton on a machine without a GPU.
 
-Device memory is the host's, copies copy, and kernels are compiled and launched but do nothing.
-`make null-gpu` makes an environment for it, and runs tests/null_gpu there.
+Device memory is host memory, copies copy, and kernels are compiled and launched but do nothing.
+`make null-gpu` makes an environment for it and runs tests/null_gpu there.
 """

@@ -12,12 +12,12 @@ from typing import Any
 
 FILE = "NULL_GPU_ENTERED"
 _PACKAGE = "baton.services.engine.patches."
-Entry = tuple[str, str]  # the patch, and the attribute that it replaces
+Entry = tuple[str, str]  # a patch, and the attribute that it replaces
 Function = Callable[..., Any]
 
 
 def count(module: ModuleType) -> None:
-    """Let `replace` record the calls of each wrapper that it installs."""
+    """Make `replace` record the calls of each wrapper that it installs."""
     real = module.replace
 
     def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) -> None:
@@ -44,7 +44,7 @@ def _noting(function: Function, patch: str, attribute: str) -> Function:
         _note(patch, attribute)
         return function(*args, **named)
 
-    noting.__dict__.update(function.__dict__)  # its wrappers, and what they wrap
+    noting.__dict__.update(function.__dict__)  # `replace` keeps its records there
     return noting
 
 

@@ -1,6 +1,6 @@
 """Set up each Python process of the null GPU's environment; a .pth file there calls `start`.
 
-It loads the null GPU's driver and NVML, which libraries look up by name alone, and changes modules when they
+It loads the null GPU's driver and NVML, so that libraries find them by name, and patches modules when they
 are first imported: tokens.py, entered.py.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.null_gpu.libraries import folder
 
-# Module -> the function that changes it, called when the module has been executed.
+# Module -> the function that patches it after its execution.
 CHANGES = {
     "vllm.v1.worker.gpu.model_runner": "tokens:on_v2",
     "vllm.v1.worker.gpu_model_runner": "tokens:on_v1",
@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def environment(libraries: Path) -> dict[str, str]:
-    """Return the variables for all processes of the environment."""
+    """Return the variables of all processes of the environment."""
     return {
         "TRITON_LIBCUDA_PATH": str(libraries),
         "TRITON_CACHE_DIR": str(HOME / "cache" / "triton"),
@@ -55,7 +55,7 @@ def _packages() -> Path:
 
 
 class _Finder:
-    """Finds the modules of CHANGES as Python does, and changes them when they have been executed."""
+    """Finds the modules of CHANGES as Python does and patches them after their execution."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _target: ModuleType | None = None) -> Any:

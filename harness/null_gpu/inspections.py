@@ -1,9 +1,9 @@
-"""Fill vLLM's cache at VLLM_CACHE_ROOT with its inspections of the demo models' classes.
+"""Fill vLLM's cache in VLLM_CACHE_ROOT with its inspections of the demo models' classes.
 
     python -m harness.null_gpu.inspections
 
-On a GPU each worker inspects them at a model's first start, in a process that imports vLLM again. Dozens of
-workers that start together would take minutes of a small machine; here one process does it for all.
+On a GPU each worker inspects a model's class at its first start, in a process that imports vLLM again. For
+dozens of workers that takes minutes on a small machine; here one process does it for all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Build the null GPU's CUDA libraries beside the packages that need them.
+"""Build the null GPU's CUDA libraries for the packages that need them.
 
     python -m harness.null_gpu.libraries SITE-PACKAGES
 
-Each library has the functions that are written here in C, and stubs that return 0 for all others that the
-extensions in SITE-PACKAGES import from it. torch looks for them in nvidia/cu13/lib, the place of NVIDIA's.
-The headers are those in Triton's wheel.
+Each library has the functions of this folder's C files, and stubs that return 0 for all others that the
+extensions in SITE-PACKAGES import from it. They replace NVIDIA's libraries in nvidia/cu13/lib, where torch
+looks for them. The headers come from Triton's wheel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-LIBRARIES: dict[str, tuple[str, str]] = {  # name -> a pattern of its functions, and its source
+LIBRARIES: dict[str, tuple[str, str]] = {  # name -> pattern of its functions, source file
     "libcudart.so.13": ("_*cuda[A-Z]", "runtime.c"),
     "libcuda.so.1": ("cu(?!File)[A-Z]", "driver.c"),
     "libnvidia-ml.so.1": ("nvml", "nvml.c"),
@@ -43,14 +43,14 @@ def folder(packages: Path) -> Path:
 
 
 def owns(pattern: str, name: str) -> bool:
-    """Tell whether a function belongs to the library with this pattern."""
+    """Return whether a function belongs to the library with this pattern."""
     return re.match(pattern, name) is not None
 
 
 def build(packages: Path) -> None:
-    """Build all libraries for the torch and vLLM in this folder of packages."""
+    """Build all libraries for the packages in this folder."""
     wanted = _undefined(file for pattern in EXTENSIONS for file in packages.glob(pattern))
-    # Triton compiles its own when it is first used.
+    # Triton compiles its extension on first use.
     for file in packages.glob("triton/backends/nvidia/*.c"):
         wanted |= dict.fromkeys(re.findall(r"\b(cu[A-Z]\w+)\(", file.read_text()), "")
     target = folder(packages)
@@ -71,7 +71,7 @@ def build(packages: Path) -> None:
 
 
 def _undefined(files: Iterable[Path]) -> dict[str, str]:
-    """Return the names that these import from other libraries, each with the version asked for or ""."""
+    """Return the symbols that these files import, each with its version or ""."""
     found: dict[str, str] = {}
     for file in files:
         for line in _nm("--undefined-only", "--with-symbol-versions", file):
@@ -81,7 +81,7 @@ def _undefined(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _compile(source: str, packages: Path, target: Path) -> set[str]:
-    """Compile a file of this folder. Return the functions that it defines."""
+    """Compile a file of this folder and return the functions that it defines."""
     headers = packages / "triton" / "backends" / "nvidia" / "include"
     _gcc("-c", SOURCES / source, "-o", target, f"-I{headers}")
     return {line.split()[-1] for line in _nm("--defined-only", "--extern-only", target, dynamic=False)}

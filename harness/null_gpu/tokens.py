@@ -1,8 +1,8 @@
-"""The tokens of the null GPU, whose kernels sample none: each place of a sequence has a fixed token.
+"""Make up the tokens that the null GPU does not sample: each position of a sequence has a fixed token.
 
-The token does not depend on where and how it is generated, so a test notices one that is missing or comes
-twice. Some of a request's drafts are accepted, a different number at each place. The tokens are copied into
-the device's memory as soon as a sampler has returned; vLLM does the rest.
+The token does not depend on where and how it is generated, so tests notice missing and repeated tokens. The
+number of accepted drafts also depends on the position. The tokens are copied to the device as soon as a
+sampler returns; vLLM does the rest.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-FIRST, KINDS = 65, 26  # the demo model's tokens that are letters
+FIRST, KINDS = 65, 26  # the demo model's tokens of letters
 
 
 def token(place: int) -> int:
-    """Return the token at a place of any sequence, counted from its prompt's beginning."""
+    """Return the token at a position, counted from the beginning of the prompt."""
     return FIRST + place % KINDS
 
 
 def taken(place: int, drafts: int) -> int:
-    """Return how many tokens a step at a place gives: some of the drafts, and one."""
+    """Return how many tokens a step at a position gives: some of the drafts and one more."""
     return 1 + place % (drafts + 1)
 
 
@@ -29,7 +29,7 @@ def on_v2(module: ModuleType) -> None:
     runner, output = module.GPUModelRunner, module.AsyncOutput
     execute_model = runner.execute_model
     lengths: dict[str, int] = {}  # request -> tokens of its sequence so far
-    drafts: dict[str, int] = {}  # in the current step; none for a request whose prompt is incomplete
+    drafts: dict[str, int] = {}  # request -> drafts in this step, if its prompt is complete
 
     def execute(self: Any, scheduled: Any, *rest: Any, **named: Any) -> Any:
         for request in scheduled.finished_req_ids:
@@ -46,7 +46,7 @@ def on_v2(module: ModuleType) -> None:
         return execute_model(self, scheduled, *rest, **named)
 
     class Output(output):  # type: ignore[misc, valid-type]
-        """Copies the step's tokens to the device before vLLM copies them back."""
+        """Copies the made-up tokens to the device before vLLM copies them back."""
 
         def __init__(
             self, model_runner_output: Any, sampler_output: Any, num_sampled_tokens: Any, **named: Any
@@ -75,7 +75,7 @@ def on_v1(module: ModuleType) -> None:
             place = int(self.input_batch.num_tokens_no_spec[row])
             drafts = len(scheduler_output.scheduled_spec_decode_tokens.get(request, ()))
             rows.append([token(place + i) for i in range(taken(place, drafts))])
-        # int64 as the memory to which it is copied: a conversion would need a kernel.
+        # int64, like the memory that it is copied to: a conversion would need a kernel.
         sampler_output.sampled_token_ids = torch.zeros_like(
             sampler_output.sampled_token_ids, dtype=torch.int64
         )
@@ -85,7 +85,7 @@ def on_v1(module: ModuleType) -> None:
     @functools.wraps(propose)
     def draft(self: Any, *rest: Any, **named: Any) -> Any:
         made = propose(self, *rest, **named)
-        if isinstance(made, torch.Tensor):  # its values are garbage
+        if isinstance(made, torch.Tensor):  # no kernel has filled it
             made = torch.full(made.shape, FIRST, dtype=made.dtype).to(made.device)
         return made
 
@@ -93,7 +93,7 @@ def on_v1(module: ModuleType) -> None:
 
 
 def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
-    """Put tokens into a sampler's output; without drafts, also into its log-probabilities."""
+    """Write tokens into a sampler's output and, without drafts, into its log-probabilities."""
     _write(sampler_output.sampled_token_ids, rows, fill)
     told = sampler_output.logprobs_tensors
     if told is not None and told.logprob_token_ids.shape[0] == len(rows):
@@ -102,7 +102,7 @@ def _give(sampler_output: Any, rows: list[list[int]], fill: int) -> None:
 
 
 def _write(target: Any, rows: Iterable[list[int]], fill: int) -> None:
-    """Copy rows into a tensor on the device, padded to its shape."""
+    """Copy rows, padded, into a tensor on the device."""
     import torch
 
     values = torch.full(target.shape, fill, dtype=target.dtype)

@@ -1,4 +1,4 @@
-"""Requests that break an engine's step: a vLLM plug-in, and the `vllm_xargs` that tell it what to do.
+"""A vLLM plug-in with which requests break an engine's step, and the `vllm_xargs` of such requests.
 
 Put this folder on a deployment's PYTHONPATH.
 """
@@ -14,7 +14,7 @@ MARK = "poison"
 def dose(kind: str, where: str = "sample", after: int = 0) -> dict[str, str]:
     """Return the `vllm_xargs` of a request that breaks a step.
 
-    kind: alone; pair, only beside another of this kind; sticky, like a lost device; kill the process
+    kind: alone; pair (only with another such request); sticky (like a lost device); kill (the process)
     where: the part of the step: schedule, execute, forward, sample, draft, update or post
     after: the number of output tokens before it acts
     """

@@ -12,7 +12,7 @@ MARK = "poison"
 
 
 def register() -> None:
-    """Patch vLLM's scheduler and its model runner V1. vLLM calls this in each of its processes."""
+    """Patch vLLM's scheduler and model runner V1. vLLM calls this in each of its processes."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

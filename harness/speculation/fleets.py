@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
 import openai
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness import zygote
+from harness.scrape import total
 from harness.support import CALL_S, eventually, free_port
 
 END_S = 40.0
@@ -24,7 +23,7 @@ MODEL_NAME = "table"
 
 
 class StartFailed(Exception):
-    """The deployment ended before it was ready; the text is its error line."""
+    """The deployment failed before it was ready; the text is its error line."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,15 @@ FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)
 
 @dataclass
 class Outcome:
-    """A deployment's answers, and its workers' counts meanwhile."""
+    """A deployment's answers, and its workers' counts for `answers`."""
 
     answers: list[list[int]]  # token ids of each prompt's greedy answer, one request at a time
-    together: list[list[int]]  # the same prompts again, several at a time
+    together: list[list[int]]  # the same for several requests at a time
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(default_factory=list)  # for each answer the tokens' leads, see _gaps
+    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens; see _gaps
 
     @property
     def accepted_per_draft(self) -> float:
@@ -61,30 +60,31 @@ class Deployment:
 
     def count(self, name: str) -> int:
         """Return the sum of a counter over all workers and labels."""
-        total = 0.0
-        for address in self.metrics:
-            for family in text_string_to_metric_families(httpx.get(address, timeout=10).text):
-                total += sum(sample.value for sample in family.samples if sample.name == f"{name}_total")
-        return int(total)
+        return sum(int(total(url, f"{name}_total")) for url in self.metrics)
 
 
 @contextmanager
 def deployment(
-    folder: Path, fleet: Fleet, engine: dict[str, Any], handoff: Mapping[str, Any] = MappingProxyType({})
+    folder: Path,
+    fleet: Fleet,
+    engine: dict[str, Any],
+    handoff: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    forgetful: bool = False,
 ) -> Iterator[Deployment]:
+    """Run a deployment. forgetful: workers drop the drafter's state of every handoff."""
     port, scheduler = free_port(), free_port()
     settings = {
         "engine": {"served_model_name": MODEL_NAME, **engine},
-        # A busy machine may delay a worker's heartbeats for seconds; no process dies here.
+        # No process dies, and a busy machine may delay heartbeats for seconds.
         "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
         "router": {"port": port},
         "worker": {"metrics_port": 0},
         "handoff": {"staging_mib": 64, **handoff},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    process = zygote.shared().start(
-        "up", "harness.forked:up", folder, fleet=vars(fleet), settings=settings, logs=str(folder)
-    )
+    given = {"fleet": vars(fleet), "settings": settings, "logs": str(folder), "forgetful": forgetful}
+    process = zygote.shared().start("up", "harness.forked:up", folder, **given)
     try:
         eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
         yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
@@ -102,11 +102,11 @@ def _ready(text: str) -> bool:
 
 def _metrics(folder: Path) -> list[str]:
     texts = [log.read_text(errors="replace") for log in sorted(folder.glob("*.log"))]
-    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)", text)]
+    return [found for text in texts for found in re.findall(r"metrics on (http://\S+)/metrics", text)]
 
 
 def measure(deployment: Deployment, prompts: list[list[int]], max_tokens: int) -> Outcome:
-    """Send every prompt, first one at a time, with counts, then four at a time."""
+    """Send every prompt, one at a time, then four at a time."""
     return asyncio.run(_measure(deployment, prompts, max_tokens))
 
 
@@ -140,7 +140,7 @@ def _counts(deployment: Deployment) -> dict[str, int]:
 
 
 async def _gaps(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int) -> list[float]:
-    """Return the lead of each token of the greedy answer over the second best, in log-probability."""
+    """Return each token's log-probability gap to the second-best token."""
     done = await _complete(client, prompt, max_tokens, logprobs=2, return_tokens_as_token_ids=True)
     told = done.choices[0].logprobs
     best = [sorted(one.values()) for one in told.top_logprobs or []] if told is not None else []
@@ -153,7 +153,6 @@ async def _answer(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int
 
 
 async def _complete(client: openai.AsyncOpenAI, prompt: list[int], max_tokens: int, **more: Any) -> Any:
-    """Ask for a greedy answer of `max_tokens`."""
     more["ignore_eos"] = True
     return await client.completions.create(
         model=MODEL_NAME, prompt=prompt, max_tokens=max_tokens, temperature=0, extra_body=more

@@ -1,7 +1,7 @@
-"""Answers sampled by an engine in a process of its own, and the distribution that they should have.
+"""Sample answers with an engine in a child process, and compute the distribution that they should have.
 
-The expected distribution is no sample: a plain forward pass gives the probability of every continuation of
-three tokens, filtered by temperature, top-k and top-p as they are defined.
+The expected distribution is exact: plain forward passes give the probability of every three-token
+continuation, filtered by temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from baton.services.speculation import SpeculativeSettings
 from harness import zygote
 from harness.architectures import language
 
-LENGTH = 3  # tokens of an answer: the first without drafts, the others with
+LENGTH = 3  # tokens of an answer; the first is decoded without drafts
 DEADLINE_S = 240.0
-REQUESTS = 256  # in a batch
-LEAST = 0.0025  # less likely answers are counted together
+REQUESTS = 256  # per batch
+LEAST = 0.0025  # probability below which answers share a cell
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Sample:
-    """The counts of an engine's continuations, for each way to sample, and of its drafts."""
+    """An engine's answers, counted for each way to sample, and its draft counts."""
 
     answers: dict[Way, Counter[tuple[int, ...]]]
     drafted: int
@@ -51,17 +51,17 @@ class Order:
     model: Path
     prompt: tuple[int, ...]
     ways: tuple[Way, ...]
-    samples: int  # for each way
+    samples: int  # per way
     speculative: dict[str, Any] | None = None  # --speculative-config
-    more: dict[str, Any] = field(default_factory=dict)  # for vLLM's speculative_config
+    more: dict[str, Any] = field(default_factory=dict)  # additions to vLLM's speculative_config
     seed: int = 0
     core: int = 0
-    mended: bool = True  # with Baton's patch of the sampler
-    first_drafts: tuple[int, ...] = ()  # drafts that each request comes with, for a prompt of one token
+    mended: bool = True  # apply Baton's patch of the sampler
+    first_drafts: tuple[int, ...] = ()  # each request arrives with these; needs a prompt of one token
 
 
 class Engine:
-    """A forked process with one vLLM engine, which carries out an order."""
+    """A forked process that runs an order with one vLLM engine."""
 
     def __init__(self, order: Order) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-sampling-")
@@ -86,7 +86,7 @@ class Engine:
 
 
 def serve(connection: Connection) -> None:
-    """Receive an order and carry it out, in the forked process."""
+    """Receive an order and run it. Called in the forked process."""
     order: Order = connection.recv()
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -110,7 +110,7 @@ def _carry_out(order: Order) -> Sample:
         _unmend()
     engine = LLM(
         model=str(order.model),
-        dtype="float32",  # "auto" would halve it
+        dtype="float32",  # "auto" uses 16 bits
         skip_tokenizer_init=True,
         enforce_eager=True,
         block_size=32,
@@ -143,7 +143,7 @@ def _carry_out(order: Order) -> Sample:
 
 
 def _speculation(order: Order) -> dict[str, Any]:
-    """Return the speculative config that a worker gives vLLM."""
+    """Return the speculative config that a worker passes to vLLM."""
     if order.speculative is None:
         return {}
     spec = SpeculativeSettings(**order.speculative)
@@ -159,7 +159,7 @@ def _speculation(order: Order) -> dict[str, Any]:
 
 
 def _bring(scheduler: Any, drafts: tuple[int, ...]) -> None:
-    """Have each request come with these drafts, as after a handoff."""
+    """Give each request these drafts on arrival, as after a handoff."""
     from baton.services.engine.patches.first_drafts import FirstDrafts, give
 
     FirstDrafts(scheduler, 0)
@@ -183,7 +183,7 @@ Logits = Callable[[torch.Tensor], torch.Tensor]  # token ids [N, T] -> the last 
 
 
 def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[int, ...], float]:
-    """Return the probability of each beginning of an answer, up to LENGTH tokens, unless below LEAST."""
+    """Return the probability of each answer and answer prefix, except those below LEAST."""
     found: dict[tuple[int, ...], float] = {}
     rows, chances = torch.tensor([prompt]), torch.ones(1)
     for _ in range(LENGTH):
@@ -196,7 +196,7 @@ def expected(logits: Logits, prompt: tuple[int, ...], way: Way) -> dict[tuple[in
 
 
 def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
-    """Return probabilities [N, V] of the top-k tokens, cut to the fewest that hold top-p, normalised."""
+    """Return probabilities [N, V] after temperature, top-k and top-p, normalised."""
     probabilities = (logits.double() / way.temperature).softmax(-1)
     ordered, order = probabilities.sort(-1, descending=True)
     if way.top_k:
@@ -209,7 +209,7 @@ def filtered(logits: torch.Tensor, way: Way) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Fit:
-    """The fit of a sample: chi-square over the answers, and the total variation distance."""
+    """The goodness of a sample's fit: chi-square over the answers, and the total variation distance."""
 
     chi_square: float
     freedom: int
@@ -217,7 +217,7 @@ class Fit:
 
     @property
     def chance(self) -> float:
-        """The probability that a sample of the right distribution fits as badly."""
+        """The probability that a sample of the right distribution fits this badly."""
         halves = torch.tensor([self.freedom / 2, self.chi_square / 2], dtype=torch.float64)
         return float(torch.special.gammaincc(halves[0], halves[1]))
 
@@ -229,7 +229,7 @@ class Fit:
 
 
 def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], length: int) -> Fit:
-    """Compare the answers' first `length` tokens with the probabilities that `expected` gives."""
+    """Compare the answers' first `length` tokens with the probabilities from `expected`."""
     total = found.total()
     observed: Counter[tuple[int, ...]] = Counter()
     for answer, count in found.items():
@@ -244,7 +244,7 @@ def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float], l
 
 
 def reference(model: Path) -> Logits:
-    """Load a target in transformers, without its drafter. Return a function that computes its logits."""
+    """Load a target into transformers and return a function that computes its logits."""
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Requests at a time, from the times of their answers."""
+"""Concurrent requests, computed from the times of their answers."""
 
 from __future__ import annotations
 

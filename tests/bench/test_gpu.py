@@ -1,4 +1,4 @@
-"""The handoff's benchmark for a GPU, on the CPU: it measures handoffs that are right, and no others."""
+"""`bench gpu` on a CPU: it checks the handoffs that it times."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_what_is_timed_is_what_was_saved(site: Site, monkeypatch: pytest.MonkeyP
     assert found["mib"] == 2  # 16 blocks of 16 tokens, 2 layers, 8 heads of K and V of 128, bfloat16
     assert 0 < found["engine_thread_ms"] <= found["save_ms"]
     other = Site("cpu", layers=2, tokens=256)
-    monkeypatch.setattr(Site, "load", lambda *_: 0.0)  # brings nothing
-    with pytest.raises(AssertionError, match="not what was saved"):
+    monkeypatch.setattr(Site, "load", lambda *_: 0.0)  # loads nothing
+    with pytest.raises(AssertionError, match="differ from the saved ones"):
         gpu.handoffs(other)
     other.close()
 

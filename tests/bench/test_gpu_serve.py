@@ -1,4 +1,4 @@
-"""The benchmark of several workers on one GPU: what it computes, and, on the CPU, a deployment of it."""
+"""`bench gpu-serve`: its figures, and one of its deployments on a CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_handoffs_are_those_in_between() -> None:
 
 
 def test_a_closed_loop_counts_what_came_in_its_time() -> None:
-    early = (0.0, 2.0, True, [1.0, 2.0])  # asked before; half of its tokens came in time
+    early = (0.0, 2.0, True, [1.0, 2.0])  # sent before; half of its tokens arrive in time
     counted = (1.5, 3.0, True, [1.6, 1.7, 1.9, 2.9])
     failed = (1.6, 1.7, False, [])
     found = figures_of([early, counted, failed], first=1.5, last=2.5)
@@ -57,7 +57,7 @@ def test_a_closed_loop_counts_what_came_in_its_time() -> None:
     assert found["ttft_p50_ms"] == pytest.approx(100)
     assert found["itl_max_ms"] == pytest.approx(1000)
     assert (found["answers"], found["failed"]) == (1, 1)
-    with pytest.raises(RuntimeError, match="none of 1 answers was whole"):
+    with pytest.raises(RuntimeError, match="none of 1 answers was complete"):
         figures_of([failed], first=0, last=1)
 
 
@@ -101,7 +101,7 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     found = kept[-1]["arms"]
     assert isinstance(found, dict)
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
-    # On a busy machine a prompt may be computed anew.
+    # On a busy machine a prompt may be recomputed.
     assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
     took = loops[-1]["handoff_ms"]
     assert isinstance(took, dict)

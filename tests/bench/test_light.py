@@ -1,4 +1,4 @@
-"""The benches' HTTP client: which connections it reuses."""
+"""The benches' HTTP client reuses connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\ne\r\ndata: [DO
 
 
 class Server:
-    """Answers every request with the same bytes, and counts connections."""
+    """Answers every request with the same bytes and counts connections."""
 
     def __init__(self, answer: bytes, hang_up: Callable[[], bool]) -> None:
         self._answer, self._hang_up = answer, hang_up
@@ -34,14 +34,14 @@ class Server:
                 if self._hang_up():
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone
+            pass  # the client has disconnected
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
     async def ended(self) -> None:
-        """Wait for the end of all connections so far."""
+        """Wait until all connections so far have ended."""
         await asyncio.gather(*filter(None, self.connections))
 
 
@@ -78,7 +78,7 @@ async def test_a_connection_that_the_server_closed_is_not_reused() -> None:
         for _ in range(2):
             assert (await client.post("/", {})).status == 200
             await server.ended()
-            await asyncio.sleep(0.05)  # for the end of the connection to arrive
+            await asyncio.sleep(0.05)  # until the client sees the end
         assert len(server.connections) == 2
 
 

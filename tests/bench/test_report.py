@@ -1,4 +1,4 @@
-"""The page of the benches, its figures and README's section are what the results give."""
+"""docs/benchmarks.md, its figures and README's section match the results."""
 
 from __future__ import annotations
 

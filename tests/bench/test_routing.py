@@ -13,7 +13,7 @@ LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4
 
 
 class Server:
-    """Answers with letters that depend on the prompt, and keeps the prompts."""
+    """Answers with letters that depend on the prompt and records the prompts."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -35,7 +35,7 @@ class Server:
 
 
 async def asked(seed: int) -> tuple[list[str], list[int]]:
-    """Have the chats of a seed. Return all prompts and, in the order of the answers, their lengths."""
+    """Run the chats of a seed. Return all prompts, and their lengths in the order of the answers."""
     server, app = Server(), web.Application()
     app.router.add_post("/v1/completions", server.complete)
     runner = web.AppRunner(app)

@@ -1,4 +1,4 @@
-"""The bench of placements: real processes in each of its arms, and nothing that Redis stops."""
+"""`bench scheduler`: its arms, and one run in which Redis hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/speculative-decoding.md: its text, and a sample of it measured again here."""
+"""The table of docs/speculative-decoding.md: its text, and one row measured again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAN = [
     if "why" not in cell
 ]
 WITHIN = 0.05  # of the aggregated engine's acceptance
-WITHIN_SPLIT = 0.15  # of suffixes, where each decode worker has half of the past answers
+WITHIN_SPLIT = 0.15  # with suffixes, because each decode worker knows only half of the past answers
 
 
 def test_the_page_is_what_was_measured() -> None:
@@ -58,7 +58,7 @@ def test_decode_workers_accept_as_many_drafts(name: str, fleet: str) -> None:
 
 @pytest.mark.parametrize("name", ["MTP, demo model", "EAGLE-3, demo model"])
 def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
-    """Trained heads look back: without the prompt's KV they draft worse, and the answers stay the same."""
+    """Without the prompt's KV trained heads draft worse, and answers stay the same."""
     cell = RESULTS["rows"][name]["cells"]["1P1D"]
     assert cell["withheld"]["equal"] == cell["of"]
     assert speculation_table.per_draft(cell["withheld"]) < speculation_table.per_draft(cell)
@@ -67,11 +67,7 @@ def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", ["MTP, demo model"])
 def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
-    """Through 1P1D the answers are those of one engine, and as many drafts are accepted.
-
-    That one engine answers alike with and without drafts is tested by test_references.py and
-    tests/e2e/test_same_answers.py.
-    """
+    """Compare 1P1D with one engine; test_references.py compares one engine with and without drafts."""
     row = next(row for row in speculation_table.ROWS if row.name == name)
     prompts = row.prompts()[:5]
 
@@ -84,5 +80,5 @@ def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
     assert alone.together == apart.answers == apart.together == alone.answers
     assert apart.handoffs >= len(prompts)
     assert alone.accepted > 0
-    # Greedy answers to equal prompts: only the first step after a handoff differs.
+    # Only the first step after a handoff differs.
     assert apart.accepted_per_draft == pytest.approx(alone.accepted_per_draft, rel=WITHIN)

@@ -1,4 +1,4 @@
-"""The load tools of others: their environment, their failures, and the questions that are sent."""
+"""The load tools of other projects: their environment, failures and questions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_tools_are_installed_again_when_their_pins_change(
     capsys.readouterr()
     pins.write_text("# nothing\n")
     tools.installed("python", pins)
-    assert "installing" in capsys.readouterr().out  # a broken installation is made anew
+    assert "installing" in capsys.readouterr().out  # a broken installation is replaced
 
 
 def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(

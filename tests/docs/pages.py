@@ -1,4 +1,4 @@
-"""The repository's Markdown pages, taken apart: headings, links, code."""
+"""Parse the repository's Markdown pages: headings, links, code."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Page:
 
     @cached_property
     def links(self) -> list[str]:
-        """The targets of all links and pictures, as they are written."""
+        """The targets of all links and pictures."""
         text = _CODE.sub("code", self.prose)
         return [found[2] for found in _LINK.finditer(text)] + _HTML.findall(text)
 
     @cached_property
     def anchors(self) -> set[str]:
-        """The anchors of all headings, as GitHub makes them."""
+        """GitHub's anchors of all headings."""
         seen: dict[str, int] = {}
         anchors = set()
         for heading in _HEADING.findall(self.prose):

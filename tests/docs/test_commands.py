@@ -1,4 +1,4 @@
-"""Commands in pages can be given: sub-commands, flags, make targets and modules exist."""
+"""Commands in pages are valid: sub-commands, flags, make targets and modules exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEPARATORS = {"&", "&&", "|", ";", "||", ">", "<"}
 
 
 def _commands(script: str) -> Iterator[list[str]]:
-    """Return the words of each `baton`, `make` and `python -m` command of a script."""
+    """Yield the words of each `baton`, `make` and `python -m` command of a script."""
     lines = _HEREDOC.sub(r"\2\n", script).replace("\\\n", " ").splitlines()
     for line in lines:
         words: list[str] = []
@@ -46,7 +46,7 @@ def _inline(page: Page) -> Iterator[list[str]]:
 
 
 def _check(words: list[str], *, whole: bool) -> None:
-    """Raise for a command that cannot be given. `whole`: its arguments must all be there, too."""
+    """Raise for an invalid command. whole: required arguments must be present, too."""
     if words[0] == "baton":
         _check_baton(words[1:], whole=whole)
     elif words[0] == "make":
@@ -58,7 +58,7 @@ def _check(words: list[str], *, whole: bool) -> None:
 
 @cache
 def _baton() -> Any:
-    """Return Baton's command line, with all flags of its commands: that takes a quarter of a second."""
+    """Return Baton's command line. Building it takes a quarter of a second."""
     return typer.main.get_command(app)
 
 
@@ -89,7 +89,7 @@ def _is_script(text: str) -> bool:
 
 
 def _cases() -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Return page, words, and whether it is a command of a script, as often as they are found."""
+    """Yield the page and words of each command, and whether it is in a script."""
     for page in PAGES.values():
         scripts = [block.text for block in page.blocks if block.language in SHELL and _is_script(block.text)]
         yield from ((page.name, tuple(words), True) for text in scripts for words in _commands(text))
@@ -109,6 +109,6 @@ def test_a_command_can_be_given(words: tuple[str, ...], whole: bool) -> None:
 
 
 def test_pages_have_commands() -> None:
-    """The test above must not pass because it finds nothing."""
+    """Otherwise the test above would prove nothing."""
     assert {"baton", "make", "python"} == {words[0] for _, words, _ in CASES}
     assert len(CASES) > 40

@@ -34,7 +34,7 @@ def test_links_lead_somewhere(page: Page) -> None:
 def test_the_index_lists_every_page() -> None:
     listed = _linked(INDEX)
     for readme in [page for page in PAGES.values() if page.path.name == "README.md" and page.path in listed]:
-        listed |= _linked(readme)  # of a folder of pages
+        listed |= _linked(readme)  # the index of a folder
     pages = {page.path for name, page in PAGES.items() if name.startswith("docs/")}
     missing = sorted(str(one.relative_to(ROOT)) for one in pages - listed - {INDEX.path})
     assert not missing, f"docs/index.md does not list: {missing}"
@@ -46,7 +46,7 @@ def _linked(page: Page) -> set[Path]:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
 def test_a_list_begins_behind_a_blank_line(page: Page) -> None:
-    """MkDocs takes it for a part of the paragraph otherwise; GitHub does not."""
+    """MkDocs, unlike GitHub, would make it part of the paragraph."""
     before, glued = "", []
     for line in page.prose.splitlines():
         in_text = before.strip() and not before.startswith((" ", "#")) and not _ITEM.match(before)

@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, Page
 FOLDERS = "autoscale|bench|deploy|docs|handoff|harness|kernels|protos|scheduler|services|src/baton|tests"
 PRODUCT = ("services", "autoscale", "scheduler", "handoff")
 PATH = re.compile(rf"(?:{FOLDERS})/[\w./-]*")
-WRITTEN = "bench/results/"  # by whoever measures
+WRITTEN = "bench/results/"  # benches write files there
 MODULE = re.compile(r"(?:baton|bench|harness|tests)(?:\.\w+)+")
 FUNCTION = re.compile(r"((?:\w+\.)?\w+)\(\)")
 SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*")
@@ -30,7 +30,7 @@ def _is_defined(name: str, source: str) -> bool:
 
 
 def _is_importable(dotted: str) -> bool:
-    """Whether a module has this name, or defines what stands behind its name; nothing is imported."""
+    """Return whether a module has this name or defines it, without importing anything."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         place = Path(ROOT / "src" if parts[0] == "baton" else ROOT, *parts[:length])
@@ -43,7 +43,7 @@ def _is_importable(dotted: str) -> bool:
 
 
 def _is_a_name(dotted: str) -> bool:
-    """Whether the code has it in quotes: a logger, or a group of entry points."""
+    """Return whether the code has it in quotes, such as a logger or a group of entry points."""
     return any(f'"{dotted}"' in one.read_text() for room in PRODUCT for one in (ROOT / room).rglob("*.py"))
 
 
@@ -74,13 +74,13 @@ def test_settings_exist(page: Page) -> None:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES.keys())
 def test_metrics_exist(page: Page) -> None:
-    """Those of docs/observability.md do: tests/services/test_observability_page.py."""
+    """tests/services/test_observability_page.py checks docs/observability.md itself."""
     unknown = {name for name in METRIC.findall(page.text) if name not in METRICS}
     assert not unknown, f"{page.name} names metrics that are not there: {sorted(unknown)}"
 
 
 def test_functions_of_the_map_are_where_it_says() -> None:
-    """In docs/architecture.md a table row that names functions names their files as well."""
+    """A table row of docs/architecture.md that names functions also names their files."""
     missing = []
     for row in (line for line in PAGES["docs/architecture.md"].prose.splitlines() if line.startswith("|")):
         code = re.findall(r"`([^`]+)`", row)

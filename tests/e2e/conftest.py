@@ -1,4 +1,4 @@
-"""Engines that the end-to-end tests share: started once, as each start takes ten seconds and more."""
+"""Deployments that the end-to-end tests share, because a start takes ten seconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from harness.collector import SENT_SOON, Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
 
+SLOW_CLIENT_S = 4.0  # of one_pair's router
+
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Collector]:
-    """Serve a collector of traces; those of ordinary requests are kept where the client says so."""
     with collecting() as one:
         yield one
 
@@ -23,20 +24,22 @@ def collector() -> Iterator[Collector]:
 def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
     """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
     config: dict[str, Any] = {
-        # Quick enough to see what happens within a second. This model computes a long prompt in less time
-        # than by default pays for a pull.
+        # Frequent heartbeats, so that changes show within a second. By default this model recomputes a long
+        # prompt rather than pull it.
         "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
         "tracing": collector.settings,
         "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
     }
-    with deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config) as one:
+    constants = {"baton.services.router.app:SLOW_CLIENT_S": SLOW_CLIENT_S}
+    folder = tmp_path_factory.mktemp("one-pair")
+    with deployment(folder, environment=SENT_SOON, constants=constants, **config) as one:
         yield one.up()
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the URL of stock vLLM, one aggregated engine, on the same model."""
-    # One core: two threads that wait for each other crawl when something else needs a core.
+    """Return the URL of stock vLLM: one aggregated engine with the same model."""
+    # One core: OpenMP threads that share a busy core spin.
     one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
     with stock_vllm(tmp_path_factory.mktemp("stock"), one_core) as (url, _):
         yield url

@@ -1,4 +1,4 @@
-"""README's shell commands, run as a reader runs them, in a network of their own where its ports are free."""
+"""Run README's shell commands as a reader would, in a network namespace where its ports are free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.zygote import Forked
 
 PORTS = (8000, 7400)
 _CLONE_NEWNET = 0x40000000
-# Replaces the command: prints the arguments that the shell made, in one write, as several print at a time.
+# Replaces `baton`: prints its arguments, in one write because several print at the same time.
 _TELL_ONE = "import json, sys; sys.stdout.write(json.dumps(sys.argv[1:]) + chr(10))"
 _TELL = f"""baton() {{ {PYTHON} -c '{_TELL_ONE}' "$@"; }}\n"""
 
@@ -32,14 +32,14 @@ def shell_blocks() -> list[str]:
 
 @dataclass
 class Reader:
-    """A reader with a shell in the repository's folder; `netns`: the file of a network namespace, if any."""
+    """A reader with a shell in a folder. netns: the file of a network namespace, if any."""
 
     folder: Path
     netns: str = ""
     started: list[Forked] = field(default_factory=list)
 
     def shell(self, script: str, timeout_s: float = 60.0) -> str:
-        """Run a block as it stands in the activated environment. Return its stdout; it must succeed."""
+        """Run a block in the activated environment and return its stdout. It must succeed."""
         enter = ["nsenter", f"--net={self.netns}"] if self.netns else []
         done = subprocess.run(
             [*enter, "bash", "-euc", f"source .venv/bin/activate\n{script}"],
@@ -53,12 +53,12 @@ class Reader:
         return done.stdout
 
     def commands(self, block: str) -> list[list[str]]:
-        """Return the arguments of each `baton` in a block, split as in a shell; the scheduler's first."""
+        """Return the arguments of each `baton` in a block as the shell splits them, the scheduler first."""
         told = self.shell(f"{_TELL}{block}\nwait")
         return sorted(map(json.loads, told.splitlines()), key=lambda one: one[0] != "scheduler")
 
     def start(self, arguments: list[str]) -> Forked:
-        """Start `baton ARGUMENT ...` in the background: forked, as importing vLLM takes six seconds."""
+        """Fork `baton ARGUMENT ...` in the background."""
         name = f"{len(self.started)}-{arguments[0]}"
         call = "tests.e2e.readme:run_there"
         where = {"netns": self.netns, "folder": str(self.folder)}
@@ -68,7 +68,7 @@ class Reader:
 
 
 def run_there(arguments: list[str], netns: str, folder: str) -> None:
-    """Run `baton ARGUMENT ...` in the forked process, in the reader's network."""
+    """Run `baton ARGUMENT ...` in the reader's network. Called in the forked process."""
     os.chdir(folder)
     if netns:
         descriptor = os.open(netns, os.O_RDONLY)
@@ -81,12 +81,12 @@ def run_there(arguments: list[str], netns: str, folder: str) -> None:
 
 @contextmanager
 def reader(folder: Path) -> Iterator[Reader]:
-    """Make a reader, and end what it started. Skips where README's ports are used and cannot be set apart."""
+    """Yield a reader and end what it started. Skips if README's ports are taken and not root."""
     for name in ("deploy", ".venv"):
         (folder / name).symlink_to(ROOT / name)
     with _namespace() as netns:
         if not netns and (taken := [port for port in PORTS if listening(port)]):
-            pytest.skip(f"README's ports {taken} are another's, and only root can make a network namespace")
+            pytest.skip(f"README's ports {taken} are taken, and only root can make a network namespace")
         one = Reader(folder, netns)
         try:
             yield one

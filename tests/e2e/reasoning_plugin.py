@@ -1,4 +1,4 @@
-"""A reasoning parser for the demo model, which has no tokens for thoughts: two others stand in for them."""
+"""A reasoning parser for the demo model, which has no thinking tokens: two others replace them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 
 @ReasoningParserManager.register_module("demo")
 class DemoReasoningParser(BaseThinkingReasoningParser):
-    """A parser for a chat template that ends with the first mark, so that answers begin with a thought."""
+    """A parser for a chat template that ends with the start token, so that answers begin in a thought."""
 
     @property
     def start_token(self) -> str:

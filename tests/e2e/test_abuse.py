@@ -1,4 +1,4 @@
-"""Clients that treat a real deployment badly: they do not read, or set too short a deadline."""
+"""Badly behaved clients: they do not read, set short deadlines, or send impossible grammars."""
 
 from __future__ import annotations
 
@@ -13,25 +13,17 @@ import httpx
 import psutil
 import pytest
 
-from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
-from harness.support import CALL_S, PATIENCE, eventually
+from harness.deployment import MODEL_NAME, Deployment, free_blocks, idle
+from harness.support import CALL_S, PATIENCE, eventually, listener
+from tests.e2e.conftest import SLOW_CLIENT_S
 
-SLOW_S = 2.0
 READERS = 8
 LONG = {"prompt": "Hi", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    constants = {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_S}
-    folder = tmp_path_factory.mktemp("abused")
-    with deployment(folder, constants=constants, scheduler={"heartbeat_s": 0.1}) as one:
-        yield one.up()
-
-
 @pytest.fixture
-def http(pair: Deployment) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=pair.url, timeout=CALL_S) as client:
+def http(one_pair: Deployment) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=one_pair.url, timeout=CALL_S) as client:
         yield client
 
 
@@ -41,24 +33,20 @@ def ask(http: httpx.Client, max_tokens: int = 32) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def connections(pair: Deployment) -> int:
-    """Count the open connections of the router's port, as the router's side sees them."""
-    return sum(
-        one.status == psutil.CONN_ESTABLISHED and one.laddr.port == pair.port
+def connected(one_pair: Deployment, ports: set[int]) -> bool:
+    """Return whether the router has a connection to one of the clients at these ports."""
+    return any(
+        one.status == psutil.CONN_ESTABLISHED and one.laddr.port == one_pair.port and one.raddr.port in ports
         for one in psutil.net_connections("tcp")
     )
 
 
 def router_rss(pair: Deployment) -> int:
-    """Return the router's resident memory in bytes."""
-    for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr.port == pair.port and one.pid:
-            return int(psutil.Process(one.pid).memory_info().rss)
-    raise AssertionError("no router listens")
+    return int(listener(pair.port).memory_info().rss)
 
 
 def deaf(pair: Deployment) -> socket.socket:
-    """Connect a client that requests a long stream of large events and never reads a byte of it."""
+    """Connect a client that requests a long stream of large events and never reads."""
     body = json.dumps({"model": MODEL_NAME, **LONG, "logprobs": 3, "return_token_ids": True}).encode()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -70,28 +58,26 @@ def deaf(pair: Deployment) -> socket.socket:
     return client
 
 
-def test_who_does_not_read_holds_nothing(pair: Deployment, http: httpx.Client) -> None:
+def test_who_does_not_read_holds_nothing(one_pair: Deployment, http: httpx.Client) -> None:
     right = ask(http)
-    eventually(lambda: idle(pair), 10, "the deployment is idle")
-    blocks, before, rss = free_blocks(pair), connections(pair), router_rss(pair)
+    eventually(lambda: idle(one_pair), 10, "the deployment is idle")
+    blocks, rss = free_blocks(one_pair), router_rss(one_pair)
     with ExitStack() as clients:
-        for _ in range(READERS):
-            clients.enter_context(deaf(pair))
-        eventually(lambda: not idle(pair), 10, "they are seen to run")
-        assert [ask(http) for _ in range(3)] == [right] * 3  # others are served meanwhile
-        eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 60, "all blocks are free again")
-        eventually(
-            lambda: connections(pair) == before, SLOW_S + 20, "the router has closed their connections"
-        )
+        deaf_ones = [clients.enter_context(deaf(one_pair)) for _ in range(READERS)]
+        ports = {client.getsockname()[1] for client in deaf_ones}
+        eventually(lambda: not idle(one_pair), 10, "they run")
+        assert [ask(http) for _ in range(3)] == [right] * 3  # others are served
+        eventually(lambda: idle(one_pair) and free_blocks(one_pair) == blocks, 60, "all blocks are free")
+        eventually(lambda: not connected(one_pair, ports), SLOW_CLIENT_S + 20, "the router has disconnected")
     assert ask(http) == right
-    assert router_rss(pair) - rss < 64 << 20
+    assert router_rss(one_pair) - rss < 64 << 20
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, stream: bool) -> None:
+def test_a_client_says_how_long_it_waits(one_pair: Deployment, http: httpx.Client, stream: bool) -> None:
     ask(http)
-    eventually(lambda: idle(pair), 10, "the deployment is idle")
-    blocks = free_blocks(pair)
+    eventually(lambda: idle(one_pair), 10, "the deployment is idle")
+    blocks = free_blocks(one_pair)
     body = {"model": MODEL_NAME, **LONG, "n": 8, "temperature": 1, "stream": stream}
     began = time.monotonic()
     got = http.post("/v1/completions", json=body, headers={"X-Request-Timeout": "0.5"})
@@ -102,11 +88,11 @@ def test_a_client_says_how_long_it_waits(pair: Deployment, http: httpx.Client, s
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == 504
     else:
         assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
-    eventually(lambda: idle(pair) and free_blocks(pair) == blocks, 5, "nothing of it runs on")
+    eventually(lambda: idle(one_pair) and free_blocks(one_pair) == blocks, 5, "the request has ended")
 
 
 def _chain(length: int) -> dict[str, Any]:
-    """Return a schema that only guidance takes, with references that overflow its parser's stack."""
+    """Return a schema that only guidance supports, with references that overflow its parser's stack."""
     links: dict[str, Any] = {
         f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
         for n in range(length)
@@ -164,10 +150,10 @@ GRAMMARS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(
-    pair: Deployment, http: httpx.Client
+    one_pair: Deployment, http: httpx.Client
 ) -> None:
     right = ask(http)
-    router = router_rss(pair)
+    router = router_rss(one_pair)
     wrong = []
     for name, (path, body) in GRAMMARS.items():
         answer = http.post(f"/v1/{path}", json={"model": MODEL_NAME, **body})
@@ -175,5 +161,5 @@ def test_a_grammar_that_cannot_be_served_is_400_and_costs_no_worker(
             wrong.append(f"{name}: {answer.status_code} {answer.text[:300]}")
     assert not wrong
     assert ask(http) == right
-    assert router_rss(pair) < router + (64 << 20)
-    eventually(lambda: idle(pair), 10, "nothing of them is left")
+    assert router_rss(one_pair) < router + (64 << 20)
+    eventually(lambda: idle(one_pair), 10, "the deployment is idle")

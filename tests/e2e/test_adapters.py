@@ -1,4 +1,4 @@
-"""LoRA adapters by the names that clients ask for, through one prefill and one decode worker."""
+"""LoRA adapters, requested by name, through a prefill and a decode worker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from harness.adapters import adapter
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import Deployment, deployment
+from harness.greedy import GREEDY, token_ids
 from harness.support import CALL_S
 
 NAMES = ("tiny", "first", "second")
@@ -35,15 +36,9 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def answer(client: openai.OpenAI, model: str) -> str:
-    done = client.completions.create(
-        model=model,
-        prompt=PROMPT,
-        max_tokens=16,
-        temperature=0,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
+    done = client.completions.create(model=model, prompt=PROMPT, max_tokens=16, **GREEDY)
     assert done.model == model
-    return str((done.choices[0].model_extra or {})["token_ids"])
+    return str(token_ids(done))
 
 
 @pytest.mark.timeout(120)
@@ -53,7 +48,7 @@ def test_models_and_adapters_side_by_side(adapted: Deployment) -> None:
     assert listed == {"tiny": None, "first": "tiny", "second": "tiny"}
     answers = {name: answer(client, name) for name in NAMES}
     assert len(set(answers.values())) == len(NAMES)
-    assert {name: answer(client, name) for name in NAMES} == answers  # from what is cached of each
+    assert {name: answer(client, name) for name in NAMES} == answers  # from each one's prefix cache
     with pytest.raises(openai.NotFoundError, match="The model `third` does not exist"):
         answer(client, "third")
     for path in ("load", "unload"):

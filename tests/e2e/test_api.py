@@ -1,4 +1,4 @@
-"""OpenAI's API as a client sees it: the router's answers are those of stock vLLM on the same model."""
+"""OpenAI's API: the router's answers equal those of stock vLLM with the same model."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def clients(one_pair: Deployment, reference: str) -> Iterator[list[openai.OpenAI
 
 
 def both(clients: list[openai.OpenAI], ask: Callable[[openai.OpenAI], Any]) -> Any:
-    """Return the router's answer, after comparing it with stock vLLM's."""
+    """Return the router's answer after comparing it with stock vLLM's."""
     ours, stock = (ask(client) for client in clients)
     assert ours == stock
     return ours
 
 
 def plain(answer: Any) -> Any:
-    """Return an answer as data, without what differs from call to call."""
+    """Return an answer as data, without fields that differ from call to call."""
     data = answer.model_dump(exclude_none=True)
     for key in ("id", "created", "system_fingerprint"):
         data.pop(key, None)
@@ -71,7 +71,7 @@ def complete(**options: Any) -> Callable[[openai.OpenAI], Any]:
 
 
 def streamed_chat(**options: Any) -> Callable[[openai.OpenAI], Any]:
-    """Return a whole stream's text, roles, finish reasons and usage, however it was cut into chunks."""
+    """Return a stream's texts, finish reasons, log-probabilities and usage, however it is chunked."""
 
     def ask(client: openai.OpenAI) -> Any:
         body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, **options}
@@ -149,7 +149,7 @@ def test_streamed_chat(clients: list[openai.OpenAI], options: dict[str, Any]) ->
         {"prompt": [5, 6, 7, 8]},
         {"echo": True, "max_tokens": 4},
         {"echo": True, "logprobs": 2, "max_tokens": 4},
-        # as lm-eval asks which of several answers is the likeliest
+        # lm-eval's way of finding the most likely of several answers
         {
             "prompt": [[7, *range(300, 310 + n)] for n in range(16)],
             "echo": True,
@@ -196,7 +196,7 @@ def test_tools(clients: list[openai.OpenAI]) -> None:
 
 
 def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> None:
-    """Drafts of several tokens arrive at once: a stop string may begin in one step and end in the next."""
+    """With drafts, a stop string may begin in one step and end in the next."""
     asked = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "max_tokens": 60}
     text = both(clients, chat(**asked))["choices"][0]["message"]["content"]
     assert len(text) > 100
@@ -209,14 +209,14 @@ def test_stops_across_the_borders_of_drafts(clients: list[openai.OpenAI]) -> Non
 
 @pytest.mark.parametrize("length", range(1, 14))
 def test_an_answer_is_as_long_as_asked(clients: list[openai.OpenAI], length: int) -> None:
-    """Drafts that were accepted beyond the last wanted token are dropped."""
+    """Accepted drafts beyond the last requested token are dropped."""
     answer = both(clients, chat(max_tokens=length, logprobs=True, extra_body={"min_tokens": length}))
     assert answer["usage"]["completion_tokens"] == length
     assert len(answer["choices"][0]["logprobs"]["content"]) == length
 
 
 def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients: list[openai.OpenAI]) -> None:
-    """A seed draws the same tokens whoever shares the batch."""
+    """A seed gives the same tokens whatever else is in the batch."""
     seeded = chat(temperature=0.9, seed=5, max_tokens=40)
     alone = both(clients, seeded)
     with ThreadPoolExecutor(6) as pool:
@@ -228,10 +228,7 @@ def test_seeds_reproduce_beside_others_that_draft(one_pair: Deployment, clients:
 
 
 def test_the_answers_were_drafted(one_pair: Deployment) -> None:
-    """Check that speculation took place, as this module is to compare it.
-
-    Drafts get as long as they pay, which on a busy machine may be no token at all for some requests.
-    """
+    """Otherwise this module would compare nothing. On a busy machine `auto` may pause drafting, so retry."""
     client, accepted = one_pair.client(), 0
 
     def enough() -> bool:
@@ -297,7 +294,7 @@ def test_broken_json_gets_the_same_answer(one_pair: Deployment, reference: str) 
 
 
 def test_a_client_cannot_set_what_is_ours(one_pair: Deployment, reference: str) -> None:
-    """The fields by which Baton's parts communicate are dropped when a client sends them."""
+    """Baton's internal request fields are dropped when a client sends them."""
     ours = {"kv_transfer_params": {"baton": "load", "epoch": 9}, "vllm_xargs": {"baton_output_tokens": 3}}
     body = {"model": MODEL_NAME, "prompt": "def main(", "max_tokens": 8, "temperature": 0}
     with_ours = httpx.post(f"{one_pair.url}/v1/completions", json={**body, **ours}, timeout=CALL_S)

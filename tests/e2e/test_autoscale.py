@@ -1,4 +1,4 @@
-"""`baton up` with autoscaling on: a worker comes when the load needs one, and goes when it does not."""
+"""`baton up` with autoscaling: a worker starts when the load needs it and ends when it does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.security.names import Role
 from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.support import CALL_S, eventually
 
-STREAMS = 8  # twice what one worker runs at a time
+STREAMS = 8  # twice one worker's slots
 DECODE = scheduler_pb2.ROLE_DECODE
 
 
@@ -32,7 +32,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 async def set_role(address: str, fence: int) -> str:
-    """Let a decode worker be one, as an autoscaler with this fence does; return why it refuses."""
+    """Set a decode worker's role to decode, as an autoscaler with this fence does. Return its refusal."""
     async with aio_channel(address, Role.WORKER) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         request = worker_pb2.SetRoleRequest(role=DECODE, fence=fence)

@@ -1,4 +1,4 @@
-"""Starts that cannot succeed: one clear line and a status that is not 0, within seconds."""
+"""Starts that must fail: they print one clear line and return a non-zero status within seconds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import yaml
 
 from harness import zygote
 from harness.deployment import MODEL, deployment
-from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening, redis_server
+from harness.scheduling import RedisServer
+from harness.support import BATON, CALL_S, ROOT, eventually, free_port, listening
 
-A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker reports its progress before it fails
+A_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO \[")  # a worker logs its progress before it fails
 
 
 def fails(*command: str, env: dict[str, str] | None = None) -> str:
-    """Run `baton COMMAND`, which must fail with one line on stderr and none on stdout. Return that line."""
+    """Run `baton COMMAND`, which must fail with one line on stderr and nothing on stdout. Return the line."""
     done = subprocess.run(
         [BATON, *command],
         capture_output=True,
@@ -39,7 +40,7 @@ def fails(*command: str, env: dict[str, str] | None = None) -> str:
 
 
 def fails_forked(folder: Path, *command: str, **more: Any) -> str:
-    """Do the same in a process that has imported vLLM, for errors that come after that."""
+    """Do the same in a process that has already imported vLLM."""
     process = zygote.shared().baton("wrong", list(command), folder, **more)
     assert process.wait(CALL_S) == 1, process.text
     return the_line(process.text)
@@ -82,7 +83,7 @@ def test_a_cold_command_that_asks_others_fails_in_the_same_way(tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a scheduler for workers that fail after they have found it, and return its address."""
+    """Return the address of a scheduler for workers that fail after they reach it."""
     with deployment(tmp_path_factory.mktemp("somewhere")) as one:
         one.start("scheduler", "scheduler")
         eventually(lambda: listening(one.scheduler_port), 60, "the scheduler listens")
@@ -90,7 +91,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def broken_model(folder: Path, **config: Any) -> str:
-    """Copy the model with other values in its config.json, and without weights."""
+    """Copy the model with changes in its config.json and without weights."""
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
@@ -98,7 +99,7 @@ def broken_model(folder: Path, **config: Any) -> str:
 
 
 def test_nothing_is_printed_after_the_line() -> None:
-    """A cold start: at the interpreter's ordinary end libraries would report what they leaked."""
+    """A cold start: on a normal interpreter exit, libraries would report leaks."""
     said = fails(*worker("router", "--port", str(free_port()), "--tool-call-parser", "nope"))
     assert "engine.tool_call_parser: vLLM has no parser 'nope'" in said
 
@@ -181,11 +182,10 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
     assert "scheduler" in said
 
 
-def test_redis_that_refuses() -> None:
+def test_redis_that_refuses(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    port = free_port()
-    store = f"redis://:wrong@127.0.0.1:{port}/0"
-    with redis_server(port, "secret"):
+    with RedisServer(tmp_path, password="secret") as redis:
+        store = redis.url.replace("secret", "wrong")
         refused = fails("scheduler", "--scheduler", address, "--store", store)
     assert "password" in refused
     assert "wrong" not in refused.replace("wrong password", "").replace("password is wrong", "")
@@ -261,7 +261,7 @@ def test_wrong_values_in_the_environment() -> None:
 
 @pytest.mark.parametrize("line", ["drain", "status --scheduler", "up --prefill -1", "up --modle x", "nope"])
 def test_a_command_line_that_is_none(tmp_path: Path, line: str) -> None:
-    """Typer prints the usage, and one line that says what is wrong."""
+    """Typer prints the usage and one line with the error."""
     process = zygote.shared().baton("wrong", line.split(), tmp_path)
     assert process.wait(CALL_S) == 2
     assert process.text.splitlines()[-1].startswith("Error: ")
@@ -285,7 +285,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
         eventually(lambda: one.workers("mixed"), 90, "the first worker is ready")
         said = fails("mixed", "--model", str(MODEL), "--scheduler", one.scheduler_address)
         assert "'weights' here, 'baton-demo'" in said
-        assert "worker mixed-" in said  # the one that is there already
+        assert "worker mixed-" in said  # the running one
 
 
 @pytest.mark.parametrize("command", ["router", "decode"])
@@ -297,7 +297,7 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
 
 
 def test_speculation_that_cannot_work_in_a_cold_start() -> None:
-    """It is refused before vLLM is imported, let alone a model loaded."""
+    """It fails before vLLM is imported."""
     assert "has no MTP layers" in fails(*worker("mixed", "--speculative-config", '{"method": "mtp"}'))
 
 

@@ -1,21 +1,21 @@
-"""A chat's next turn: what the decode worker wrote is there for the prefill worker."""
+"""A chat's next turn: the prefill worker pulls the KV of the last answer from the decode worker."""
 
 from __future__ import annotations
 
 import random
-import urllib.request
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
 from harness.deployment import MODEL_NAME, Deployment
+from harness.greedy import token_ids
+from harness.scrape import total
 from harness.support import eventually
 
 BLOCK = 32
-ASKED, ANSWERED = 64, 576  # tokens of the first prompt and of its answer
-NEW, TURN = 200, 40  # of the next message and its answer
+ASKED, ANSWERED = 64, 576  # tokens of the first prompt and its answer
+NEW, TURN = 200, 40  # tokens of the next message and its answer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -28,14 +28,13 @@ def ask(one: Deployment, prompt: list[int], tokens: int, **extra: Any) -> list[i
         temperature=0,
         extra_body={"return_token_ids": True, "ignore_eos": True, **extra},
     )
-    found: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return found
+    return token_ids(done)
 
 
 def told(
     one: Deployment, prefill: pb.EngineCounts, decode: pb.EngineCounts, tokens: int
 ) -> tuple[pb.EngineCounts, pb.EngineCounts]:
-    """Return both workers' counts once the scheduler has heard of a new first token and of the others."""
+    """Return both workers' counts when the scheduler knows the prefill's token and `tokens` decoded ones."""
 
     def counts(role: pb.Role) -> pb.EngineCounts:
         return next(each.load.counts for each in one.describe().workers if each.identity.role == role)
@@ -45,21 +44,17 @@ def told(
         more = now[0].output_tokens > prefill.output_tokens or not tokens
         return [now] if more and now[1].output_tokens >= decode.output_tokens + tokens else []
 
-    return eventually(heard, 10, "the scheduler has heard of it")[0]
+    return eventually(heard, 10, "the scheduler has the new counts")[0]
 
 
 def pulls(one: Deployment) -> dict[str, float]:
-    """Return the router's counts of prefixes, by outcome."""
-    with urllib.request.urlopen(f"{one.url}/metrics", timeout=10) as reply:
-        families = text_string_to_metric_families(reply.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-    found = {one.labels["outcome"]: one.value for one in samples if one.name.endswith("prefix_pulls_total")}
-    tokens = [one.value for one in samples if one.name == "baton_router_prefix_pulled_tokens_total"]
-    return found | {"tokens": tokens[0]}
+    """Return the router's counts of loaded prefix pulls and of their tokens."""
+    loaded = total(one.url, "baton_router_prefix_pulls_total", outcome="loaded")
+    return {"loaded": loaded, "tokens": total(one.url, "baton_router_prefix_pulled_tokens_total")}
 
 
 def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair: Deployment) -> None:
-    """With drafts, whose KV comes along. A salt of its own makes the same turn one that nobody has seen."""
+    """With drafts, whose KV is pulled too. A cache salt then repeats the turn without any cache."""
     draw = random.Random(4040)
     first = [draw.randrange(300, 800) for _ in range(ASKED)]
     _, decode = told(one_pair, pb.EngineCounts(), pb.EngineCounts(), 0)

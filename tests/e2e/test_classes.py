@@ -1,21 +1,20 @@
-"""Interactive requests pass a flood of batch work, and no answer changes, with drafts and handoffs."""
+"""Interactive requests overtake a flood of batch work, and no answer changes, with drafts and handoffs."""
 
 from __future__ import annotations
 
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 from harness.deployment import MODEL_NAME, Deployment
+from harness.scrape import total
 from harness.support import CALL_S, eventually
 
 FLOOD, PASSING = 40, 4
 LONG, SHORT = 100, 16  # tokens of an answer
 
 
-def figure(one: Deployment, name: str, label: str) -> float:
-    with urllib.request.urlopen(f"{one.url}/metrics", timeout=CALL_S) as reply:
-        lines = reply.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
+def figure(one: Deployment, name: str) -> float:
+    """Return a metric of batch work."""
+    return total(one.url, f"baton_router_class_{name}", **{"class": "batch"})
 
 
 def test_interactive_requests_pass_a_flood_of_batch_work(one_pair: Deployment) -> None:
@@ -36,12 +35,11 @@ def test_interactive_requests_pass_a_flood_of_batch_work(one_pair: Deployment) -
     short = [ask(number, SHORT, "auto") for number in range(PASSING)]
     with ThreadPoolExecutor(FLOOD) as threads:
         flood = [threads.submit(ask, number, LONG, "flex") for number in range(FLOOD)]
-        waiting = "baton_router_class_waiting_requests"
-        eventually(lambda: figure(one_pair, waiting, 'class="batch"') > 0, CALL_S, "batch work waits")
+        eventually(lambda: figure(one_pair, "waiting_requests") > 0, CALL_S, "batch work waits")
         passed = [ask(number, SHORT, "auto") for number in range(PASSING)]
         left = sum(not one.done() for one in flood)
         answers = [one.result() for one in flood]
     assert passed == short
     assert left >= FLOOD // 4, "none of them waited for the flood to end"
     assert answers == [alone[number % 5] for number in range(FLOOD)]
-    assert figure(one_pair, "baton_router_class_output_tokens_total", 'class="batch"') >= FLOOD * LONG
+    assert figure(one_pair, "output_tokens_total") >= FLOOD * LONG

@@ -1,15 +1,14 @@
-"""docker-compose.yml: its commands, environments and health checks unchanged, in namespaces, not Docker.
+"""docker-compose.yml with its own commands, environments and health checks, in namespaces instead of Docker.
 
-Each container is a host of harness/netns.py: addresses and a host name of its own, the services' names in
-/etc/hosts, process ids of its own (the command is number 1, as in Docker), a /dev/shm of its own of the size
-that the file says, no privileges, and a working folder that cannot be written to.
+Each container is a host of harness/netns.py with its own addresses, host name, process ids (the command is
+number 1, as in Docker) and /dev/shm of the size in the file, without privileges, and with a read-only working
+folder. The services' names are in /etc/hosts.
 
-Docker itself is replaced. The image is the checkout with its .venv (tests/deploy/test_dockerfile.py tests its
-steps; those of its user are run here), and the machine's redis-server without its protected mode, as in
-Redis's image. This file follows `depends_on` and health checks, and starts further containers as `--scale`
-does. Requests to the published port come from the bridge's own machine to the container's port. `restart` and
-`stop_grace_period` are not tested. Each engine computes with one thread: several of them, with a thread for
-each core, would wait for each other.
+The image is the checkout with its .venv (tests/deploy/test_dockerfile.py tests the build steps; those of the
+image's user run here), or the machine's redis-server without protected mode, as in Redis's image. This file
+implements `depends_on`, health checks and `--scale`. Requests reach the router from the bridge, as through a
+published port. `restart` and `stop_grace_period` are not tested. Each engine has one thread, because OpenMP
+threads that share a busy core spin.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from harness.support import CALL_S, PATIENCE, ROOT, eventually
 
 COMPOSE = ROOT / "docker-compose.yml"
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-BATON_USER = User(54321)  # as the image's `useradd` makes one
+BATON_USER = User(54321)  # the image's user
 BUILD_S = 200.0
 START_S = 300.0
-# As for `docker compose up`: PREFILL=2 DECODE=3 in the environment tests that, which takes five engines.
-# No memory is shared between containers, and their network is a trusted one.
+# As for `docker compose up`, PREFILL=2 DECODE=3 in the environment tests five engines.
+# Containers share no memory, and their network is trusted.
 BETWEEN = next(name for name in transports.usable(None) if name != "shm")
 SCALE = {name: os.environ.get(name, number) for name, number in (("PREFILL", "1"), ("DECODE", "2"))}
 WORKERS, READY = ("prefill", "decode"), "ready on"  # a worker logs it when it begins to serve
@@ -49,9 +48,9 @@ PROMPT = "Tell me a long story about a lighthouse, a storm and the people who wa
 
 
 def services(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the file's services as `docker compose` reads them, with ${NAME:-default} replaced.
+    """Return the file's services, with ${NAME:-default} replaced and without the profile `ops`.
 
-    Without those of the profile `ops`, which is not asked for: tests/deploy/test_boards.py reads those.
+    tests/deploy/test_boards.py tests that profile.
     """
     text = re.sub(
         r"\$\{(\w+):-([^}]*)\}", lambda found: environment.get(found[1]) or found[2], COMPOSE.read_text()
@@ -66,17 +65,17 @@ def megabytes(size: str) -> int:
 
 
 class Compose:
-    """`docker compose up` with the file, a host for each container."""
+    """`docker compose up` with a host for each container."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
         self.folder = folder
-        self.home = folder / "home"  # of the image's user
+        self.home = folder / "home"  # of the image's user, as built
         self.containers: dict[str, list[Host]] = {}
         self.router_port = 0
 
     def build(self) -> None:
-        """Run what the image's user runs in the Dockerfile."""
+        """Run the Dockerfile's RUN instructions of the image's user."""
         self.home.mkdir()
         os.chown(self.home, BATON_USER.number, BATON_USER.number)
         name = "build"
@@ -89,7 +88,7 @@ class Compose:
         host.kill()
 
     def up(self, **environment: str) -> None:
-        """Start missing services, each once those that it depends on meet their conditions."""
+        """Start missing containers, each after the services that it depends on."""
         wanted = services(environment)
         while waiting := [name for name, one in wanted.items() if len(self.of(name)) < self.replicas(one)]:
             name = next(name for name in waiting if not set(depends(wanted[name])).intersection(waiting))
@@ -107,7 +106,7 @@ class Compose:
         return int(service.get("deploy", {}).get("replicas", 1))
 
     def wait_healthy(self, name: str, service: Mapping[str, Any], timeout_s: float) -> None:
-        """Wait until the file's own check, run inside each container, says that it is healthy."""
+        """Wait until the file's health check succeeds in each container."""
         check = service["healthcheck"]
         assert check["test"][0] == "CMD"
         for host in self.of(name):
@@ -120,11 +119,11 @@ class Compose:
                 done = host.run(check["test"][1:], 60, env=environment, cwd=ROOT)
                 return done.returncode == 0
 
-            # Each check is a process of Python, beside those that it waits for: a worker's log is read first.
+            # Each check starts a Python process, so a worker's log is read first.
             eventually(healthy, timeout_s, f"{host.name} is healthy", every_s=2.0)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Send a request to the router's container from the machine that publishes its port."""
+        """Send a request to the router's container from the bridge."""
         url = f"http://{self.of('router')[0].address}:{self.router_port}{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
@@ -170,7 +169,7 @@ class Compose:
         return {**image, "HOSTNAME": name, "HOME": f"/home/{dockerfile.user()}", **own}
 
     def _file_system(self, name: str, fill_home: str) -> str:
-        """Return shell commands that make the user's home and account, and a read-only working folder."""
+        """Return shell commands that set up the user's home and account and a read-only working folder."""
         user, number = dockerfile.user(), BATON_USER.number
         accounts = self.folder / f"{name}.passwd"
         accounts.write_text(Path("/etc/passwd").read_text() + f"{user}:x:{number}:{number}::/home/{user}:\n")
@@ -186,7 +185,6 @@ mount -o remount,bind,ro '{ROOT}'
 
 
 def depends(service: Mapping[str, Any]) -> dict[str, str]:
-    """Return the services that one depends on, with the condition of each."""
     found = service.get("depends_on", {})
     if isinstance(found, list):
         return dict.fromkeys(found, "service_started")
@@ -195,10 +193,7 @@ def depends(service: Mapping[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
-    """Start all services of the file, as many of each as SCALE says, until they are healthy.
-
-    All at once: each container costs a cold start, and they share what waits.
-    """
+    """Start all services at the same time, scaled by SCALE, and wait until they are healthy."""
     if why := why_not():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("compose")
@@ -216,7 +211,6 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
 
 
 def chat(compose: Compose, content: str) -> str:
-    """Request one answer."""
     message = {"role": "user", "content": content}
     body = {"model": MODEL_NAME, "messages": [message], "max_tokens": 16, "temperature": 0}
     answer: str = compose.ask("/v1/chat/completions", body)["choices"][0]["message"]["content"]
@@ -228,7 +222,7 @@ def test_a_chat_request_passes_through_all_containers(composed: Compose) -> None
     assert chat(composed, PROMPT)
     status = composed.status()
     roles = {one["identity"]["worker_id"]: one["identity"]["role"] for one in status["workers"]}
-    # A part that listens on all addresses of a container is found at one of the container's.
+    # A part that listens on all addresses advertises one of the container's.
     hosts = [*composed.of("prefill"), *composed.of("decode")]
     found = {one["identity"]["address"] for one in status["workers"]}
     for host in hosts:
@@ -251,7 +245,7 @@ def test_each_worker_is_used(composed: Compose) -> None:
         by, to = ({one[f"{role}_worker_id"] for one in moved} for role in ("prefill", "decode"))
         return [len(by), len(to)] == [int(number) for number in SCALE.values()]
 
-    eventually(all_used, 100, "each worker has had requests")
+    eventually(all_used, 100, "each worker has served requests")
 
 
 @pytest.mark.timeout(200)
@@ -275,7 +269,7 @@ def read(compose: Compose, url: str) -> str:
 
 @pytest.mark.timeout(200)
 def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
-    """`docker stop` of one worker: the signal reaches the command, as it is the container's first process."""
+    """`docker stop` signals the container's first process, which is the command."""
     stopped = composed.of("decode")[-1]
     stopped.terminate()
     assert stopped.process.wait(60 * PATIENCE) == 0, stopped.text
@@ -285,7 +279,7 @@ def test_a_stopped_container_leaves_in_order(composed: Compose) -> None:
 
 
 def test_what_the_image_prepares_is_used(composed: Compose) -> None:
-    """No container compiles what is already in its user's cache."""
+    """Kernels in the image's cache are not compiled again."""
     made = {path.relative_to(composed.home) for path in composed.home.rglob("*") if path.is_file()}
     assert any(path.suffix == ".nbi" for path in made)
     host = composed.of("decode")[0]

@@ -1,4 +1,4 @@
-"""Failures of a worker in the middle of an answer: whatever features a client uses, nothing changes."""
+"""A worker fails in the middle of an answer: the answer does not change, whatever features it uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.support import CALL_S
 # `python -m harness.continuation` tests twenty answers of each feature, and every position.
 ANSWERS = 1
 EVERY = 40
-KEEPS_OTHERWISE = ("eagle3-gpt-oss", "mtp-qwen3-next")  # windows; states
+KEEPS_OTHERWISE = ("eagle3-gpt-oss", "mtp-qwen3-next")  # sliding windows; linear attention
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def found(where: Site) -> dict[str, Score | BaseException]:
-    """Compare all features side by side, as the engines' batches have room; return the scores by name."""
+    """Compare all features at the same time and return the scores by name."""
 
     async def compare() -> list[Score | BaseException]:
         async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:

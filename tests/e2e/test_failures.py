@@ -1,4 +1,4 @@
-"""Failures that requests survive: a process dies, a client leaves."""
+"""Failures that requests survive: a process dies, a client disconnects."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ import pytest
 from harness.collector import SENT_SOON, Collector, Span
 from harness.deployment import MODEL_NAME, Deployment, deployment, free_blocks, idle
 from harness.fake_worker import until
+from harness.greedy import GREEDY, ask
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
 
-LONG = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
-
-
-LEASE_S = 3.0  # of workers: a hanging one is noticed by then
-BACK_S = 120.0  # an engine starts in ten seconds, and in many more on a machine that is busy
-LONGEST_PAUSE_S = 15.0  # on a machine with other work; alone it is a lease and a fraction of a second
+LONG = {"max_tokens": 900, **GREEDY}
+LEASE_S = 3.0  # of workers; a hung one is noticed after this
+BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
+LONGEST_PAUSE_S = 15.0  # on a busy machine; on an idle one, a lease and a fraction of a second
 
 
 @pytest.fixture(scope="module")
 def two_pairs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
-    """Start 2P2D, whose processes these tests kill; `baton up` starts them again."""
+    """Start 2P2D. These tests kill its processes, and `baton up` restarts them."""
     config: dict[str, Any] = {
         "scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.2},
         "tracing": collector.settings,
@@ -47,9 +46,9 @@ async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs:
     await ask(client, prompts()[0], max_tokens=2)
     eventually(lambda: idle(two_pairs), 10, "the deployment is idle")
     before = free_blocks(two_pairs)
-    watch = asyncio.to_thread(eventually, lambda: not idle(two_pairs), 20, "the requests are seen to run")
-    seen = asyncio.create_task(watch)  # from the beginning: a busy test may hear of it when they have ended
-    # Without a prefix in common with others: cached blocks count as free.
+    watch = asyncio.to_thread(eventually, lambda: not idle(two_pairs), 20, "the requests run")
+    seen = asyncio.create_task(watch)  # starts before the requests, which may be short
+    # Prompts without a cached prefix, because cached blocks count as free.
     streams = await asyncio.gather(
         *(
             client.completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **LONG)
@@ -63,22 +62,16 @@ async def test_a_client_that_leaves_frees_its_workers_within_a_second(two_pairs:
     await asyncio.gather(*(stream.close() for stream in streams))
     await client.close()
     eventually(lambda: idle(two_pairs) and free_blocks(two_pairs) == before, 1.0, "all blocks are free again")
-    print(f"free after {time.monotonic() - left:.2f} s, heartbeat of 0.2 s included")
+    print(f"free after {time.monotonic() - left:.2f} s, including a heartbeat of 0.2 s")
 
 
 def whole(one: Deployment) -> bool:
     return len(one.workers("prefill")) == 2 and len(one.workers("decode")) == 2 and one.healthy()
 
 
-async def ask(client: openai.AsyncOpenAI, prompt: list[int], **options: Any) -> list[int]:
-    done = await client.completions.create(model=MODEL_NAME, prompt=prompt, **{**LONG, **options})
-    ids: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return ids
-
-
 @contextlib.contextmanager
 def dead(victim: psutil.Process, how: str) -> Iterator[None]:
-    """Kill a process, or stop it until the end of the block, after which it has to recover."""
+    """Kill a process, or stop it during the block."""
     if how == "killed":
         victim.kill()
         yield
@@ -93,11 +86,11 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["killed", "hung"])
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
-    """One of two prefill workers dies in the middle of a prefill: all answers come and are right."""
+    """One of two prefill workers dies during a prefill; all answers are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
     asked = prompts()[-16:]
     if how == "hung":
-        asked = [prompt[3:] for prompt in asked]  # the others' prefixes are cached
+        asked = [prompt[3:] for prompt in asked]  # not cached by the other case
     victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
     async with two_pairs.async_client(timeout=BACK_S) as client:
         running = [asyncio.create_task(ask(client, prompt, max_tokens=16)) for prompt in asked]
@@ -105,12 +98,12 @@ async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: s
         with dead(victim, how):
             got = await asyncio.gather(*running)
         assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=16) for prompt in asked))
-    eventually(lambda: whole(two_pairs) and idle(two_pairs), BACK_S, "the worker is back, nothing is left")
+    eventually(lambda: whole(two_pairs) and idle(two_pairs), BACK_S, "the worker is back and all is idle")
 
 
 @dataclass
 class Read:
-    """A stream, read to its end: choice -> token ids, and its longest pause."""
+    """A stream that was read to its end, by choice, and its longest pause."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -131,7 +124,7 @@ class Read:
                 self.ends[at] = choice.finish_reason
 
     def differs(self, other: Read) -> str:
-        """Return the difference from an undisturbed stream; "" if a client sees none."""
+        """Return the difference from an undisturbed stream, or ""."""
         for name in ("tokens", "text", "ends", "usage"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -153,7 +146,7 @@ async def read(stream: Any, into: Read) -> Read:
 
 
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 200}
-ROUNDS = 8  # on a busy machine a client may see so late that all decode that they have ended
+ROUNDS = 8  # on a busy machine all streams may end before a client sees that they decode
 KINDS: list[dict[str, Any]] = [
     {},
     {"logprobs": 2},
@@ -168,7 +161,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[Read]:
-    """Return the same streams without a failure, requested once."""
+    """Return the streams without a failure; the first test fills the list."""
     return []
 
 
@@ -177,7 +170,7 @@ def undisturbed() -> list[Read]:
 async def test_a_dead_decode_worker_is_a_pause(
     two_pairs: Deployment, undisturbed: list[Read], collector: Collector, how: str
 ) -> None:
-    """Streams of all kinds, half of them on the worker that dies, go on to the right end."""
+    """Streams of all kinds, half of them on the worker that dies, end as they should."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     began = time.time()
     asked = list(zip(prompts()[:8], KINDS, strict=True))
@@ -193,7 +186,7 @@ async def test_a_dead_decode_worker_is_a_pause(
         async def whole_stream(prompt: list[int], kind: dict[str, Any], into: Read) -> Read:
             return await read(await begin(client, prompt, kind), into)
 
-        if not undisturbed:  # first: it opens the connections, so that the others begin together
+        if not undisturbed:  # this also opens the connections, so that the others begin together
             undisturbed.extend(await asyncio.gather(*(whole_stream(*one, Read()) for one in asked)))
         for _ in range(ROUNDS):
             got = [Read() for _ in asked]
@@ -205,7 +198,7 @@ async def test_a_dead_decode_worker_is_a_pause(
             if decoding:
                 break
             await asyncio.gather(*running)
-        assert decoding, "in each round all had ended"
+        assert decoding, "all streams ended in every round"
         lost = decoding.most_common(1)[0][0]
         victim = two_pairs.worker_process(lost)
         with dead(victim, how):
@@ -213,14 +206,14 @@ async def test_a_dead_decode_worker_is_a_pause(
         for kind, one, right in zip(KINDS, got, undisturbed, strict=True):
             assert one.differs(right) == "", kind
     pause_s = max(one.pause_s for one in got)
-    print(f"{how}: {len(got)} of {len(got)} answers whole, the longest pause {pause_s:.2f} s")
+    print(f"{how}: the longest pause is {pause_s:.2f} s")
     assert pause_s < LONGEST_PAUSE_S
     retries_are_traced(collector, lost, began)
-    eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back, nothing is left")
+    eventually(lambda: whole(two_pairs) and idle(two_pairs), 60, "the worker is back and all is idle")
 
 
 def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
-    """Check a trace of a request that lost this decode worker `since` then: why, and where it went on."""
+    """Check a trace of a request that lost this decode worker `since` then."""
 
     def decoded_by(root: Span) -> dict[str, int]:
         spans = collector.trace(root.trace_id)
@@ -231,10 +224,10 @@ def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
             one
             for one in collector.spans
             if one.name == "request"
-            and one.begin > since  # on a busy machine an earlier one may have taken it for lost
+            and one.begin > since  # an earlier test may have lost the same worker
             and any(attributes["worker"] == lost for _, attributes in one.events)
         ]
-        return [one for one in roots if lost in decoded_by(one)]  # it may die with a request's first token
+        return [one for one in roots if lost in decoded_by(one)]  # some lose it before they decode
 
     root = eventually(found, 20, "a request that lost its worker is traced")[0]
     spans = collector.trace(root.trace_id)
@@ -248,29 +241,26 @@ def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
     assert not last.error
     decoded = decoded_by(root)
     assert decoded[lost] > 0
-    assert decoded.get(went_on, 1) > 0  # no decode where a single token was left: it is the prefill's
+    assert decoded.get(went_on, 1) > 0  # missing if the prefill generated the last token
 
 
 @pytest.mark.timeout(200)
-async def test_the_only_decode_worker_may_die(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In 1P1D, answers that have begun, and requests that wait, go on when the worker is back."""
-    config: dict[str, Any] = {"scheduler": {"worker_lease_s": LEASE_S, "heartbeat_s": 0.5}}
-    with deployment(tmp_path_factory.mktemp("only"), **config) as one:
-        one.up()
-        victim = one.worker_process(one.worker("decode")["identity"]["worker_id"])
-        async with one.async_client() as client:
-            asked = prompts()[:6]
-            running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
-            await asyncio.to_thread(eventually, lambda: not idle(one), 20, "they run")
-            victim.kill()
-            got = await asyncio.gather(*running)
-            assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
-        eventually(lambda: idle(one), 20, "nothing is left")
+async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
+    """In 1P1D, running answers and waiting requests continue when the worker is back."""
+    victim = one_pair.worker_process(one_pair.worker("decode")["identity"]["worker_id"])
+    async with one_pair.async_client() as client:
+        asked = prompts()[:6]
+        running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
+        await asyncio.to_thread(eventually, lambda: not idle(one_pair), 20, "they run")
+        victim.kill()
+        got = await asyncio.gather(*running)
+        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
+    eventually(lambda: idle(one_pair), 20, "the deployment is idle")
 
 
 @pytest.mark.timeout(120)
 def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
-    """The scheduler hangs, dies and is replaced: routers place from their snapshot meanwhile."""
+    """The scheduler hangs, dies and is replaced; routers place from their snapshot until then."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}
 
@@ -279,10 +269,10 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         return answer.status_code, answer.text
 
     assert status()[0] == 200
-    two_pairs.start("standby", "scheduler")  # cannot take the port: the first one has it
+    two_pairs.start("standby", "scheduler")  # fails: the port is taken
     assert two_pairs.processes["standby"].wait(20 * PATIENCE) != 0
     scheduler = two_pairs.scheduler_process()
-    scheduler.suspend()  # a hung scheduler is as away as a killed one
+    scheduler.suspend()
     try:
         for _ in range(4):
             code, text = status()
@@ -290,26 +280,26 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         assert two_pairs.healthy()
     finally:
         scheduler.kill()
-    for _ in range(20):  # during the new one's start, while workers register again
+    for _ in range(20):  # while the new one starts and workers register
         code, text = status()
         assert code == 200, text
     eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
-    eventually(lambda: idle(two_pairs), 30, "and holds nothing for what is over")
+    eventually(lambda: idle(two_pairs), 30, "it holds nothing for ended requests")
 
 
 @pytest.mark.timeout(100)
 def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A request is refused after a wait, and served when there is room before that."""
+    """A request is refused after a wait, or served if there is room before that."""
     config: dict[str, Any] = {
         "engine": {"max_num_seqs": 2},
         "scheduler": {"max_queue_factor": 1.0, "worker_lease_s": 60.0},
-        "router": {"max_wait_s": 3.0},  # a busy machine needs more than one to serve two short answers
+        "router": {"max_wait_s": 3.0},  # a busy machine may take a second for two short answers
     }
     with deployment(tmp_path_factory.mktemp("full"), **config) as one:
         one.up(0, 0, mixed=1)
         client = one.client()
         identity = one.worker("mixed")["identity"]
-        assert "compatibility_hash" not in identity["capacity"]  # mixed alone: nothing is handed over
+        assert "compatibility_hash" not in identity["capacity"]  # a lone mixed worker hands nothing over
         worker = one.worker_process(identity["worker_id"])
         bodies = [
             {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
@@ -320,7 +310,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
             return httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
 
         def fill() -> list[openai.Stream[Any]]:
-            """Begin two answers, and stop their worker; the machine may be so busy that they end before."""
+            """Start two answers and stop their worker before they end. Retry if they end first."""
             for _ in range(ROUNDS):
                 running = [
                     client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG)
@@ -334,10 +324,9 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
                 worker.resume()
                 for stream in running:
                     stream.close()
-            raise AssertionError("in each round an answer had ended")
+            raise AssertionError("an answer ended in every round")
 
-        # So that neither answer ends before the others are refused. Both at once: after some seconds without
-        # a sign of life the connection to the worker is given up, and the two that run with it.
+        # Both at the same time, because the router soon gives up the stopped worker and its two requests.
         try:
             running = fill()
             with ThreadPoolExecutor(2) as pool:
@@ -352,7 +341,7 @@ def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.T
             stream.close()
         eventually(lambda: idle(one), 10, "there is room again")
         with ThreadPoolExecutor(3) as pool:
-            # The third waits until one of the others is over; a busy machine may need longer than it waits.
+            # The third waits for one of the others, on a busy machine perhaps for too long.
             rounds = (
                 {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} for _ in range(3)
             )

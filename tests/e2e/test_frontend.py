@@ -1,4 +1,4 @@
-"""vLLM's front-end arguments work through a router as in one vLLM server."""
+"""vLLM's front-end arguments work in a router as in a vLLM server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from harness.deployment import MODEL_NAME, Deployment, deployment
 from harness.support import CALL_S, PATIENCE, ROOT
 
-BEGIN, END = "<tool_response>", "</tool_response>"  # as reasoning_plugin.py has them
-ENOUGH = f" That will do.{END}"  # generated where a budget ends
+BEGIN, END = "<tool_response>", "</tool_response>"  # see reasoning_plugin.py
+ENOUGH = f" That will do.{END}"  # forced when the budget ends
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>\n"
     "{% endfor %}"
@@ -36,7 +36,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Think of
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Start 1P1D with a reasoning parser, another chat template and many arguments of vLLM's front end."""
+    """Start 1P1D with a reasoning parser, another chat template and many front-end arguments."""
     folder = tmp_path_factory.mktemp("frontend")
     (folder / "chat.jinja").write_text(TEMPLATE)
     marks = {"reasoning_end_str": ENOUGH}
@@ -82,7 +82,7 @@ def test_thoughts_end_at_their_budget(thinking: Deployment, budget: int) -> None
     asked: dict[str, Any] = {"chat_template_kwargs": {"opening": BEGIN}, "return_token_ids": True}
     asked["ignore_eos"] = True
     free = ask(thinking, extra_body=asked).choices[0]
-    assert not free.message.content, "the demo model does not end its thoughts by itself"
+    assert not free.message.content, "the demo model ended its thought"
     choice = ask(thinking, extra_body={**asked, "thinking_token_budget": budget}).choices[0]
     with httpx.Client(base_url=thinking.url, timeout=CALL_S) as http:
         mark = {"model": MODEL_NAME, "prompt": ENOUGH, "add_special_tokens": False}

@@ -1,4 +1,4 @@
-"""A machine whose shared memory is too small for handoffs, and whose disk is full for logs."""
+"""A machine whose shared memory is too small for handoffs and whose disk has no room for logs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import ctypes
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness import zygote
 from harness.deployment import MODEL_NAME, START_S, Deployment, Process, deployment
+from harness.greedy import GREEDY, token_ids
 from harness.prompts import prompts
 from harness.support import eventually
 
 CLONE_NEWNS = 0x00020000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
-SHM_MIB = 4  # room for the router's and the engine's own files, but for no prompt's KV
+SHM_MIB = 4  # enough for the router's and the engine's files, but not for KV
 LOG_KIB = 64
-GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0, "extra_body": {"return_token_ids": True}}
 
 
 def run(arguments: list[str], log_dir: str) -> None:
-    """Run `baton ARGUMENT ...` in the forked process, with a /dev/shm and a folder for logs of its own."""
+    """Run `baton ARGUMENT ...` with its own /dev/shm and log folder. Called in the forked process."""
     libc = ctypes.CDLL(None, use_errno=True)
     for done in (
         libc.unshare(CLONE_NEWNS),
@@ -33,7 +32,7 @@ def run(arguments: list[str], log_dir: str) -> None:
     ):
         if done != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    print("of its own", flush=True)
+    print("mounted", flush=True)
     zygote.run_baton(arguments)
 
 
@@ -41,25 +40,25 @@ def answers(one: Deployment) -> list[list[int]]:
     found = []
     with one.client() as client:
         for prompt in prompts()[:4]:
-            done = client.completions.create(model=MODEL_NAME, prompt=prompt, **GREEDY)
-            found.append((done.choices[0].model_extra or {})["token_ids"])
+            done = client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=24, **GREEDY)
+            found.append(token_ids(done))
     return found
 
 
 @pytest.mark.timeout(200)
 def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> None:
-    """Prompts are recomputed at the decode worker."""
+    """The decode worker recomputes prompts."""
     logs = tmp_path / "logs"
     logs.mkdir()
     with deployment(tmp_path, scheduler={"heartbeat_s": 0.2}, router={"log_level": "debug"}) as one:
         line = ["up", "--config", str(one.config_file), "--log-dir", str(logs)]
         forked = zygote.shared().start("up", f"{__name__}:run", tmp_path, arguments=line, log_dir=str(logs))
         one.processes["up"] = Process("up", forked, forked.log)
-        eventually(lambda: "of its own" in forked.text or forked.poll() is not None, 20, "it begins")
-        if "of its own" not in forked.text:
-            pytest.skip("may not mount: " + forked.text.splitlines()[-1])
+        eventually(lambda: "mounted" in forked.text or forked.poll() is not None, 20, "it begins")
+        if "mounted" not in forked.text:
+            pytest.skip("cannot mount: " + forked.text.splitlines()[-1])
         eventually(lambda: "Ready." in forked.text or forked.poll() is not None, START_S, "it is ready")
-        own = Path(f"/proc/{forked.pid}/root")  # as its processes see the files
+        own = Path(f"/proc/{forked.pid}/root")  # its view of the files
         seen = own / logs.relative_to("/")
         assert "no more shared memory" in (seen / "prefill-0.log").read_text()
         with pytest.raises(OSError, match="No space left"), (seen / "fill").open("wb") as fill:
@@ -69,6 +68,6 @@ def test_without_room_all_is_answered(one_pair: Deployment, tmp_path: Path) -> N
         eventually(
             lambda: not any(worker.load.pinned_handoffs for worker in one.describe().workers),
             10,
-            "nothing is held",
+            "no handoff is pinned",
         )
         assert one.processes["up"].end() == 0

@@ -1,9 +1,9 @@
-"""deploy/kubernetes over TLS: the cpu overlay's commands and variables unchanged, in namespaces.
+"""deploy/kubernetes over TLS: the cpu overlay with its own commands, variables and probes, in namespaces.
 
-Each pod is a host of harness/netns.py, found by the names that its Service gives it. The page's own commands
-make the Secrets, with a `kubectl` that puts them into folders. Volumes are folders at the paths of the
-manifests, the image is the checkout at the image's path, users are those of the manifests. Probes are the
-manifests' own. The copied home, policies and limits are not tested here.
+Each pod is a host of harness/netns.py with its Service's names. The documentation's commands make the
+Secrets, with a `kubectl` that writes them to folders. Volumes are folders at the manifests' paths, the image
+is the checkout at the image's path, and users are the manifests'. The copied home, policies and limits are
+not tested here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.deploy.manifests import FIELDS, PAGE, Manifests, Workload, render
 BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IMAGE = dockerfile.workdir()
 START_S = 200.0
-# One scheduler, of whose two names the first is tried first, and one router: enough for a request.
-BEFORE = ("ca", "redis")  # without these others would end, and be restarted by a cluster
+# One scheduler and one router are enough. The scheduler has two names.
+BEFORE = ("ca", "redis")  # the others would end without these, and a cluster would restart them
 AFTER = ("scheduler", "prefill", "decode", "router")
 NAMES = {"scheduler": ("scheduler-0", "scheduler-0.scheduler")}
 KUBECTL = """#!/bin/sh
@@ -43,7 +43,7 @@ esac; done
 
 
 class Cluster:
-    """The pods of an overlay, one of each."""
+    """One pod of each workload of an overlay."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
@@ -53,7 +53,7 @@ class Cluster:
         self.hosts: dict[str, Host] = {}
 
     def make_secrets(self) -> None:
-        """Run the page's commands that make them."""
+        """Run the documentation's commands for the Secrets."""
         (block,) = [
             one for one in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "ca init" in one
         ]
@@ -70,7 +70,7 @@ class Cluster:
         subprocess.run(["bash", "-ec", script], env=environment, cwd=tools, check=True, timeout=CALL_S)
 
     def start(self, name: str) -> None:
-        """Start a pod: its volumes, its init containers but for the home, its container."""
+        """Start a pod: its volumes, its init containers except `home`, its container."""
         one = self.manifests.workload(name)
         host_name, service = NAMES.get(name, (name, name))
         user = User(one.pod["securityContext"]["runAsUser"])
@@ -86,7 +86,7 @@ class Cluster:
             host.start(one.container["command"], env=self.environment(name), cwd=cwd, out=out)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return a container's variables: the image's and the manifest's, with its own address and name."""
+        """Return a container's variables: the image's and the manifest's, with its address and name."""
         one, host = self.manifests.workload(name), self.hosts[name]
         image = dockerfile.environment(BASE_PATH) if one.is_ours else {"PATH": BASE_PATH}
         if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
@@ -96,7 +96,7 @@ class Cluster:
         return {**image, "HOME": f"/home/{dockerfile.user()}", "HOSTNAME": host.name, **own}
 
     def ready(self, name: str) -> bool:
-        """Ask as the manifest's readiness probe does."""
+        """Run the manifest's readiness probe."""
         probe = self.manifests.workload(name).container["readinessProbe"]
         if "exec" in probe:
             return self.run(name, *probe["exec"]["command"]).returncode == 0
@@ -118,7 +118,7 @@ class Cluster:
         return self.hosts[name].run(command, CALL_S, env=self.environment(name), cwd=cwd)
 
     def ask(self, body: Mapping[str, object]) -> str:
-        """Return the answer to a chat request with the first of the clients' keys."""
+        """Return the answer to a chat request with the first client key."""
         key = (self.secrets / "router" / "keys").read_text().split()[0]
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         url = f"http://{self.hosts['router'].address}:8000/v1/chat/completions"
@@ -128,7 +128,7 @@ class Cluster:
         return text
 
     def _volumes(self, one: Workload) -> str:
-        """Return shell commands that mount the image and the volumes at the paths of all containers."""
+        """Return shell commands that mount the image and all containers' volumes."""
         lines = ["mount -t tmpfs -o mode=755 tmpfs /home", "mount -t tmpfs -o mode=755 tmpfs /opt"]
         lines += ["mount -t tmpfs -o mode=755 tmpfs /run", "mkdir /opt/volumes"]
         if one.is_ours:
@@ -146,15 +146,12 @@ class Cluster:
         containers = [one.container, *one.pod.get("initContainers", [])]
         mounts = {(m["mountPath"], m["name"]) for each in containers for m in each["volumeMounts"]}
         for path, name in sorted(mounts):
-            if path not in (
-                "/dev/shm",
-                "/tmp",
-            ):  # the host's own; and the machine's, where the checkout may be
+            if path not in ("/dev/shm", "/tmp"):  # the host has the first; the checkout may be in the second
                 lines.append(f"mkdir -p {path} && mount --bind /opt/volumes/{name} {path}")
         return "\n".join(lines)
 
 
-_KUBELET = ssl.create_default_context()  # which looks at no certificate
+_KUBELET = ssl.create_default_context()  # does not verify certificates
 _KUBELET.check_hostname = False
 _KUBELET.verify_mode = ssl.CERT_NONE
 

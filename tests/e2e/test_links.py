@@ -1,7 +1,7 @@
-"""1P1D on hosts of their own, over wires that are late and lose frames, and cut between the workers a while.
+"""1P1D on separate hosts, over wires with delay and loss that are cut between the workers for a while.
 
-Both workers reach the router and the scheduler throughout: whatever is asked is answered, token for token as
-one engine does, without the wire that is cut.
+Both workers can always reach the router and the scheduler, so every request is answered, with the same tokens
+as one engine, even while the wire is cut.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME
+from harness.greedy import token_ids
 from harness.links import Wire, why_not
 from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
@@ -25,14 +26,13 @@ from harness.wired import Wired, wired
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 MAX_TOKENS = 24
 LEASE_S = 2.0
-# The first to wait for a dead connection does so until TCP gives it up; see baton/rpc.py. On a free machine.
-FOUND_DEAD_S = 12.0
+FOUND_DEAD_S = 12.0  # until TCP gives up a dead connection, on an idle machine; see baton/rpc.py
 CLIENTS = 4
 
 
 @dataclass
 class Told:
-    """An answer, and who took part in it."""
+    """An answer and its handoff."""
 
     tokens: list[int]
     prefilled_by: str
@@ -59,8 +59,7 @@ async def ask(url: str, asked: list[list[int]], **body: Any) -> list[Told]:
                 extra_body={"return_token_ids": True, **body},
             )
         cost = (done.usage.model_extra or {}).get("baton", {}) if done.usage else {}
-        tokens = (done.choices[0].model_extra or {})["token_ids"]
-        return Told(tokens, cost.get("prefill_worker", ""), cost.get("handoff_ms", 0.0))
+        return Told(token_ids(done), cost.get("prefill_worker", ""), cost.get("handoff_ms", 0.0))
 
     async with openai.AsyncOpenAI(
         base_url=f"{url}/v1", api_key="none", timeout=CALL_S, max_retries=0
@@ -69,7 +68,7 @@ async def ask(url: str, asked: list[list[int]], **body: Any) -> list[Told]:
 
 
 def through(one: Wired, asked: list[list[int]]) -> list[Told]:
-    """Ask the deployment; every prompt is computed, as none is cached under another salt."""
+    """Ask the deployment with a new cache salt, so that every prompt is computed."""
     salt = f"{one.links.counts()['passed']}"
     with one.network.inside():
         return asyncio.run(ask(one.url, asked, baton={"usage": True}, cache_salt=salt))
@@ -96,7 +95,7 @@ def test_nothing_is_lost_while_prefill_and_decode_do_not_reach_each_other(
         first = right(through(deployed, asked))
         assert time.monotonic() - began < FOUND_DEAD_S * PATIENCE
         assert {one.prefilled_by for one in first} <= {"prefill-0, decode-0", "decode-0"}
-        assert "decode-0" in {one.prefilled_by for one in first[-CLIENTS:]}  # known by then: not tried again
+        assert "decode-0" in {one.prefilled_by for one in first[-CLIENTS:]}  # the pair is avoided by then
         right(through(deployed, asked[:4]))
     deployed.links.be(Wire())
 

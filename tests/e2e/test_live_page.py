@@ -1,4 +1,4 @@
-"""The live page in a real browser, under load and a kill: what it shows is what is so."""
+"""The live page in a real browser, under load and a kill, shows the deployment's true state."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from baton.protos import scheduler_pb2 as pb
 from baton.services.router.ops.fleet import COLUMNS
 from harness.browser import browser_page, why_not
 from harness.deployment import Deployment, deployment
+from harness.greedy import ask
 from harness.live_page import live_page
 from harness.prompts import prompts
 from harness.scheduling import until
 from harness.support import PATIENCE, ROOT, free_port
-from tests.e2e.test_failures import ask
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 WAIT_S = 15.0
 WAIT_MS = 1e3 * WAIT_S * PATIENCE
 FIGURES = ROOT / "docs" / "figures"
-TAKE = "TAKE_SCREENSHOTS"  # in the environment: renew those of the documentation
+TAKE = "TAKE_SCREENSHOTS"  # environment variable that updates the documentation's screenshots
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ async def shot(page: Any, name: str) -> None:
 
 
 def of_scheduler(one: Deployment) -> dict[str, str]:
-    """Return each worker's role, as the scheduler knows it."""
+    """Return each worker's role according to the scheduler."""
     return {
         worker.identity.worker_id: pb.Role.Name(worker.identity.role).removeprefix("ROLE_").lower()
         for worker in one.describe().workers
@@ -52,7 +52,7 @@ def of_scheduler(one: Deployment) -> dict[str, str]:
 
 
 async def on_page(page: Any) -> dict[str, str]:
-    """Return each worker that the page shows and that is not gone, with its label."""
+    """Return each worker that the page shows as present, with its label."""
     shown = await page.eval_on_selector_all(
         "[data-worker]:not(.gone)",
         "all => all.map(one => [one.dataset.worker, one.getAttribute('aria-label')])",
@@ -99,7 +99,7 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
         await page.wait_for_selector("#requests tbody tr.warning", timeout=WAIT_MS)
         await shot(page, "kill")
 
-        # A request that lost its worker, as a waterfall with both attempts and the cause.
+        # The waterfall of a request that lost its worker shows both attempts and the cause.
         await page.click("#requests tbody tr.warning")
         told = await page.inner_text("#waterfall")
         assert victim in told
@@ -108,11 +108,11 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
         await shot(page, "waterfall")
         await page.keyboard.press("Escape")
 
-        await until_same(page, watched)  # the killed worker was started again
+        await until_same(page, watched)  # the killed worker is back
         target = next(name for name, role in of_scheduler(watched).items() if role == "decode")
         await page.locator(f"[data-worker='{target}']").press("Enter")
         await page.click("#worker button:has-text('make it mixed')")
-        assert of_scheduler(watched)[target] == "decode"  # asked only once so far
+        assert of_scheduler(watched)[target] == "decode"  # not confirmed yet
         await page.click("#confirm")
         await page.wait_for_selector("#said:has-text('mixed')", timeout=WAIT_MS)
         assert of_scheduler(watched)[target] == "mixed"
@@ -141,7 +141,7 @@ async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
 
         await until(all_shown, WAIT_S)
         wide = await page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= 390  # a phone shows it without scrolling sideways
+        assert wide <= 390  # no sideways scrolling on a phone
         await page.fill("input[aria-label='search workers']", "decode-99")
 
         async def found() -> bool:
@@ -152,7 +152,7 @@ async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
 
 
 def test_each_column_is_used() -> None:
-    """The page names columns by their names: none that it asks for is missing, and none comes for nothing."""
+    """Every column that is sent is used by the page."""
     static = ROOT / "services" / "router" / "ops" / "static"
     text = "".join(path.read_text() for path in static.glob("*.js"))
     assert [name for name in COLUMNS if f".{name}" not in text] == []

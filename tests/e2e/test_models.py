@@ -1,4 +1,4 @@
-"""Two models behind one address: `baton up` starts both fleets, and one may die while the other serves."""
+"""Two models at one address: `baton up` starts both fleets, and one serves while the other is dead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_address_serves_both_and_one_while_the_other_is_dead(two: Deployment
     client = two.client()
     assert [one.id for one in client.models.list().data] == ["drafting", "plain"]
     before = {name: ask(client, name) for name in ("drafting", "plain")}
-    assert before["drafting"] == before["plain"] != ""  # one trunk, with drafts and without
+    assert before["drafting"] == before["plain"] != ""  # the same weights, with and without drafts
     with pytest.raises(openai.NotFoundError, match=r"Served here: drafting, plain\.") as unknown:
         ask(client, "baton-demo")
     assert unknown.value.code == "model_not_found"
@@ -61,7 +61,7 @@ def test_one_address_serves_both_and_one_while_the_other_is_dead(two: Deployment
 
     health = f"{two.url}/health?model=plain"
     worker = psutil.Process(int(workers["plain"][0].rpartition(".")[2]))
-    worker.suspend()  # first: a killed one may be replaced before anybody misses it
+    worker.suspend()  # because a killed worker may be replaced before it is missed
     eventually(lambda: status_of(health) == 503, START_S, "plain has no worker")
     with pytest.raises(openai.InternalServerError, match="model 'plain': ") as refused:
         ask(client, "plain")

@@ -1,4 +1,4 @@
-"""The network of namespaces that other tests run in: its hosts are isolated, and nothing is left of it."""
+"""harness/netns.py: hosts are isolated, and nothing remains afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_hosts_reach_each_other_and_share_nothing_else(tmp_path: Path) -> None:
         looked = b.run(["sh", "-c", "getent ahostsv4 store; hostname; id -u; echo $$; touch /x"], 10)
         assert looked.stdout.split()[0] == b.address
         assert looked.stdout.split()[-3:-1] == ["b", "54321"]
-        assert int(looked.stdout.split()[-1]) < 10  # process ids of its own
+        assert int(looked.stdout.split()[-1]) < 10  # its own process ids
         assert looked.returncode != 0  # it may not write everywhere
         assert a.run(["df", "--output=size", "/dev/shm"], 10).stdout.split()[-1] == str(3 << 10)
         a.run(["touch", "/dev/shm/mine"], 10)

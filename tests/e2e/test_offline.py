@@ -1,4 +1,4 @@
-"""Offline use with real engines: the same answers in every mode, and nothing lost or left behind."""
+"""Offline use with real engines: the same answers in every mode, and nothing lost or left running."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually
-from tests.e2e.test_up import family, gone
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, family, gone
 
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
@@ -34,7 +33,6 @@ GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pipeline]:
-    """Start 1P1D."""
     with pipeline(MODEL, prefill=1, decode=1, **SETTINGS) as pipe:
         yield pipe
         everything = family(pipe.deployment.pid)
@@ -105,7 +103,7 @@ def test_several_answers_with_logprobs(pair: Pipeline) -> None:
 
 @pytest.fixture
 def ctrl_c_interrupts() -> Iterator[None]:
-    """Let Ctrl-C interrupt, as in a program started by hand: pytest's shell may have ignored SIGINT."""
+    """Handle SIGINT even if the shell that started pytest ignored it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -129,7 +127,7 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
-    """The deployment of a killed batch ends with it; a pair answers the rest, with the same answers."""
+    """A killed batch's deployment ends with it, and `pair` answers the rest with the same answers."""
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     with requests.open("w") as file:
         for number in range(LINES):

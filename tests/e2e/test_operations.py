@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 
 import pytest
 
@@ -13,7 +12,7 @@ from baton.services.config import Settings, load
 from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.finding import Finding, Verdict
 from harness.deployment import MODEL_NAME, Deployment, idle
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import CALL_S, eventually
 
 
 def settings_of(one: Deployment) -> Settings:
@@ -42,24 +41,19 @@ def test_the_doctor_finds_a_whole_deployment_well(one_pair: Deployment) -> None:
         assert 1 < float(size) <= 16.8
     clocks = {one.subject: one.what for one in found if one.area == "clock"}
     assert set(clocks) == {"scheduler", prefill, decode}
-    assert all(float(what.split()[0]) < 1000 for what in clocks.values())  # one machine has one clock
+    assert all(float(what.split()[0]) < 1000 for what in clocks.values())  # they share a clock
     versions = {one.subject: one.what for one in found if one.area == "versions"}
     assert versions["vllm"] == "0.32.0 on all 4 that have it"
     held = {one.subject: one.what for one in found if one.area == "ports"}
     assert f"process {one_pair.scheduler_process().pid} " in held["scheduler.address"]
-    eventually(lambda: idle(one_pair), CALL_S, "nothing of the trials is left")
-
-
-def baton(one: Deployment, *command: str) -> subprocess.CompletedProcess[str]:
-    line = [str(BATON), *command, "--scheduler", one.scheduler_address]
-    return subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+    eventually(lambda: idle(one_pair), CALL_S, "the deployment is idle")
 
 
 @pytest.mark.timeout(120)
 def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
-    """The scheduler changes at once, routers and workers within a heartbeat."""
+    """The scheduler changes at once, routers and workers with their next heartbeat."""
     logs = one_pair.folder / "logs"
-    said = baton(one_pair, "log-level", "all", "debug")
+    said = one_pair.baton("log-level", "all", "debug")
     assert said.returncode == 0, said.stderr
     decode = one_pair.worker("decode")["identity"]["worker_id"]
     assert decode in said.stdout
@@ -69,22 +63,22 @@ def test_levels_change_without_a_restart(one_pair: Deployment) -> None:
         texts = [(logs / f"{name}.log").read_text() for name in names]
         return len(texts) == 4 and all(f"the log level is {level} now" in text for text in texts)
 
-    eventually(lambda: told("debug"), CALL_S, "all four say that they log more")
+    eventually(lambda: told("debug"), CALL_S, "all four log at debug")
     one_pair.client().completions.create(model="baton-demo", prompt="The capital", max_tokens=4)
-    # The release of its KV, at the prefill worker, which says so at debug; with the request's id.
+    # At debug the prefill worker logs the release of the request's KV.
     line = re.compile(r"DEBUG \[prefill-0\.\d+\] .* request_id=cmpl-\S+$", re.MULTILINE)
     prefill_log = logs / "prefill-0.log"
     eventually(lambda: line.search(prefill_log.read_text()), CALL_S, "the prefill worker logs the release")
     answered = re.compile(r"INFO \[router\] baton\.requests: request .*request_id=cmpl-")
-    router_log = logs / "router.log"  # written when the response is sent: its client may be faster
+    router_log = logs / "router.log"  # written after the response is sent
     eventually(lambda: answered.search(router_log.read_text()), CALL_S, "the router logs the request")
 
-    assert baton(one_pair, "log-level", "all", "info").returncode == 0
+    assert one_pair.baton("log-level", "all", "info").returncode == 0
     eventually(lambda: told("info"), CALL_S, "all four are back")
-    wrong = baton(one_pair, "log-level", "nobody", "info")
+    wrong = one_pair.baton("log-level", "nobody", "info")
     assert wrong.returncode == 1
     assert "'nobody' is no process here; there are: scheduler, router-" in wrong.stderr
-    assert "use debug, info, warning, error" in baton(one_pair, "log-level", "all", "chatty").stderr
+    assert "use debug, info, warning, error" in one_pair.baton("log-level", "all", "chatty").stderr
 
 
 def test_status_shows_who_prefilled_and_who_decoded(one_pair: Deployment) -> None:

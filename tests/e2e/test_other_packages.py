@@ -1,4 +1,4 @@
-"""A speculative method of another package, of which Baton knows nothing, served by its name."""
+"""A speculative method from another package, used by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from harness.deployment import MODEL_NAME, deployment
+from harness.greedy import token_ids
 from harness.packages import install
 from harness.support import CALL_S, PATIENCE, ROOT
 
@@ -24,12 +25,12 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip installed the package, with its entry point."""
+    """Return the folder where pip installed the package and its entry point."""
     return install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
 def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
-    """Return the token ids of each prompt's greedy answer, and what Baton says of it."""
+    """Return the token ids of each prompt's greedy answer, and Baton's usage."""
     texts, usages = [], []
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
         for prompt in PROMPTS:
@@ -40,7 +41,7 @@ def answers(url: str, **baton: object) -> tuple[list[list[int]], list[Any]]:
                 temperature=0,
                 extra_body={"return_token_ids": True, **baton},
             )
-            texts.append((done.choices[0].model_extra or {})["token_ids"])
+            texts.append(token_ids(done))
             usages.append(((done.usage and done.usage.model_extra) or {}).get("baton"))
     return texts, usages
 

@@ -1,4 +1,4 @@
-"""Requests that break an engine's step, among streams: only they fail, and the deployment goes on."""
+"""Requests that break an engine's step together with streams: only they fail, and the deployment goes on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness.support import CALL_S, eventually
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS, TOKENS = 8, 100
-FAILED = "its engine failed"  # in the words of `baton up`
-KILLED = "died (signal SIGKILL)"  # the same
+FAILED = "its engine failed"  # in the output of `baton up`
+KILLED = "died (signal SIGKILL)"  # likewise
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def body(number: int, **more: Any) -> dict[str, Any]:
 
 
 async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int, Any]:
-    """Return the status, and the answer's tokens or the error's text."""
+    """Return the status and the answer's tokens, or the error's text."""
     async with http.post("/v1/completions", json=asked) as response:
         got = await response.json()
         if response.status != 200:
@@ -42,7 +42,7 @@ async def _ask(http: aiohttp.ClientSession, asked: dict[str, Any]) -> tuple[int,
 
 
 def ask(one: Deployment, bodies: Sequence[dict[str, Any]], delay_s: float = 0.0) -> list[tuple[int, Any]]:
-    """Send all together; poisonous requests a moment later."""
+    """Send all at once, the poisonous ones after `delay_s`."""
 
     async def run() -> list[tuple[int, Any]]:
         timeout = aiohttp.ClientTimeout(total=4 * CALL_S)
@@ -72,7 +72,7 @@ def said(one: Deployment) -> str:
 def test_streams_go_on_beside_requests_that_break_steps(
     one: Deployment, expected: list[tuple[int, Any]]
 ) -> None:
-    eventually(lambda: idle(one), CALL_S, "all is idle")
+    eventually(lambda: idle(one), CALL_S, "the deployment is idle")
     workers, blocks = [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")], None
     blocks = free_blocks(one)
     doses = [dose("alone", where, after) for where, after in (("sample", 0), ("sample", 9), ("update", 5))]
@@ -90,7 +90,7 @@ def test_streams_go_on_beside_requests_that_break_steps(
         assert "made an engine fail a short while ago" in text
     assert [one.worker(role)["identity"]["worker_id"] for role in ("prefill", "decode")] == workers
     assert "restarting" not in said(one)
-    eventually(lambda: idle(one) and free_blocks(one) == blocks, CALL_S, "all that was held is free")
+    eventually(lambda: idle(one) and free_blocks(one) == blocks, CALL_S, "all blocks are free again")
 
 
 def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
@@ -113,7 +113,7 @@ def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
 def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_go_on(
     one: Deployment, expected: list[tuple[int, Any]]
 ) -> None:
-    """Nobody says what killed them, so nothing is refused afterwards."""
+    """A kill does not name its request, so later requests are not refused."""
     before = said(one).count(KILLED)
     kills = body(91, vllm_xargs=dose("kill", "sample", 3))
     found = ask(one, [*map(body, range(STREAMS)), kills], delay_s=0.3)

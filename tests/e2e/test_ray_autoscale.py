@@ -1,8 +1,8 @@
-"""`baton ray up` with autoscaling on, on a Ray whose autoscaler adds nodes and takes them away.
+"""`baton ray up` with autoscaling, on a Ray cluster whose autoscaler adds and removes nodes.
 
-Load makes the scheduler order a decode worker for which no node has room: a node comes, the worker serves,
-and without load it drains, and the node goes. Costs some 85 CPU seconds: two imports of vLLM, three loads of
-the model. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_autoscale.py` runs it.
+Under load the scheduler orders a decode worker that fits on no node: Ray adds a node and the worker serves.
+Without load it drains, and the node goes. Takes about 85 CPU seconds.
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_autoscale.py` runs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.deployment import ENGINE, MODEL_NAME
 from harness.ray_head import RayCluster, ray_autoscaler
 from harness.support import BATON, CALL_S, ROOT, eventually, free_port
 
-STREAMS = 8  # twice what one worker runs at a time
+STREAMS = 8  # twice one worker's slots
 TOKENS = 200
 
 pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: it takes long")
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHO
 
 @dataclass
 class Up:
-    """`baton ray up` on a cluster whose head has room for the first two workers, and for no more."""
+    """`baton ray up` on a cluster whose head has room for the first two workers only."""
 
     cluster: RayCluster
     process: subprocess.Popen[bytes]
@@ -57,7 +57,6 @@ class Up:
 
     @property
     def nodes(self) -> int:
-        """The nodes of the cluster: raylets that run."""
         commands = (one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"]))
         return sum(
             command[0].endswith("/raylet") and any(str(self.cluster.folder) in word for word in command)
@@ -143,7 +142,7 @@ async def test_a_worker_comes_on_a_new_node_and_goes_with_it(up: Up) -> None:
         stop.set()
         await asyncio.gather(*load)
     print(f"{len(answers)} answers")
-    assert set(answers) == {TOKENS}  # none failed, none was cut off
+    assert set(answers) == {TOKENS}  # all are complete
 
     await asyncio.to_thread(
         eventually, lambda: re.search(r"worker-2 +has left", up.text), 40, "it drains and leaves"

@@ -1,8 +1,7 @@
-"""`baton ray up` on two hosts: Ray on both, prefill on one, decode on the other.
+"""`baton ray up` on two hosts of harness/ray_hosts.py: Ray on both, prefill on one, decode on the other.
 
-A part of test_api's table of features runs through them, too. All of it does with
-`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py`, and then one of the hosts dies. They are those of
-harness/ray_hosts.py.
+Some of test_api's tests run through them. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py` runs all
+of them, and then kills a host.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from harness.ray_hosts import RayHosts, ray_hosts
 from harness.support import CALL_S, PYTHON, ROOT, eventually
 from tests.e2e import test_api
 
-EVERY = 3  # one in so many prompts is used
+EVERY = 3  # use every third prompt
 MAX_TOKENS = 16
-# Of the table of features, unless all is asked for: streams, grammars, tools, drafts, errors.
+# The tests of test_api that always run: streams, grammars, tools, drafts, errors.
 CHOSEN = (
     "test_streamed_chat",
     "test_a_json_schema_is_kept",
@@ -61,7 +60,7 @@ def answer(url: str, prompt: list[int], max_tokens: int = MAX_TOKENS) -> Any:
 
 
 def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield the token ids of an answer as they come."""
+    """Yield an answer's token ids as they arrive."""
     with urllib.request.urlopen(_ask(url, prompt, max_tokens, stream=True), timeout=CALL_S) as reply:
         for line in reply:
             if line.startswith(b"data: {"):
@@ -80,7 +79,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
 
 @dataclass(frozen=True)
 class Served:
-    """The deployment, as the table of features uses it."""
+    """The deployment with the interface that test_api needs."""
 
     url: str
     clients: ExitStack
@@ -92,12 +91,12 @@ class Served:
 
 @pytest.fixture(scope="module")
 def one_pair(hosts: RayHosts) -> Iterator[Served]:
-    """Give the tests of test_api these hosts in place of the local pair."""
+    """Replace test_api's local pair with these hosts."""
     with hosts.forwarded() as url, ExitStack() as stack:
         yield Served(url, stack)
 
 
-# The table of features, as pytest finds tests by a module's names.
+# pytest finds the tests of test_api among this module's names.
 clients = test_api.clients
 globals().update(
     {
@@ -110,7 +109,7 @@ globals().update(
 
 @pytest.mark.timeout(400)
 def test_greedy_answers_equal_those_of_one_engine(one_pair: Served, reference: str) -> None:
-    """KV goes from host to host by gRPC with TLS, and drafts by the model's own layer are on."""
+    """KV is pulled over gRPC with TLS, and the model's MTP layer drafts."""
     asked = prompts()[::EVERY][:20]
     assert len(asked) == 20
     with ThreadPoolExecutor(4) as pool:
@@ -131,7 +130,7 @@ def test_who_runs_where(hosts: RayHosts) -> None:
         "router-0": ("first", "ready"),
         "router-1": ("second", "ready"),
     }
-    # The command that it prints
+    # The command that `baton ray up` prints.
     look = re.search(r"requests and load: +baton (.*)", hosts.text)
     assert look is not None
     assert told["scheduler"] in look[1]
@@ -140,7 +139,7 @@ def test_who_runs_where(hosts: RayHosts) -> None:
     assert found["prefill-0"].startswith(f"{hosts.first.address}:")
     assert found["decode-0"].startswith(f"{hosts.second.address}:")
     handed = [past for past in status["handoffs"] if past["cost"].get("transport")]
-    assert {past["cost"]["transport"] for past in handed} == {"tcp"}  # they share no memory
+    assert {past["cost"]["transport"] for past in handed} == {"tcp"}  # the hosts share no memory
     assert len(handed) >= 8
     drafting = next(one["load"]["drafting"] for one in status["workers"] if "drafting" in one["load"])
     assert int(drafting["drafts"]) > 0
@@ -159,16 +158,15 @@ NAMES = iter(("third", "fourth", "fifth", "sixth", "seventh"))
 
 
 def joined(hosts: RayHosts) -> Host:
-    """Start another host."""
     return hosts.join(next(NAMES))
 
 
 def replaced(hosts: RayHosts, new: Host) -> Host:
-    """Wait until the decode worker is ready on another host, and return that: `new`, if it joins in time."""
+    """Wait until the decode worker is ready on another host, usually `new`, and return that host."""
     here = [new]
 
     def back() -> bool:
-        if here[-1].process.poll() is not None:  # a busy machine: Ray gives up a node that needs 30 s to join
+        if here[-1].process.poll() is not None:  # Ray gives up a node that takes 30 s to join a busy machine
             here.append(joined(hosts))
         return f"; back on {here[-1].name}" in hosts.text
 
@@ -183,9 +181,9 @@ def replaced(hosts: RayHosts, new: Host) -> Host:
 def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
     hosts: RayHosts, one_pair: Served, reference: str
 ) -> None:
-    """All processes of the second host are killed under four streams: each goes on, and is whole.
+    """All processes of the second host are killed under four streams, which continue to their end.
 
-    Its decode worker waits for room, which a third host has, and decodes there; its router moves there, too.
+    Its decode worker waits for room until a third host joins; its router moves there, too.
     """
     asked = [prompts()[-1][begin : begin + 500] for begin in range(0, 4 * CLIENTS, 4)]
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -205,7 +203,7 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
         for _ in asked:
             assert begun.acquire(timeout=CALL_S)
         hosts.second.kill()
-        new = joined(hosts)  # it starts while Ray finds the other one dead
+        new = joined(hosts)  # starts before Ray notices the dead one
         assert [one.result(CALL_S) for one in answers] == expected
     assert answer(one_pair.url, prompts()[0])[0]
     eventually(lambda: "second       this node is dead" in hosts.text, 40, "Ray notices")
@@ -219,10 +217,10 @@ def test_a_host_that_dies_is_answered_for_and_its_worker_comes_back(
 def test_ctrl_c_leaves_nothing_behind(hosts: RayHosts) -> None:
     look = "import psutil; print([p.info['cmdline'] for p in psutil.process_iter(['cmdline'])])"
     assert "baton prefill-0" in hosts.first.run([str(PYTHON), "-c", look], 20).stdout
-    (command,) = psutil.Process(hosts.up.pid).children()  # of what entered the host's namespaces
+    (command,) = psutil.Process(hosts.up.pid).children()  # the parent only entered the host's namespaces
     command.send_signal(signal.SIGINT)
     assert hosts.up.wait(CALL_S) == 0, hosts.text
     assert "nothing is left" in hosts.text
     left = hosts.first.run([str(PYTHON), "-c", look], 20).stdout
     assert "baton" not in left.replace(str(ROOT), "")
-    assert hosts.first.process.poll() is None  # Ray itself is not its own
+    assert hosts.first.process.poll() is None  # Ray still runs

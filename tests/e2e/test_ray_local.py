@@ -1,4 +1,4 @@
-"""`baton ray` on one machine: a Ray of its own, commands from a second terminal, nothing left at the end."""
+"""`baton ray` on one machine: it starts its own Ray, takes commands from a second terminal, and cleans up."""
 
 from __future__ import annotations
 
@@ -21,10 +21,22 @@ import pytest
 import yaml
 
 from harness.ray_head import RAY, ray_folder
-from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, redis_server
+from harness.scheduling import RedisServer
+from harness.support import (
+    BATON,
+    CALL_S,
+    INTERRUPTIBLE,
+    PYTHON,
+    ROOT,
+    eventually,
+    family,
+    free_port,
+    gone,
+    segments,
+)
 
 START_S = 120.0
-# Ray's own way for one machine, with a token; none is written into the home folder.
+# Ray's token authentication, with a token that is not written to the home folder.
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-this-test-alone-and-long-enough"}
 DEPLOY = """
 import sys
@@ -50,7 +62,7 @@ cluster.disconnect()
 
 @dataclass(frozen=True)
 class Local:
-    """A folder with cluster.yaml, and variables that keep it apart from other Rays of this machine."""
+    """A folder with cluster.yaml, and variables that keep it apart from other Ray clusters."""
 
     folder: Path
     ray: Path
@@ -93,11 +105,11 @@ class Local:
 
     @property
     def address(self) -> str:
-        """The address of this Ray: without RAY_ADDRESS a command finds any that runs on the machine."""
+        """This Ray's address; without RAY_ADDRESS a command may find another Ray on the machine."""
         return (self.folder / "address").read_text()
 
     def note_address(self, process: subprocess.Popen[bytes]) -> None:
-        words = [word for one in family(process) for word in one.cmdline()]
+        words = [word for one in family(process.pid) for word in one.cmdline()]
         found = {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
         (self.folder / "address").write_text(found.pop())
         assert not found
@@ -125,7 +137,6 @@ class Local:
         return done.stdout
 
     def parts(self) -> dict[str, str]:
-        """Return the parts' states."""
         told = json.loads(self.baton("status", "--json"))
         return {part["name"]: part["state"] for part in told["parts"]}
 
@@ -136,21 +147,13 @@ def local(tmp_path: Path) -> Iterator[Local]:
         yield Local(tmp_path, ray, free_port())
 
 
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-
-
 def nothing_is_left(processes: list[psutil.Process]) -> bool:
-    """Return whether these ended and their shared memory is gone."""
-    running = [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    theirs = {str(one.pid) for one in processes}
-    return not running and not [
-        path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))
-    ]
+    """Return whether these processes have ended and their shared memory is gone."""
+    return gone(processes) and not segments(processes)
 
 
 def answer(client: openai.OpenAI) -> str:
-    """Stream a greedy answer, and return its text."""
+    """Stream a greedy answer and return its text."""
     asked: Any = {"model": "baton-demo", "prompt": "The cat sat on the mat. " * 4, "max_tokens": 100}
     stream = client.completions.create(**asked, temperature=0, stream=True, extra_body={"ignore_eos": True})
     return "".join(chunk.choices[0].text for chunk in stream)
@@ -158,10 +161,10 @@ def answer(client: openai.OpenAI) -> str:
 
 @pytest.mark.timeout(700)
 def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
-    """With Redis as the store. No stream fails as a worker comes and as it leaves."""
-    store = free_port()
-    local.write(scheduler={"store": f"redis://127.0.0.1:{store}/0"})
-    with redis_server(store), local.start(str(BATON), "ray", "up", local.file) as up:
+    """With Redis as the store. No stream fails while a worker joins and leaves."""
+    redis = RedisServer(local.folder)
+    local.write(scheduler={"store": redis.url})
+    with redis, local.start(str(BATON), "ray", "up", local.file) as up:
 
         def ready() -> bool:
             assert up.poll() is None, local.text
@@ -184,8 +187,8 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
                 asking = [pool.submit(ask) for _ in range(2)]
                 try:
                     assert "ordered: decode=2" in local.baton("scale", "decode=2")
-                    eventually(lambda: "decode-1     ready: " in local.text, 90, "a worker more")
-                    everything = family(up)
+                    eventually(lambda: "decode-1     ready: " in local.text, 90, "a second worker is ready")
+                    everything = family(up.pid)
                     local.baton("scale", "decode=1")
                     eventually(lambda: "decode-1     has left" in local.text, 60, "it has left")
                 finally:
@@ -202,7 +205,7 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_port_that_another_has_ends_the_start(local: Local) -> None:
-    """Whoever has it, such as a `baton up`, would be taken for this deployment's router."""
+    """Otherwise the other server, such as a `baton up`, would pass for this deployment's router."""
     local.write()
     with (
         socket.create_server(("127.0.0.1", local.port)),
@@ -217,7 +220,7 @@ def test_a_port_that_another_has_ends_the_start(local: Local) -> None:
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
-    """It ends as by an exception in the caller's block; there is no stop event, as in a user's program."""
+    """Ctrl-C acts like an exception in the caller's block, as in a user's program."""
     local.write()
     with local.start(*INTERRUPTIBLE, str(PYTHON), "-c", DEPLOY, local.file) as process:
 
@@ -226,7 +229,7 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
             return "prefill-0 started" in local.text
 
         eventually(started, START_S, "a worker has started")
-        everything = family(process)
+        everything = family(process.pid)
         assert len(everything) > 8  # Ray's, the keeper, baton node, its parts
         process.send_signal(signal.SIGINT)
         assert process.wait(CALL_S) != 0
@@ -237,7 +240,7 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
 
 @pytest.mark.timeout(200)
 def test_workers_of_one_node_see_different_gpus(local: Local) -> None:
-    """Ray is told of GPUs that are not there: it deals them out all the same."""
+    """Ray assigns GPUs that do not exist but are declared."""
     done = subprocess.run(
         [str(PYTHON), "-c", VISIBLE, str(CALL_S / 2)],
         env=local.environment,

@@ -1,9 +1,7 @@
 """`baton.ray:build_pd_openai_app` served by a real Ray Serve, and called by OpenAI's client.
 
-`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` has workers come and go, too.
-
-The application is that of deploy/kubernetes/overlays/ray: its RayService's serveConfigV2, with the image's
-paths as they are here, and Serve quicker to act.
+The application is the serveConfigV2 of deploy/kubernetes/overlays/ray, with this machine's paths and shorter
+intervals. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` tests autoscaling, too.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ QUICK = {"health_check_period_s": 1, "health_check_timeout_s": 20}
 SCALING = {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 1, "upscale_delay_s": 0}
 SCALING |= {"downscale_delay_s": 4, "metrics_interval_s": 0.5, "look_back_period_s": 3}
 STREAMS = 2
-PAUSE_S = 0.3  # between a client's answers: the machine has other work
+PAUSE_S = 0.3  # between a client's requests
 TOKENS = 160
 
 
 class Served(NamedTuple):
-    """The application, seen from outside."""
+    """The running application."""
 
     url: str
     head: RayHead
@@ -49,15 +47,14 @@ class Served(NamedTuple):
         return openai.OpenAI(base_url=url or self.url, api_key=key, timeout=CALL_S, max_retries=0)
 
     def parts(self, role: str) -> list[psutil.Process]:
-        """Return the processes of this role's parts, by their titles."""
+        """Return the processes of a role's parts, which have its name in their titles."""
         every = psutil.Process(self.head.process.pid).children(recursive=True)
         return [one for one in every if _title(one).startswith(f"baton {role}-")]
 
     def scheduler(self) -> str:
-        """Return the address on which the scheduler listens."""
         (process,) = self.parts("scheduler")
         connections = process.net_connections("tcp")
-        # Others are connected to this one; nobody reads its metrics.
+        # Other parts are connected to its port; nothing is connected to its metrics port.
         used = {one.laddr.port for one in connections if one.status == psutil.CONN_ESTABLISHED}
         listening = [one.laddr for one in connections if one.status == psutil.CONN_LISTEN]
         (place,) = [place for place in listening if place.port in used]
@@ -67,7 +64,7 @@ class Served(NamedTuple):
 def _title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline()).strip()
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # it has ended
         return ""
 
 
@@ -84,7 +81,7 @@ def configuration(port: int, folder: Path) -> dict[str, Any]:
     args["ingress_deployment_config"] = {"num_replicas": 1, **QUICK}
     args["prefill_config"]["deployment_config"] |= QUICK
     args["decode_config"]["deployment_config"] = {"autoscaling_config": SCALING, **QUICK}
-    # As Ray's own users write it, with what Baton does itself.
+    # Users of Ray's own disaggregation have these; Baton ignores them.
     connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
     for role in ("prefill", "decode"):
         args[f"{role}_config"]["engine_kwargs"]["kv_transfer_config"] = connector
@@ -148,9 +145,7 @@ def test_openais_client_is_answered(served: Served) -> None:
         long = client.completions.create(
             model=MODEL_NAME, prompt="x", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
         )
-        assert (
-            sum(bool(chunk.choices[0].text) for chunk in long) > 1
-        )  # tokens that come at once are one piece
+        assert sum(bool(chunk.choices[0].text) for chunk in long) > 1
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model=MODEL_NAME, prompt="x", max_tokens=-1)
     with served.client(key="another") as client, pytest.raises(openai.AuthenticationError):
@@ -159,7 +154,7 @@ def test_openais_client_is_answered(served: Served) -> None:
 
 @pytest.mark.timeout(100)
 def test_the_router_can_be_asked_itself(served: Served) -> None:
-    """Each answer names the router that gave it, for clients that spare themselves the proxy."""
+    """Each answer names its router, so that clients can bypass Serve's proxy."""
     with served.client() as client:
         url = client.models.with_raw_response.list().headers["x-baton-router"]
     with served.client(f"{url}/v1") as client:
@@ -168,7 +163,7 @@ def test_the_router_can_be_asked_itself(served: Served) -> None:
 
 @pytest.mark.timeout(200)
 def test_the_parts_speak_tls(served: Served) -> None:
-    """The CA's folder opens the scheduler; whoever speaks plain text is told that this is TLS."""
+    """Clients with the CA's folder reach the scheduler; plain-text clients are told to use TLS."""
     scheduler = served.scheduler()
 
     def status(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -185,7 +180,7 @@ def test_the_parts_speak_tls(served: Served) -> None:
 
 
 def answer(client: openai.OpenAI) -> tuple[str, int]:
-    """Stream an answer; return its text and how many tokens it has."""
+    """Stream an answer and return its text and number of tokens."""
     stream = client.completions.create(
         model=MODEL_NAME,
         prompt="The cat sat on the mat. " * 4,
@@ -205,7 +200,7 @@ def answer(client: openai.OpenAI) -> tuple[str, int]:
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes longer than all else here: WHOLE_TABLE=1")
 @pytest.mark.timeout(700)
 def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: Served) -> None:
-    """1 to 2 as more requests are placed; one of them killed until it is given up; then to 1. None fails."""
+    """Two streams add a second worker; one is killed until it is replaced; then one worker is left."""
     with served.client() as client, ThreadPoolExecutor(STREAMS) as pool:
         expected = answer(client)
         assert expected[1] == TOKENS
@@ -220,7 +215,7 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: 
         (first,) = {_title(one) for one in served.parts("decode")}
         asking = [pool.submit(ask, none if number == 0 else few) for number in range(STREAMS)]
         try:
-            eventually(lambda: len(_names(served)) == 2, 60, "a second decode worker is there")
+            eventually(lambda: len(_names(served)) == 2, 60, "a second decode worker runs")
 
             def replaced() -> bool:
                 for one in served.parts("decode"):
@@ -229,8 +224,8 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: 
                 names = _names(served)
                 return len(names) == 2 and first not in names
 
-            eventually(replaced, 90, f"{first} is given up, and another is there", every_s=0.2)
-            few.set()  # one client is left
+            eventually(replaced, 90, f"{first} is replaced", every_s=0.2)
+            few.set()  # stops one client
             eventually(lambda: len(_names(served)) == 1, 90, "one decode worker is left")
         finally:
             few.set()

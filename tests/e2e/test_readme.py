@@ -20,7 +20,7 @@ PARTS = "baton scheduler &"
 QUESTIONS = "baton status  "
 BATCH = "baton batch in.jsonl out.jsonl"
 RUN = (ASK, STATUS, DRAFTS, PARTS, QUESTIONS, BATCH)
-NOT_RUN = ("make up", "make chaos", "baton ray")  # they take minutes; other tests run what they run
+NOT_RUN = ("make up", "make chaos", "baton ray")  # they take minutes and are covered by other tests
 
 READY_S = 240.0
 OWN_LINE = re.compile(r"[\d-]+ [\d:,]+ (INFO|WARNING) \[[\w.-]+\] baton\.")
@@ -33,7 +33,7 @@ def block(beginning: str) -> str:
 
 def test_every_block_is_run_or_named_as_not() -> None:
     for one in shell_blocks():
-        assert sum(one.startswith(known) for known in (*RUN, *NOT_RUN)) == 1, f"nobody runs this:\n{one}"
+        assert sum(one.startswith(known) for known in (*RUN, *NOT_RUN)) == 1, f"no test runs this:\n{one}"
     for known in (*RUN, *NOT_RUN):
         assert block(known)
 
@@ -45,14 +45,13 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def headings(text: str) -> list[str]:
-    """Return the heads of the tables that `baton status` prints, whatever their widths."""
+    """Return the table heads that `baton status` prints, without padding."""
     lines = [line.strip() for line in text.splitlines()]
     rules = [number for number, line in enumerate(lines) if line and set(line) == {"─"}]
     return [" ".join(f"{lines[at - 2]} {lines[at - 1]}".split()) for at in rules]
 
 
 def ready(person: Reader) -> bool:
-    """Tell whether the router takes requests and two workers are there."""
     try:
         person.shell("curl -fsS http://127.0.0.1:8000/health")
         told = json.loads(person.shell("baton status --json"))
@@ -85,13 +84,13 @@ def test_the_parts_one_by_one(person: Reader) -> None:
     told = person.shell(asked)
     assert re.search(r"^decode-\S+ is a mixed worker now", told, re.MULTILINE), told
     assert re.search(r"^decode-\S+ is draining: ", told, re.MULTILINE), told
-    # A drain that is undone before the worker hears of it, at its next heartbeat, does not end it.
+    # The drain takes effect with the worker's next heartbeat; an undrain before that would cancel it.
     assert started["decode"].wait(60 * PATIENCE) == 0
     assert re.search(r"^decode-\S+ takes requests again", person.shell(undrain), re.MULTILINE)
 
     for name in ("scheduler", "prefill", "decode", "router"):
         for line in started[name].text.splitlines():
-            assert OWN_LINE.match(line), f"{name} shows what is not Baton's: {line}"
+            assert OWN_LINE.match(line), f"{name} prints a line that is not Baton's: {line}"
     for name in ("router", "prefill", "scheduler"):
         started[name].terminate()
         assert started[name].wait(60 * PATIENCE) == 0

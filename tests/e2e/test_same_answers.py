@@ -1,4 +1,4 @@
-"""Greedy answers in float32 through prefill and decode workers equal those of one engine token for token."""
+"""Greedy float32 answers through prefill and decode workers equal those of one engine, token for token."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import openai
 import pytest
 
 from harness.deployment import MODEL, MODEL_NAME, Deployment, deployment
+from harness.greedy import token_ids
 from harness.prompts import LENGTHS, prompts
-from harness.support import CALL_S, free_port, redis_server
+from harness.scheduling import RedisServer
+from harness.support import CALL_S
 
 MAX_TOKENS = 20
-EVERY = 2  # one in so many prompts is used
+EVERY = 2  # use every second prompt
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A way to build a deployment; those below cover every pair of choices at least once."""
+    """A deployment's settings. SETUPS covers each choice at least once."""
 
     pairs: int
     store: str
     transport: str
     prefix_caching: bool
     drafts: str
-    tls: bool = False  # mutual TLS, so that each part plays its own role only
+    tls: bool = False  # mutual TLS
 
     def __str__(self) -> str:
         cache = "cache" if self.prefix_caching else "no-cache"
@@ -38,10 +40,10 @@ class Setup:
 SETUPS = [
     Setup(1, "memory", "shm", prefix_caching=True, drafts="none"),
     Setup(1, "redis", "tcp", prefix_caching=False, drafts="auto", tls=True),
-    Setup(2, "redis", "shm", prefix_caching=False, drafts="hybrid"),
+    Setup(1, "redis", "shm", prefix_caching=False, drafts="hybrid"),
     Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
-DRAFTS: dict[str, dict[str, Any]] = {  # of the engine's settings
+DRAFTS: dict[str, dict[str, Any]] = {  # engine settings
     "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},
     "none": {"speculative_config": None},
     "hybrid": {
@@ -66,7 +68,6 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 @pytest.fixture(scope="module")
 def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    redis_port = free_port()
     config: dict[str, Any] = {
         "engine": {"enable_prefix_caching": setup.prefix_caching, **DRAFTS[setup.drafts]},
         "handoff": {"transports": [setup.transport]},
@@ -79,8 +80,9 @@ def deployed(setup: Setup, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         with deployment(folder, **config) as one:
             yield one.up(setup.pairs, setup.pairs)
         return
-    config["scheduler"] |= {"store": f"redis://:secret@127.0.0.1:{redis_port}/0", "topic": "same-answers"}
-    with redis_server(redis_port, "secret"), deployment(folder, **config) as one:
+    redis = RedisServer(folder, password="secret")
+    config["scheduler"] |= {"store": redis.url, "topic": "same-answers"}
+    with redis, deployment(folder, **config) as one:
         yield one.up(setup.pairs, setup.pairs)
 
 
@@ -92,7 +94,7 @@ def expected(reference: str) -> list[Any]:
 
 
 async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time: int) -> list[Any]:
-    """Return (token ids, finish reason, prompt tokens, completion tokens) of every prompt, in order."""
+    """Return each answer's token ids, finish reason and (prompt tokens, completion tokens), in order."""
     slots = asyncio.Semaphore(at_a_time)
 
     async def answer(prompt: list[int]) -> Any:
@@ -107,7 +109,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
         choice = done.choices[0]
         assert done.usage is not None
         usage = (done.usage.prompt_tokens, done.usage.completion_tokens)
-        return (choice.model_extra or {})["token_ids"], choice.finish_reason, usage
+        return token_ids(done), choice.finish_reason, usage
 
     async with client:
         return list(await asyncio.gather(*(answer(prompt) for prompt in asked)))
@@ -116,7 +118,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("at_a_time", "every"), [(1, 8), (8, 1)], ids=["alone", "together"])
 async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int, every: int) -> None:
-    """Some prompts are sent alone, all eight at a time."""
+    """Send some prompts one at a time, and all of them eight at a time."""
     got = await answers(deployed.async_client(), prompts()[::EVERY][::every], at_a_time)
     asked = zip(LENGTHS[::EVERY][::every], got, expected[::every], strict=True)
     wrong = [length for length, one, other in asked if one != other]
@@ -127,7 +129,7 @@ async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_t
 
 @pytest.mark.timeout(60)
 def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setup: Setup) -> None:
-    """After the runs above, each answer has gone over the chosen transport, from prefill to decode."""
+    """The requests of the test above were handed over by the chosen transport."""
     status = deployed.status()
     workers = [worker["identity"] for worker in status["workers"]]
     prefill = {one["worker_id"] for one in workers if one["role"] == "ROLE_PREFILL"}

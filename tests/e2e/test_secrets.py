@@ -1,21 +1,19 @@
-"""Keys and passwords, wherever people put them, show neither in ps nor in output."""
+"""Keys and passwords show neither in ps nor in output, wherever users put them."""
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import START_S, deployment, status_of
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, redis_server
+from harness.scheduling import RedisServer
+from harness.support import PATIENCE, eventually, family, gone
 from tests.e2e.test_bad_start import fails
-from tests.e2e.test_up import family, gone
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
@@ -23,9 +21,9 @@ PARTS = {"watcher", "scheduler", "mixed-0", "router"}
 
 
 def titles(pid: int) -> list[str]:
-    """Return the command lines of a process and its descendants, as everybody on the machine sees them."""
+    """Return the command lines of a process and its descendants, as `ps` shows them."""
     found = []
-    for one in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+    for one in family(pid):
         raw = Path(f"/proc/{one.pid}/cmdline").read_bytes()
         found.append(raw.replace(b"\0", b" ").decode(errors="replace").strip())
     return found
@@ -33,20 +31,17 @@ def titles(pid: int) -> list[str]:
 
 @pytest.mark.timeout(240)
 def test_nothing_shows_them(tmp_path: Path) -> None:
-    """They are on the command line, the worst place, of `baton up`; and a store fails.
-
-    Ctrl-C leaves no process behind.
-    """
+    """Pass them on the command line of `baton up`, the worst place, and make the store fail."""
     model = tiny_qwen2(tmp_path / "model")
-    redis_port = free_port()
+    redis = RedisServer(tmp_path, password=PASSWORD)
     with deployment(tmp_path / "up") as one:
         one.config["engine"] = {"model": str(model), "kv_cache_gib": 0.1, "max_model_len": 256}
         one.config_file.write_text(yaml.safe_dump(one.config))
         logs = one.folder / "logs"
-        with redis_server(redis_port, PASSWORD):
+        with redis:
             process = one.start(
                 *("up", "up", "--mixed", "1", "--log-dir", str(logs), "--api-key", KEY),
-                *("--store", f"redis://:{PASSWORD}@127.0.0.1:{redis_port}/0"),
+                *("--store", redis.url),
                 *("--engine-args", json.dumps({"hf_token": TOKEN})),
             )
             pid = process.popen.pid
@@ -61,18 +56,13 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
             assert seen[0].startswith(f"baton up --mixed 1 --log-dir {logs} --api-key *** --store ***")
             assert seen[0].endswith(f"--engine-args *** --config {one.config_file}")
             assert status_of(f"{one.url}/v1/models") == 401
-            status = subprocess.run(
-                [BATON, "status", "--scheduler", one.scheduler_address],
-                capture_output=True,
-                text=True,
-                timeout=CALL_S,
-                cwd=ROOT,
-                check=True,
-            )
-            assert f"redis://127.0.0.1:{redis_port}/0" in status.stdout
+            status = one.baton("status")
+            assert status.returncode == 0
+            assert f"redis://127.0.0.1:{redis.port}/0" in status.stdout
         scheduler_log = logs / "scheduler.log"
         eventually(lambda: "the store is away" in scheduler_log.read_text(), 20, "the scheduler notices")
-        with redis_server(redis_port, "another"):
+        redis.password = "another"
+        with redis:
             eventually(lambda: "refused the password" in one.describe().store_problem, 20, "it is refused")
             seen += titles(pid)
         all_of_it = family(pid)
@@ -109,7 +99,7 @@ def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> 
 
 @pytest.mark.parametrize("extra", [{"hf_token": [TOKEN]}, {"hf_tokens": TOKEN}, {"runner": TOKEN}])
 def test_nor_does_vllms(tmp_path: Path, extra: dict[str, object]) -> None:
-    """vLLM's checks are pydantic's, which quote their input."""
+    """Pydantic's messages, which vLLM uses, quote their input."""
     from baton.services.config import load
     from baton.services.errors import ServiceError
     from baton.services.router.vllm.frontend import build_config

@@ -1,21 +1,21 @@
-"""A decode worker whose drafter lost its state answers rightly but slowly, which raises the alarm."""
+"""A decode worker whose drafter lost its state gives right answers slowly, which raises an alarm."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.prompts import dialogues
 from harness.deployment import MODEL_NAME, Deployment, deployment
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import ROOT, eventually
 
 DEMO = ROOT / "deploy" / "demo-model"
-FORGETFUL = ROOT / "tests" / "plugins" / "forgetful"
+FORGETFUL = ROOT / "harness" / "forgetful"
 ENGINE = {
     "model": str(DEMO / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
@@ -26,16 +26,9 @@ MAX_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[dict[str, str]]]:
-    """Return texts to be repeated: what the drafter can foresee is in the prompt, and nowhere else."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(DEMO))
-        from dialogues.base import stream
-
-        drawn = itertools.islice(stream(7, held_out=True, domain="copying"), REQUESTS)
-        return [
-            [{"role": one.role, "content": one.content} for one in dialogue.messages[:-1]]
-            for _, dialogue in drawn
-        ]
+    """Return requests to repeat a text, so that the drafter depends on the prompt's KV."""
+    drawn = itertools.islice(dialogues(7, "copying"), REQUESTS)
+    return [[{"role": one.role, "content": one.content} for one in chat.messages[:-1]] for chat in drawn]
 
 
 async def _answers(one: Deployment, prompts: list[list[dict[str, str]]]) -> list[Any]:
@@ -64,7 +57,7 @@ def texts(answers: list[Any]) -> list[str]:
 
 
 def first_acceptance(answers: list[Any]) -> float:
-    """Return the accepted share of the first drafted position over all answers."""
+    """Return the acceptance rate of the first drafted position over all answers."""
     told = [answer.usage.baton for answer in answers]
     steps = sum(one["draft_steps"] for one in told)
     assert steps > 250
@@ -75,15 +68,9 @@ def first_acceptance(answers: list[Any]) -> float:
 
 
 def drafting(one: Deployment) -> dict[str, Any]:
-    """Return what the decode worker reports of its drafts."""
+    """Return the decode worker's report of its drafts."""
     found: dict[str, Any] = one.worker("decode")["load"]["drafting"]
     return found
-
-
-def status(one: Deployment) -> str:
-    """Return what `baton status` prints."""
-    command = [BATON, "status", "--scheduler", one.scheduler_address]
-    return subprocess.run(command, capture_output=True, check=True, timeout=CALL_S, text=True).stdout
 
 
 def warnings(one: Deployment) -> list[str]:
@@ -93,9 +80,9 @@ def warnings(one: Deployment) -> list[str]:
 
 @pytest.fixture(scope="module")
 def aggregated(prompts: list[list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Start two mixed workers without handoffs as the reference, each with a core of its own."""
+    """Return the reference answers of a mixed worker, without handoffs."""
     with deployment(tmp_path_factory.mktemp("aggregated"), engine=ENGINE) as one:
-        return answers(one.up(0, 0, 2), prompts)
+        return answers(one.up(0, 0, 1), prompts)
 
 
 def configured(folder: Path, aggregated: list[Any], path: Path | None = None) -> Any:
@@ -112,12 +99,12 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
     with configured(tmp_path, aggregated) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)
-        # The first token is the prefill's; the first step after the handoff verifies what came along, so that
-        # an answer whose drafts are all wrong has as many steps with a draft as it has further tokens.
+        # The prefill generates the first token. The first step after the handoff verifies drafts that came
+        # along, so an answer whose drafts are all rejected has a draft step for every further token.
         spare = [one.usage.completion_tokens - 1 - one.usage.baton["draft_steps"] for one in got]
         assert min(spare) == 0
         assert first_acceptance(got) > 0.95 * first_acceptance(aggregated)
-        eventually(lambda: int(drafting(one)["drafts"]) > 250, 10, "the scheduler hears of the drafts")
+        eventually(lambda: int(drafting(one)["drafts"]) > 250, 10, "the drafts are reported")
         assert not drafting(one).get("alarm", False)
         assert warnings(one) == []
 
@@ -128,10 +115,10 @@ def test_a_drafter_whose_state_was_dropped_raises_the_alarm(
 ) -> None:
     with configured(tmp_path, aggregated, FORGETFUL) as one:
         got = answers(one.up(), prompts)
-        assert texts(got) == texts(aggregated)  # answers do not show it
+        assert texts(got) == texts(aggregated)
         print(json.dumps({"reference": first_acceptance(aggregated), "dropped": first_acceptance(got)}))
         eventually(lambda: drafting(one).get("alarm", False), 10, "the alarm is raised")
         told = warnings(one)
         assert len(told) == 1
         assert "acceptance of mtp drafts is too low" in told[0]
-        assert "LOW ACCEPTANCE" in status(one)
+        assert "LOW ACCEPTANCE" in one.baton("status").stdout

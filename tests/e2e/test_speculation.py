@@ -1,7 +1,4 @@
-"""Speculation through prefill and decode workers: sides that do not fit are refused by name.
-
-test_same_answers.py tests that answers stay the same.
-"""
+"""Speculation with prefill and decode workers; test_same_answers.py tests that answers stay the same."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def test_workers_differ_in_their_role_alone(one_pair: Deployment) -> None:
 
 @pytest.mark.timeout(240)
 def test_sides_that_draft_differently_name_what_differs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A prefill worker without the drafter has none of its KV: such a cache would silence the drafts."""
+    """A prefill worker without the drafter cannot provide the drafter's KV, so the pair is refused."""
     spec = '{"method": "mtp", "num_speculative_tokens": 2}'
     folder = tmp_path_factory.mktemp("mismatch")
     with deployment(folder, engine={"model": str(MTP_MODEL)}, router={"request_timeout_s": 20}) as one:
@@ -39,21 +36,21 @@ def test_sides_that_draft_differently_name_what_differs(tmp_path_factory: pytest
 
 
 def refused(one: Deployment) -> bool:
-    """Tell whether a request is refused, as it has to be, because of the drafter."""
+    """Return whether a request is refused because of the drafter."""
     body = {"model": MODEL_NAME, "prompt": "a", "max_tokens": 2}
     try:
         answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
     except httpx.TransportError:
-        return False  # the router is not there yet
+        return False  # the router is not up yet
     if answer.status_code == 200:
-        return False  # one of them was late with its heartbeat: the other one covered for it
+        return False  # one worker's heartbeat was late, so the other one covered for it
     assert answer.status_code == 503, answer.text
     return "speculative method: none on prefill, mtp on decode" in answer.text
 
 
 @pytest.mark.timeout(120)
 def test_named_tokens_beside_the_best_ones(one_pair: Deployment) -> None:
-    """Both get their log-probabilities, in shared batches, and no worker dies."""
+    """Both kinds of log-probabilities work in shared batches, and no worker dies."""
     plain = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     bodies = [plain | {"logprobs": 1, "logprob_token_ids": [5]}, plain | {"logprobs": 3}]
     workers = {

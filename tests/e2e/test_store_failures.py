@@ -1,7 +1,7 @@
-"""Scheduler and Redis die, hang and come back under load: clients see only right answers.
+"""Scheduler and Redis die, hang and come back under load: clients get only right answers.
 
-Of Redis' failures these two are enough here: nothing that is placed depends on the store, and the tests of
-the store itself cover the others.
+Two failures of Redis are enough here, because placed requests do not depend on the store; the store's own
+tests cover the others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import grpc
 import openai
@@ -20,6 +19,7 @@ import psutil
 import pytest
 
 from harness.deployment import MODEL_NAME, START_S, Deployment, deployment
+from harness.greedy import GREEDY, Load, ask
 from harness.prompts import prompts
 from harness.scheduling import RedisServer
 from harness.support import eventually
@@ -28,10 +28,8 @@ LEASE_S = 2.0  # of placements
 WORKER_LEASE_S = 2.0
 CLIENTS = 2  # that send requests without a pause
 ANSWERS = 3  # in every phase of a failure
-WITHIN_S = 60.0  # for these
 TOKENS = 4
 LONG_TOKENS = 60
-GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Site:
     undisturbed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     async def answer(self, client: openai.AsyncOpenAI, prompt: int, tokens: int) -> list[int]:
-        """Return the answer without a failure, requested once."""
+        """Return the answer without a failure; request it only once."""
         if (prompt, tokens) not in self.undisturbed:
             self.undisturbed[prompt, tokens] = await ask(client, prompts()[prompt], tokens)
         return self.undisturbed[prompt, tokens]
@@ -53,7 +51,7 @@ class Site:
         return self.deployment.describe().store_problem
 
     def holds(self) -> int:
-        """Return the attempts and reservations that are held."""
+        """Return the number of attempts and reservations that the scheduler holds."""
         description = self.deployment.describe()
         return len(description.attempts) + sum(one.reserved_requests for one in description.workers)
 
@@ -62,69 +60,22 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("store")
     redis = RedisServer(folder)
-    redis.start()
     scheduler = {
         "store": redis.url,
         "worker_lease_s": WORKER_LEASE_S,
         "heartbeat_s": WORKER_LEASE_S / 4,
         "placement_lease_s": LEASE_S,
     }
-    try:
-        with deployment(folder / "baton", scheduler=scheduler) as one:
-            one.up(0, 0, mixed=1)
-            # The first requests compile, which no failure is to be blamed for.
-            warm = one.client(timeout=START_S).completions
-            warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
-            yield Site(redis, one)
-    finally:
-        redis.stop()
-
-
-class Load:
-    """Clients that request and check answers until stopped; `more` raises what went wrong."""
-
-    def __init__(self, client: openai.AsyncOpenAI, expected: list[list[int]]) -> None:
-        self._client = client
-        self._expected = expected
-        self._stopping = False
-        self._tasks = [asyncio.create_task(self._ask(number)) for number in range(CLIENTS)]
-        self.answered = 0
-        self.longest_s = 0.0
-
-    async def more(self, count: int = ANSWERS) -> None:
-        """Wait for so many more right answers."""
-        wanted = self.answered + count
-        deadline = time.monotonic() + WITHIN_S
-        while self.answered < wanted:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            assert time.monotonic() < deadline, f"{wanted - self.answered} of {count} answers did not come"
-            await asyncio.sleep(0.02)
-
-    async def end(self) -> None:
-        self._stopping = True
-        await asyncio.gather(*self._tasks)
-
-    async def _ask(self, number: int) -> None:
-        while not self._stopping:
-            which = number % len(self._expected)
-            number += CLIENTS
-            began = time.monotonic()
-            got = await ask(self._client, prompts()[which], TOKENS)
-            self.longest_s = max(self.longest_s, time.monotonic() - began)
-            assert got == self._expected[which], "a wrong token was sent"
-            self.answered += 1
-
-
-async def ask(client: openai.AsyncOpenAI, prompt: list[int], tokens: int) -> list[int]:
-    done = await client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=tokens, **GREEDY)
-    ids: list[int] = (done.choices[0].model_extra or {})["token_ids"]
-    return ids
+    with redis, deployment(folder / "baton", scheduler=scheduler) as one:
+        one.up(0, 0, mixed=1)
+        # The first request compiles, which would look like a pause.
+        warm = one.client(timeout=START_S).completions
+        warm.create(model=MODEL_NAME, prompt=prompts()[4], max_tokens=LONG_TOKENS, **GREEDY)
+        yield Site(redis, one)
 
 
 async def missed(site: Site) -> None:
-    """Wait until the scheduler says that its store is away."""
+    """Wait until the scheduler reports that its store is away."""
     seen = partial(eventually, lambda: "does not answer" in site.store_problem(), 10, "the store is missed")
     await asyncio.to_thread(seen)
 
@@ -157,7 +108,7 @@ async def the_scheduler_dies(site: Site) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def the_scheduler_hangs(site: Site) -> AsyncIterator[None]:
-    """Stop the scheduler for longer than workers' leases: afterwards all of them seem dead to it."""
+    """Stop the scheduler for longer than workers' leases, so that all workers seem dead to it."""
     process = site.scheduler()
     process.suspend()
     hung = time.monotonic()
@@ -184,19 +135,19 @@ async def test_requests_go_on(
     async with site.deployment.async_client() as client:
         expected = [await site.answer(client, number, TOKENS) for number in range(CLIENTS)]
         long = await site.answer(client, 4, LONG_TOKENS)
-        running = asyncio.create_task(ask(client, prompts()[4], LONG_TOKENS))  # not to be killed either
-        load = Load(client, expected)
+        running = asyncio.create_task(ask(client, prompts()[4], LONG_TOKENS))
+        load = Load(client, expected, CLIENTS)
         try:
-            await load.more()
+            await load.more(ANSWERS)
             async with failure(site):
-                await load.more()
-            await load.more()
+                await load.more(ANSWERS)
+            await load.more(ANSWERS)
             assert await running == long
         finally:
             await load.end()
     print(f"{load.answered} answers, the slowest after {load.longest_s:.2f} s")
     eventually(lambda: answers(lambda: not site.store_problem()), 20, "the store is in use again")
-    eventually(lambda: answers(lambda: not site.holds()), 2 * LEASE_S, "nothing is held any more")
+    eventually(lambda: answers(lambda: not site.holds()), 2 * LEASE_S, "nothing is held")
     eventually(lambda: len(site.deployment.workers("mixed")) == 1, 10, "the worker is known")
     assert site.deployment.healthy()
 

@@ -1,4 +1,4 @@
-"""One trace a request, over all processes that had a part in it; what its stages are of its time."""
+"""A request is one trace over all processes that took part in it, and its stages add up to its time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def stream(one: Deployment, trace: str, *, sampled: bool) -> float:
-    """Read a stream of 24 tokens; return the seconds until its first byte."""
+    """Read a stream of 24 tokens and return the seconds until its first byte."""
     body = {
         **{"model": MODEL_NAME, "prompt": f"{trace} is a trace. " * 12, "max_tokens": 24, "stream": True},
         **{"temperature": 0, "ignore_eos": True},
@@ -67,8 +67,8 @@ def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, 
     }
     told = sum(one.end - one.begin for one in spans if one.name in leading)
     assert told == pytest.approx(root.attributes["baton.time_to_first_token_ms"] / 1e3, rel=0.02)
-    assert 0.2 * first_s < told <= first_s  # the rest is its client's
-    assert named["prefill"].attributes["chunks"] >= 2  # the prompt takes more than one step
+    assert 0.2 * first_s < told <= first_s  # the client takes the rest
+    assert named["prefill"].attributes["chunks"] >= 2  # the prompt takes several steps
     assert named["decode"].attributes["tokens"] == 24
     assert root.attributes["gen_ai.usage.output_tokens"] == 24
     assert not root.events
@@ -78,7 +78,7 @@ def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, 
 
 
 def test_what_is_wrong_is_traced_though_nobody_asked(one_pair: Deployment, collector: Collector) -> None:
-    """A request whose time is up before it ends is an error."""
+    """A request that times out is an error."""
     trace = "5" * 32
     body = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
     headers = {"traceparent": f"00-{trace}-{SPAN}-00", "x-request-timeout": "0.3"}

@@ -1,6 +1,6 @@
-"""`baton up` with output that nobody reads, a log folder that is removed, and a dead proxy.
+"""`baton up` survives output that is not read, a removed log folder and a dead proxy.
 
-One deployment meets all of it, and ends as it should when its terminal closes.
+It ends properly when its terminal closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def run(arguments: list[str], fifo: str, proxy: str) -> None:
-    """Run `baton ARGUMENT ...` in the forked process, printing to a small pipe."""
+    """Run `baton ARGUMENT ...` with its output in a small pipe. Called in the forked process."""
     writing = os.open(fifo, os.O_WRONLY)
     fcntl.fcntl(writing, F_SETPIPE_SZ, 4096)
     os.dup2(writing, 1)
@@ -34,7 +34,7 @@ def run(arguments: list[str], fifo: str, proxy: str) -> None:
 
 
 def another_worker(one: Deployment, *than: str) -> str:
-    """Wait for a ready worker other than these; return its id."""
+    """Wait for a ready worker other than these and return its id."""
 
     def found() -> str:
         ids = [worker["identity"]["worker_id"] for worker in one.workers("mixed")]
@@ -44,7 +44,7 @@ def another_worker(one: Deployment, *than: str) -> str:
 
 
 def fill(fifo: Path) -> None:
-    """Fill the pipe, so that further output waits for a reader."""
+    """Fill the pipe, so that further output blocks."""
     writing = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     try:
         while True:
@@ -80,12 +80,12 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
             assert chunk, said.decode()
             said += chunk
 
-        fill(fifo)  # its reader lives, and does not read
+        fill(fifo)  # the reader does not read
         first = another_worker(one)
         one.worker_process(first).kill()
         second = another_worker(one, first)
 
-        os.close(reading)  # its reader has left
+        os.close(reading)  # the reader is gone
         shutil.rmtree(logs)
         one.worker_process(second).kill()
         third = another_worker(one, first, second)

@@ -1,4 +1,4 @@
-"""`baton up`: it says what it does, and leaves no process behind, however it ends."""
+"""`baton up` reports what it does and leaves no process behind, however it ends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,10 @@ import pytest
 import yaml
 
 from harness.deployment import MODEL_NAME, Deployment, Process, deployment
-from harness.support import PATIENCE, eventually, listening
-
-
-def family(pid: int) -> list[psutil.Process]:
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
-
-
-def gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
-
-
-def segments(processes: list[psutil.Process]) -> list[Path]:
-    """Return the shared memory of these processes, by its name: other tests run at the same time."""
-    theirs = {str(one.pid) for one in processes}
-    return [path for path in Path("/dev/shm").glob("baton-*") if theirs.intersection(path.name.split("-"))]
+from harness.support import PATIENCE, eventually, family, gone, listening, segments
 
 
 def listen_everywhere(one: Deployment) -> None:
-    """Configure all parts to listen on all addresses; they find each other on this machine."""
     one.config["scheduler"]["address"] = f"0.0.0.0:{one.scheduler_port}"
     one.config["router"]["host"] = "0.0.0.0"
     one.config["worker"] = {"listen": "0.0.0.0:0"}
@@ -43,12 +27,11 @@ def listen_everywhere(one: Deployment) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_no_process_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
-    """The start is not cold: test_secrets.py has one as a person starts it."""
     with deployment(tmp_path / how.name, environment={"HOME": str(tmp_path)}) as one:
         if how is signal.SIGTERM:
             listen_everywhere(one)
         secure = ["--secure"] if how is signal.SIGINT else []
-        if secure:  # the flag turns it on, and the CA is made where it is by default
+        if secure:  # --secure enables TLS and creates the CA in its default folder
             one.config["security"] = {"tls": True, "ca": str(tmp_path / ".baton" / "ca")}
         one.up(1, 1, 0, *secure)
         assert (tmp_path / ".baton" / "ca").exists() == bool(secure)
@@ -86,7 +69,7 @@ def test_ctrl_c_while_engines_load(tmp_path: Path) -> None:
 
 
 def loads(process: Process, library: str) -> bool:
-    """Tell whether it or a child has mapped a file of this library: what builds on it is imported next."""
+    """Return whether it or a child has mapped this library, so that it is in the middle of its imports."""
     try:
         maps = [Path(f"/proc/{one.pid}/maps").read_text() for one in family(process.popen.pid)]
     except (OSError, psutil.Error):
@@ -97,7 +80,7 @@ def loads(process: Process, library: str) -> bool:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
-    """It ends at once, as it would later, and nothing is left. The start is cold: a fork has all imported."""
+    """It ends at once and leaves no process. The start is cold: forked processes have imported vLLM."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
@@ -121,7 +104,7 @@ def test_a_batch_told_to_end_while_it_starts(tmp_path: Path) -> None:
     requests.write_text(json.dumps(line))
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start("batch", "batch", str(requests), str(tmp_path / "out.jsonl"))
-        eventually(lambda: loads(process, "libtorch"), 60, "its engines' code is imported", 0.01)
+        eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
         all_of_it = family(process.popen.pid)
         began = time.monotonic()
         process.popen.send_signal(signal.SIGTERM)
@@ -159,8 +142,9 @@ def part(one: Deployment, name: str, *, other_than: int = 0) -> psutil.Process:
 
 @pytest.mark.timeout(150)
 def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
-    """All parts are watched and started again, the watcher too. One that dies too often is given up, and the
-    others serve; `baton up` ends when nothing can serve, and says so.
+    """Parts, including the watcher, are restarted. One that dies too often is given up; the others serve.
+
+    `baton up` ends with an error when no worker is left.
     """
     with deployment(tmp_path / "again", scheduler={"heartbeat_s": 0.2}) as one:
         one.up()
@@ -171,10 +155,10 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
             return sum(text in line for line in lines)
 
         part(one, "watcher").kill()
-        eventually(lambda: said("watcher", "restarting"), 20, "the watcher's death is told")
+        eventually(lambda: said("watcher", "restarting"), 20, "the watcher is restarted")
         killed = part(one, "decode-0")
         killed.kill()
-        eventually(lambda: said("decode-0", "ready: ") == 2, 60, "told by another watcher")
+        eventually(lambda: said("decode-0", "ready: ") == 2, 60, "the new watcher reports the worker")
         for name, deaths in (("decode-0", 3), ("prefill-0", 4)):
             killed_pid = 0
             for _ in range(deaths):

@@ -1,36 +1,33 @@
-"""vLLM's own metrics at the router show what the engines do, as dashboards and autoscalers read them."""
+"""The router serves vLLM's own metrics of the engines, for dashboards and autoscalers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from harness.deployment import MODEL_NAME, Deployment, idle
 from harness.prompts import prompts
-from harness.support import CALL_S, eventually
+from harness.scrape import samples, total
+from harness.support import eventually
 
 STREAMS = 3
 RUNNING = "vllm:num_requests_running"
 
 
 def figures(one: Deployment) -> dict[str, dict[str, float]]:
-    """Return family -> engine -> value: the sum of several series of an engine."""
+    """Return name -> engine -> value, summed over an engine's series."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{one.url}/metrics", timeout=CALL_S).text):
-        for sample in family.samples:
-            if sample.name.startswith("vllm:") and "engine" in sample.labels:
-                of = found.setdefault(sample.name, {})
-                engine = sample.labels["engine"]
-                of[engine] = of.get(engine, 0) + sample.value
+    for sample in samples(one.url):
+        if sample.name.startswith("vllm:") and "engine" in sample.labels:
+            of = found.setdefault(sample.name, {})
+            engine = sample.labels["engine"]
+            of[engine] = of.get(engine, 0) + sample.value
     return found
 
 
 def loads(one: Deployment, *path: str) -> dict[str, float]:
-    """Return a figure of each worker's load, by a call: requests end while a command starts."""
     return {
         worker.identity.worker_id: float(functools.reduce(getattr, path, worker.load))
         for worker in one.describe().workers
@@ -43,7 +40,7 @@ async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
     long = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
     async def keep_running(prompt: list[int]) -> None:
-        while True:  # on a busy machine a stream may end before anybody has looked
+        while True:  # a stream may end before the test looks
             async with await client.completions.create(
                 model=MODEL_NAME, prompt=prompt, stream=True, **long
             ) as stream:
@@ -86,20 +83,20 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
             return now if arrived and idle(one_pair) else None
 
         def drafted() -> dict[str, dict[str, float]] | None:
-            """Ask once more: where drafts have not paid so far, `auto` makes none for a while."""
+            """Ask again: `auto` pauses drafting while drafts do not pay."""
             client.completions.create(model=MODEL_NAME, prompt="Twice the same. " * 20, **asked)
             now = eventually(shown, 20, "the router shows the workers' counters, with this request's")
             counter = "vllm:spec_decode_num_drafts_total"
             return now if now[counter][decode] > before[counter][decode] else None
 
-        return eventually(drafted, 30, "something was drafted")
+        return eventually(drafted, 30, "a request has drafts")
 
     first = ask_and_see(figures(one_pair))
     second = ask_and_see(first)
     for name in ("vllm:prefix_cache_hits_total", "vllm:prompt_tokens_cached_by_source_total"):
         assert second[name][prefill] >= first[name][prefill] + 64, name  # two blocks
     assert second["vllm:external_prefix_cache_hits_total"][decode] > 0
-    # It may have pulled what others of its chats had left elsewhere, but nothing of these.
+    # Earlier requests may have pulled a prefix, but these did not.
     external = "vllm:external_prefix_cache_hits_total"
     assert second[external][prefill] == first[external][prefill]
     assert second["vllm:spec_decode_num_accepted_tokens_total"] == {
@@ -114,23 +111,17 @@ def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
     assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}
     unknown = ("iteration_tokens", "sleep_state", "per_gpu")
     assert not [name for name in now if any(one in name for one in unknown)]
-    # The front end's own metrics have one series: there is one front end for all workers.
+    # The front end's metrics have one series for all workers.
     assert set(now["vllm:time_to_first_token_seconds_count"]) == {"0"}
 
 
 def test_the_scheduler_knows_what_an_engine_has_cached(one_pair: Deployment) -> None:
-    """From the engine's events, by the names that the router gives to the prompt's blocks."""
+    """The engine's cache events and the router's block hashes must match."""
     processes = one_pair.describe().processes
     address = next(one.metrics_address for one in processes if one.kind == "scheduler")
 
     def known_tokens() -> float:
-        families = text_string_to_metric_families(httpx.get(f"http://{address}/metrics", timeout=CALL_S).text)
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == "baton_scheduler_prefix_tokens_total"
-        )
+        return total(f"http://{address}", "baton_scheduler_prefix_tokens_total")
 
     client = one_pair.client()
     prompt = "A prompt that is asked again and again, so that its blocks are in the prefix cache. " * 8
@@ -140,4 +131,4 @@ def test_the_scheduler_knows_what_an_engine_has_cached(one_pair: Deployment) -> 
         client.completions.create(model=MODEL_NAME, prompt=prompt, max_tokens=1)
         return known_tokens() >= before + 64
 
-    eventually(known, 20, "the scheduler has heard of the prompt's blocks")
+    eventually(known, 20, "the scheduler knows the prompt's blocks")

@@ -21,7 +21,7 @@ from tests.fuzz.cuts import Cut, cuts, perform
 if TYPE_CHECKING:
     from schemathesis import Case
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))  # per operation; each is sent as several bodies
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))  # an operation; each is sent as several bodies
 CUTS = 25 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(

@@ -1,4 +1,4 @@
-"""The layers outside src: tests import harness and bench, bench imports harness, and nothing the reverse."""
+"""Layers outside src: tests may import harness and bench, bench may import harness, never the reverse."""
 
 from __future__ import annotations
 

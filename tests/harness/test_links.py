@@ -1,4 +1,4 @@
-"""The wires of harness/links.py are as late, lossy and narrow as asked, by plain TCP and pings."""
+"""The wires of harness/links.py have the requested delay, loss and rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def links(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Links, dic
 
 
 def pings(a: Host, b: Host, count: int, *, every_s: float = 0.002) -> list[float]:
-    """Return the round trips of the datagrams that came back, ms."""
+    """Send datagrams and return the round trips, in ms, of those that came back."""
     with b.inside():
         far = socket.socket(type=socket.SOCK_DGRAM)
     with a.inside():
@@ -68,7 +68,7 @@ def pings(a: Host, b: Host, count: int, *, every_s: float = 0.002) -> list[float
 
 
 def mib_per_s(a: Host, b: Host, mib: int) -> float:
-    """Return how quickly `a` gets bytes to `b` over one connection."""
+    """Return the rate of one connection from `a` to `b`."""
     with b.inside():
         listener = socket.create_server((address(b), PORT))
 
@@ -77,7 +77,7 @@ def mib_per_s(a: Host, b: Host, mib: int) -> float:
             one.sendall(bytes(mib << 20))
 
     sender = threading.Thread(target=send)
-    # The clock starts before the sender: bytes that come while the reader stands still would seem quick.
+    # The clock starts before the sender, or bytes that arrive before the reader runs would seem fast.
     began, got = time.monotonic(), 0
     sender.start()
     with listener, listener.accept()[0] as one:
@@ -103,8 +103,8 @@ def test_frames_are_as_late_as_the_wire_says(links: tuple[Links, dict[str, Host]
 def test_the_share_that_is_lost_is_told_and_repeats(links: tuple[Links, dict[str, Host]]) -> None:
     wires, hosts = links
     lost: list[int] = []
-    for _ in range(4):  # a frame of the kernel's own may come between, and shift what is lost
-        wires.be(Wire(loss=0.1))  # the seed begins anew
+    for _ in range(4):  # one of the kernel's own frames may shift the losses
+        wires.be(Wire(loss=0.1))  # resets the seed
         before = wires.counts()
         came = len(pings(hosts["a"], hosts["b"], 300))
         after = wires.counts()
@@ -113,7 +113,7 @@ def test_the_share_that_is_lost_is_told_and_repeats(links: tuple[Links, dict[str
         assert 30 < lost[-1] < 90  # 19 % of the round trips
         if lost[-1] in lost[:-1]:
             return
-    raise AssertionError(f"each time as many others were lost: {lost}")
+    raise AssertionError(f"the number of losses never repeated: {lost}")
 
 
 def test_a_rate_is_held_and_loss_is_mended_by_tcp(links: tuple[Links, dict[str, Host]]) -> None:
@@ -146,7 +146,7 @@ def test_a_cut_is_between_two_alone_and_heals(links: tuple[Links, dict[str, Host
             with pytest.raises(TimeoutError):
                 far.recv(1)
         far.settimeout(10)
-        assert far.recv(1) == b"x"  # sent again by TCP
+        assert far.recv(1) == b"x"  # TCP retransmits
     assert len(pings(a, b, 3)) == 3
     with pytest.raises(ValueError, match="not joined: d"), wires.cut(("a", "d")):
         pass

@@ -1,4 +1,4 @@
-"""The parts of the null GPU that need no environment of its own; tests/null_gpu tests the whole."""
+"""The parts of the null GPU that work in this environment; tests/null_gpu tests the rest."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_step_gives_the_tokens_of_its_places() -> None:
     while at < 100:
         steps.append(tokens.taken(at, drafts=4))
         at += steps[-1]
-    assert len(set(steps)) > 1  # a part of the drafts is accepted, not the same one each time
+    assert len(set(steps)) > 1  # the number of accepted drafts varies
     assert max(steps) <= 5
     assert len({tokens.token(place) for place in range(tokens.KINDS)}) == tokens.KINDS
 
 
 class Owner:
-    """Stands for a class of vLLM's."""
+    """Stands in for a class of vLLM."""
 
     def method(self, number: int) -> int:
         return number

@@ -5,7 +5,7 @@ from harness.overbooking import overbook
 
 async def test_nobody_is_overbooked() -> None:
     figures = await overbook(4.0, routers=12, times=3.0, schedulers=1)
-    assert (figures["failed"], figures["fullest"]) == (0, 1.0)  # full, and not beyond
+    assert (figures["failed"], figures["fullest"]) == (0, 1.0)  # full but not overbooked
     assert list(figures["refused by workers, times"]) == ["0"]
     assert figures["placed"] > 80
 

@@ -1,4 +1,4 @@
-"""Repeated measurements are summed up, and a result names its tree."""
+"""Measurements are summarised, and a result names its commit and command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def git(folder: Path, *command: str) -> str:
 
 
 def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path: Path) -> None:
-    assert stats.tree(tmp_path) == {"commit": "", "dirty": True}  # no repository: nobody knows
+    assert stats.tree(tmp_path) == {"commit": "", "dirty": True}  # not a repository
     git(tmp_path, "init", "-q")
     (tmp_path / "code").write_text("one")
     git(tmp_path, "add", ".")
@@ -27,7 +27,7 @@ def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path: Pa
     clean = {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
     assert stats.tree(tmp_path) == clean
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    (tmp_path / "bench" / "results" / "a.json").write_text("{}")  # of a run before this one
+    (tmp_path / "bench" / "results" / "a.json").write_text("{}")  # of an earlier run
     assert stats.tree(tmp_path) == clean
     for name in ("code", "untracked"):
         (tmp_path / name).write_text("two")
@@ -62,7 +62,7 @@ def test_the_spread_is_the_median_and_the_quartiles() -> None:
 
 
 def test_two_are_compared_pair_by_pair() -> None:
-    """A machine that was slow in one turn was slow for both of the pair."""
+    """A slow moment of the machine affects both of a pair."""
     found = compared({"plain": [1, 10, 100], "tls": [2, 20, 200]})
     assert found["ratio"] == {"p25": 2, "p50": 2, "p75": 2}
     assert (found["plain"]["p50"], found["tls"]["p50"]) == (10, 20)

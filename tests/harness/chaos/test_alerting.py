@@ -1,4 +1,4 @@
-"""The fault catalogue is whole: each fault is named by an alert that there is, or it is said why not."""
+"""The fault catalogue is complete: each fault has an alert or a reason for having none."""
 
 from __future__ import annotations
 

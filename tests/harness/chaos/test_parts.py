@@ -1,4 +1,4 @@
-"""The chaos harness itself: a checker that cannot fail, or a plan that cannot be repeated, proves nothing."""
+"""The chaos harness itself: its checks can fail, and its plans are reproducible."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
+from harness.chaos.parts import Part, Shape
 from harness.chaos.placed import Placed
 from harness.chaos.plans import PLANS, Plan
 from harness.chaos.proxy import Proxy
-from harness.chaos.site import Part, Shape, Site
+from harness.chaos.site import Site
 from harness.fake_worker import until
 from harness.support import PATIENCE, free_port
 
@@ -38,7 +39,7 @@ RIGHT = list(range(100, 116))
 
 
 def answer(tokens: list[int], **changes: Any) -> Answer:
-    """Make a right stream of 16 tokens, an event a token each 0.1 s, and apply the changes."""
+    """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
     one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
@@ -128,16 +129,16 @@ BATCH = Case((1, 2), 16, stream=True, batch=True)
 @pytest.mark.parametrize(
     ("changes", "struck", "over"),
     [
-        # The last token came at 12.0; the limit is 5 s, and a lease more for each further fault in the pause.
+        # The last token arrives at 12.0. The limit is 5 s, plus a lease for each further fault in the pause.
         ({"ended": 19.0}, (11.0, 12.5, 19.5), 1),
         ({"ended": 19.0}, (12.5, 15.0), 0),
-        # The first token came 6.5 s after the request. A pause is judged from its fault on.
+        # The first token arrives 6.5 s after the request. A pause is judged from its fault on.
         ({"sent": 4.0}, (), 1),
         ({"sent": 4.0}, (6.0,), 0),  # 2 s, and 4.5 s
         ({"sent": 4.0}, (5.0,), 1),  # 5.5 s from the fault on
         ({"sent": 4.0}, (9.9,), 1),  # 5.9 s before it
         ({"sent": 4.0}, (5.0, 6.0), 0),
-        # Batch work that lost its worker waits for its turn again, but not for ever.
+        # Batch work that lost its worker may wait for its turn again, up to a limit.
         ({"case": BATCH, "ended": 19.0}, (), 1),
         ({"case": BATCH, "ended": 19.0}, (12.1,), 0),
         ({"case": BATCH, "ended": 12.1 + TURN_S + 4.9}, (12.1,), 0),
@@ -196,9 +197,9 @@ def test_crashes_and_what_was_not_mended_are_not_good() -> None:
 def test_figures_are_judged_by_the_plans_bounds() -> None:
     for least, most, text in (
         ({"refused": 2, "most_booked": 12}, {"recomputed": 1, "lost": 0}, ""),
-        ({"refused": 3}, {}, "refused is 2, and should be 3 at least"),
-        ({"handoff": 1}, {}, "handoff is 0, and should be 1 at least"),
-        ({}, {"recomputed": 0}, "recomputed is 1, and should be 0 at most"),
+        ({"refused": 3}, {}, "refused is 2 and should be at least 3"),
+        ({"handoff": 1}, {}, "handoff is 0 and should be at least 1"),
+        ({}, {"recomputed": 0}, "recomputed is 1 and should be at most 0"),
     ):
         one = outcome()
         one.retries, one.recomputed, one.most_booked = {"refused": 2}, 1, 12
@@ -211,11 +212,11 @@ def test_figures_are_judged_by_the_plans_bounds() -> None:
 
 
 class _Server:
-    """A router whose answers a test chooses; `calls` counts the requests."""
+    """A router with given answers; `calls` counts the requests."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.refuse = 0  # with 503, first
+        self.refuse = 0  # first requests that get 503
         self.calls = 0
         self.port = free_port()
 

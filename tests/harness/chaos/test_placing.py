@@ -1,4 +1,4 @@
-"""The placing plan and an operator's drain, on real schedulers without engines, and their judge."""
+"""The placing plan and an operator's drain on real schedulers without engines, and their checks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking
 from harness.chaos.faults import FAULTS, Act
+from harness.chaos.parts import Part, Shape
 from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
-from harness.chaos.site import Part, Shape, Site
+from harness.chaos.site import Site
 from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE
 
@@ -41,7 +42,7 @@ def a_booking(request: str, *, prefill: str = "p", tokens: int = 100, blocks: in
 
 
 def workers() -> Workers:
-    """4 requests and 99 blocks a worker, 300 tokens to be read."""
+    """Return workers with 4 requests, 99 blocks and 300 queued prompt tokens each."""
     limits = Options(max_queued_prompt_tokens=300, max_queue_factor=1.0)
     return Workers(capacity(max_num_seqs=4, num_blocks=100), limits)
 
@@ -59,7 +60,7 @@ def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes:
     for stay, _ in stays:
         one.prefilled(stay, 1.0)
         one.end(stay, 1.0)
-    assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # nothing is queued: any prompt is taken
+    assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # any prompt fits into an empty queue
 
 
 def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
@@ -129,7 +130,7 @@ def test_latencies_are_told_in_faults_and_beside_them() -> None:
 
 
 class _Schedulers(Site):
-    """A scheduler that a test started itself."""
+    """A scheduler that the test started."""
 
     def __init__(self, server: SchedulerServer, folder: Path) -> None:
         super().__init__(Shape(0, 0, routers=0), folder)
@@ -151,7 +152,7 @@ async def _scheduled(folder: Path) -> Any:
 
 
 async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> None:
-    """A real scheduler in this process; routers that remember something else notice it."""
+    """Place with a real scheduler in this process; then corrupt the routers' memory, which is noticed."""
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
@@ -159,12 +160,12 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             assert told.unlike == 0, told.messages
 
             async def noticed() -> bool:
-                for attempt in load._pairs:  # repeatedly: attempts live only briefly
+                for attempt in load._pairs:  # repeatedly, because attempts are short
                     load._pairs[attempt] = ("nobody", "nobody")
                 return told.twice > 0
 
             await until(noticed)
-            load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # nobody tells of it
+            load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # never reported
             await until(lambda: _is(told.unlike > 0), 10.0)
         assert (told.failed, told.dropped) == (0, 0)
         assert told.placed - told.alone > 100
@@ -176,7 +177,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
             left = Left.of(await site.describe_each())
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
-        assert any("and is booked on" in message for message in told.messages)
+        assert any("but is booked on" in message for message in told.messages)
 
 
 async def _is(what: bool) -> bool:
@@ -191,11 +192,11 @@ async def _nothing(site: Site) -> bool:
 
 
 class _Life(Part):
-    """A worker without an engine: it registers at each start, and ends when it is told to drain."""
+    """A worker without an engine that registers at each start and ends when it is told to drain."""
 
     lives = 0
-    unnamed = False  # its restarts share no name, so the next one does not know of a drain
-    greedy = False  # its second life takes requests all the same
+    unnamed = False  # restarts share no name, so a drain does not apply to the next one
+    greedy = False  # takes requests after its restart although it is drained
     task: asyncio.Task[None] | None = None
 
     @property
@@ -226,7 +227,7 @@ class _Life(Part):
 
 @pytest.mark.parametrize(
     ("flaw", "noticed"),
-    [("", ""), ("unnamed", "is not there, drained"), ("greedy", "is drained, and was given")],
+    [("", ""), ("unnamed", "is not drained after"), ("greedy", "is drained but has")],
 )
 async def test_an_operators_drain_holds_the_next_life(
     flaw: str, noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""A kill and a hang of workers under load, in real processes, and what Prometheus saw of it.
+"""A kill and a hang of workers under load, in real processes, watched by Prometheus.
 
 `make chaos` and `python -m bench faults` run for longer.
 """
@@ -32,16 +32,16 @@ PANELS = [
     for row in board.rows
     for panel in row.panels
 ]
-# Queries whose metrics nothing of this run makes.
+# Metrics that this run may not have, and why.
 WITHOUT = {
-    "baton_router_tenant": "its routers have no tenants",
-    "baton_certificate": "it speaks plain text",
+    "baton_router_tenant": "the routers have no tenants",
+    "baton_certificate": "there is no TLS",
     "baton_router_clients_refused_total": "no client is refused",
     "baton_router_rejections_total": "there may always be room",
     "baton_scheduler_role_changes_total": "no worker changes its role",
-    "baton_scheduler_stale_epochs_total": "nothing may be late",
+    "baton_scheduler_stale_epochs_total": "no message may be late",
     "baton_worker_requests_refused_total": "no worker refuses a request",
-    "baton_worker_handoffs_load_failed_total": "a handoff may not be hit",
+    "baton_worker_handoffs_load_failed_total": "the faults may hit no handoff",
     "baton_router_wait_seconds": "there may always be room",
 }
 RETRIES = "baton_router_retries_total"
@@ -49,14 +49,14 @@ RETRIES = "baton_router_retries_total"
 
 @dataclass
 class Run:
-    """The run of the plan, and what watched it."""
+    """A run of the plan and its observers."""
 
     outcome: Outcome | Placed
     began: float
     ended: float
     server: Prometheus | None = None
     hook: Webhook | None = None
-    targets: dict[str, str] = field(default_factory=dict)  # as the load began
+    targets: dict[str, str] = field(default_factory=dict)  # when the load began
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             hook = stack.enter_context(webhook())
             manager = stack.enter_context(alertmanager(folder / "alertmanager", hook.url))
             server = watching = stack.enter_context(
-                # A rate needs two samples of a series, and some begin when the run is nearly over.
+                # A rate needs two samples of a series, and some series start near the end of the run.
                 prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
             )
 
@@ -121,7 +121,7 @@ def test_a_panel_has_samples(short: Run, panel: object) -> None:
         if any(name in query.expr for name in without):
             continue
         expr = query.expr.replace(WINDOW, "30s").replace("[1h]", "[1m]")
-        # The kill may come last: of each second, or what it left is in none of the samples.
+        # Every second: the kill may come last and leave few samples.
         assert short.server.range(expr, short.began, short.ended, step_s=1), query.expr
 
 

@@ -49,8 +49,8 @@ def bomb(number: int) -> Grammar:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def house(context: Context) -> AsyncIterator[GrammarHouse]:
-    """Return a house whose slow lane gives a trial 0.5 s of CPU instead of 5, so that tests are quick."""
-    made = GrammarHouse(slow=replace(SLOW, cpu_s=0.5))
+    """Give each trial in the slow lane 0.2 s of CPU, not 5, to keep these tests quick."""
+    made = GrammarHouse(slow=replace(SLOW, cpu_s=0.2))
     await made.open(context)
     async with asyncio.timeout(120 * PATIENCE):
         await made.check(asked(HONEST["three choices"]), 0)  # wait for the helper

@@ -1,6 +1,6 @@
-"""A vLLM plug-in that drops the drafter's KV from every handoff, to simulate a drafter without acceptance.
+"""A vLLM plug-in that drops the drafter's KV from every handoff: answers stay right, but drafts get worse.
 
-Put its folder on PYTHONPATH. Outputs stay correct.
+Put this folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def register() -> None:
 def _forgetting(
     self: HostBlockCache, group: int, records: Bytes, block_ids: Sequence[int], table: KVTable | None = None
 ) -> None:
-    """Clear the last layer, which is the demo model's drafter."""
     _scatter(self, group, records, block_ids, table)
+    # The drafter's layers follow the target's; the demo model's drafter has one.
     self._tables[group].blocks[-1][list(block_ids)] = 0

@@ -1,0 +1,17 @@
+"""Every bench can be imported and explains its arguments."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from bench.names import ALONE, NAMES
+
+
+@pytest.mark.parametrize("name", [*NAMES, *ALONE, "report"])
+def test_each_bench_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"bench.{name.replace('-', '_')}").main(["--help"])
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
