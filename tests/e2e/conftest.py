@@ -30,7 +30,7 @@ def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> 
         "tracing": collector.settings,
         "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
     }
-    constants = {"baton.services.router.app:SLOW_CLIENT_S": SLOW_CLIENT_S}
+    constants = {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S}
     folder = tmp_path_factory.mktemp("one-pair")
     with deployment(folder, environment=SENT_SOON, constants=constants, **config) as one:
         yield one.up()
