@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # plain text needs no cryptography
 logger = logging.getLogger(__name__)
 
 MAX_CHANNELS = 64  # of a HandoffClient
-C, S = TypeVar("C"), TypeVar("S")
+C = TypeVar("C")
+S = TypeVar("S")
 
 
 @dataclass(eq=False)
