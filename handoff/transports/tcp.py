@@ -200,11 +200,11 @@ class Lines:
     def _invited(self, pull: Pull) -> ConnectReply:
         call = self._client.call("Connect", pull.shard.address, ConnectRequest(), _CONNECT_S)
         try:
-            while not call.done():
+            while True:
                 with contextlib.suppress(grpc.FutureTimeoutError):
-                    call.exception(_LOOK_S)
+                    reply: ConnectReply = call.result(_LOOK_S)
+                    return reply
                 pull.check_time()
-            reply: ConnectReply = call.result()
         except grpc.FutureCancelledError:
             raise TransportFailed(f"{pull.what}: the call for a connection was cancelled") from None
         except grpc.RpcError as error:
@@ -215,7 +215,6 @@ class Lines:
             ) from None
         finally:
             call.cancel()
-        return reply
 
 
 def _request(pull: Pull, most: int) -> PullRequest:
