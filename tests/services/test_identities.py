@@ -79,7 +79,7 @@ def test_from_a_folder_that_others_keep(ca: Authority, tmp_path: Path) -> None:
         identities.take_on(settings(folder=str(given)), Role.WORKER, "w2")
     other = ca.issue(WORKER)
     (given / identity.KEY).write_bytes(other.key)
-    with pytest.raises(IdentityError, match="is not that of the certificate beside it"):
+    with pytest.raises(IdentityError, match="does not belong to the certificate there"):
         identities.take_on(settings(folder=str(given)), Role.WORKER, "w1")
 
 
