@@ -79,5 +79,5 @@ def test_every_mtp_layer_computes_the_prompt(tmp_path: Path, layers: int, least:
 
 def test_block_verification_is_refused_where_vllm_cannot(mimo: Path) -> None:
     spec = {"method": "mtp", "num_speculative_tokens": 2, "rejection_sample_method": "block"}
-    with pytest.raises(ConfigError, match="model runner V2 alone"):
+    with pytest.raises(ConfigError, match="only in its model runner V2"):
         built(mimo, spec)
