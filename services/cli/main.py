@@ -128,7 +128,7 @@ def scheduler(settings: Settings) -> None:
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: prefill prompts, hand the KV over."""
+    """Run a prefill worker: prefill prompts and hand the KV cache over."""
     _run_worker(settings, "prefill")
 
 
