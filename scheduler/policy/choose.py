@@ -157,10 +157,9 @@ class Policy:
         # A cheap test before `may_help`: at least one token of the prompt must be computed.
         computes = need.prompt_tokens if need.match is None else 1
         longest = min(queued - 1, self._limits.idle_decode_tokens - computes)
-        some = decode if len(decode) <= LOOKS else self._rng.sample(decode, LOOKS)
         helpers = [
             one
-            for one in some
+            for one in self._drawn(decode)
             if one.reserved.prompt_tokens <= longest
             and may_help(need, one, queued, self._limits)
             and self._passes(one, need, Side.BOTH)
