@@ -23,17 +23,13 @@ import asyncio
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from baton.handoff.errors import ManifestError, NoCommonTransport, TransportFailed
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Complete, Failed, Start
 from baton.services.engine.errors import RequestRefused
-
-if TYPE_CHECKING:  # they import this module
-    from baton.services.worker.attempts import RunningAttempt
-    from baton.services.worker.entrance import Entrance
 
 
 class State(Enum):
@@ -91,10 +87,20 @@ def code_of(problem: Problem) -> Failed.Code:
     return Failed.CODE_SOURCE if cut else Failed.CODE_HANDOFF
 
 
+class Seams(Protocol):
+    """The methods of Entrance that are called here; it imports this module. `attempt` is a RunningAttempt."""
+
+    def enter(self, attempt: Any, start: Start, complete: Complete | None) -> None: ...
+    def begin_load(self, attempt: Any, manifest: Manifest) -> None: ...
+    def resume(self, attempt: Any, complete: Complete) -> None: ...
+    def fail(self, attempt: Any, code: Failed.Code, problem: Problem) -> None: ...
+    def do_without(self, attempt: Any, problem: Problem) -> None: ...
+
+
 class Incoming:
     """The KV of one attempt."""
 
-    def __init__(self, attempt: RunningAttempt, start: Start, entrance: Entrance, *, held: bool) -> None:
+    def __init__(self, attempt: Any, start: Start, entrance: Seams, *, held: bool) -> None:
         """With `held`, build and submit the request only once the source has completed."""
         self.state = State.ASKED
         self.call: asyncio.Task[None] | None = None  # the call to the source

@@ -50,7 +50,7 @@ class Seams:
 
 def made(kind: str, seams: Seams) -> Incoming:
     start = Start(phase=PHASE_PREFILL if kind == "beginning" else PHASE_DECODE)
-    return Incoming(cast(Any, None), start, cast(Any, seams), held=kind != "in the engine")
+    return Incoming(cast(Any, None), start, seams, held=kind != "in the engine")
 
 
 def send(incoming: Incoming, event: Event) -> None:
