@@ -48,7 +48,7 @@ def simulated_splits(
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the numbers of prefill and decode workers that serve a trace best.
+    """Find how many prefill and decode workers serve a trace best.
 
     Simulates every split of the workers, and as many mixed ones, with the configured policy. Prints the share
     of requests that meet both goals.
