@@ -128,13 +128,13 @@ def scheduler(settings: Settings) -> None:
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def prefill(settings: Settings) -> None:
-    """Run a prefill worker: prefill prompts and hand the KV cache over."""
+    """Run a prefill worker: prefill prompts, hand over their KV."""
     _run_worker(settings, "prefill")
 
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def decode(settings: Settings) -> None:
-    """Run a decode worker: load the KV cache and generate the output."""
+    """Run a decode worker: load the KV and generate the output."""
     _run_worker(settings, "decode")
 
 

@@ -144,7 +144,8 @@ def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
         "sys.stdout.write('y' * 4000); printing.say('z'); leave(3)"
     )
     with full_pipe() as out:
-        done = subprocess.run([PYTHON, "-c", code], stdout=out, timeout=CALL_S, check=False)
+        buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # so that leave() has something to flush
+        done = subprocess.run([PYTHON, "-c", code], stdout=out, env=buffered, timeout=CALL_S, check=False)
     assert done.returncode == 3
 
 
