@@ -1,12 +1,13 @@
-"""Measure pulls over TCP: their rate, their CPU time, and how much they slow an engine in the same process.
+"""Measure pulls of KV over TCP: throughput, CPU time, and how much they slow an engine in the same process.
 
     python -m bench pulls [--mib 11 256] [--record-kib 16 384 4096] [--rounds 20]
 
-A source with saved records and a puller are two processes on one machine; plain text and mutual TLS
-alternate. The puller digests and copies the records, as a load does, and compares the digests: one difference
-ends the run without figures. CPU seconds are each process's, user and system, for pulls without an engine.
-The engine is a thread of the puller's process that adds and multiplies small tensors. Its figures are the
-share of its steps that remain during a pull, and their p95 time.
+A source with saved records and a puller run as two processes on one machine; pulls in plain text and with
+mutual TLS alternate. The puller digests and copies the records, as a load does, and compares the digests: a
+mismatch aborts the run, and no figures are printed. CPU seconds (user and system) are given for each process,
+for pulls without an engine. The engine is a thread of the puller's process that adds and multiplies small
+tensors. Its figures are its step rate during a pull, as a share of its rate without one, and the p95 time of
+these steps.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def in_turns(
 
 @contextmanager
 def no_pauses() -> Iterator[None]:
-    """Disable garbage collection in the block, whose pauses would look like the server's."""
+    """Disable garbage collection inside the block, so that its pauses are not attributed to the server."""
     gc.collect()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # upper limit of a pull, because it holds memory and a thread at the source
-EARLY_PULL_S = 540.0  # limit of a pull from a prompt still being computed; it is then retried at the end
+EARLY_PULL_S = 540.0  # limit of an early pull, during the prefill; it is retried once the prompt is complete
 
 
 @dataclass(frozen=True)

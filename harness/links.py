@@ -86,7 +86,7 @@ class Links:
         return address(host)
 
     def be(self, wire: Wire) -> None:
-        """Change all wires to this."""
+        """Give all links the delay, loss and rate of `wire`."""
         self._wire = wire
         self._ask(delay_s=wire.delay_ms / 1e3, loss=wire.loss, seed=1)
         for host in self._members.values():

@@ -179,7 +179,7 @@ class Reporter:
         self._sent = 0, 0
 
     def _begin_anew(self) -> None:
-        """Replace the queue by the current bookings, keeping only the ends of other attempts."""
+        """Replace the queued events with all current bookings. Only reports of finished attempts stay."""
         self._anew = False
         log.warning("a scheduler may have lost bookings: reporting all %d again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))

@@ -20,8 +20,8 @@ HURRY_S = 0.1  # s between heartbeats while the scheduler lacks much of the bloc
 RETRY_S = 0.5  # s between attempts to register at start
 CLOSE_S = 1.0  # s for deregistering
 EPOCH_TRIES = 3  # registrations in a row that may be refused for a later epoch
-# s for which a silent scheduler's last answer about a drain counts. Another scheduler, started while Redis
-# was down, may not know of the drain.
+# s for which a scheduler's last answer about a drain stays valid after it has gone silent. Another scheduler
+# that was started while Redis was down may not know of the drain.
 WORD_S = 60.0
 
 log = logging.getLogger(__name__)

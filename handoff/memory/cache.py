@@ -129,7 +129,7 @@ def wanted(block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of pieces of at most `most`."""
+    """Split `total` items into pieces of at most `most`, and yield (start, stop) of each piece."""
     step = max(1, most)
     for start in range(0, total, step):
         yield start, min(start + step, total)

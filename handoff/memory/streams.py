@@ -70,7 +70,8 @@ class Pins:
         self._lock = threading.Lock()
         self._starts: list[int] = []
         self._stops: list[int] = []
-        self._gone: deque[int] = deque()  # starts, added by finalizers, whose thread may hold the lock
+        # Starts of freed pieces. Finalizers add them without the lock, which their thread may already hold.
+        self._gone: deque[int] = deque()
 
     def add(self, start: int, stop: int) -> None:
         with self._lock:

@@ -106,12 +106,12 @@ class Backlog:
             raise HandoffError(f"KV of a preempted request is still being copied after {_WITHHOLD_S:g} s")
 
     def leave(self, keys: Iterable[Key]) -> None:
-        """Keep the blocks of these ended requests until `copied` returns them."""
+        """Retain the blocks of these finished requests until `copied` returns the requests."""
         with self._changed:
             self._leaving.update(keys)
 
     def copied(self) -> list[Key]:
-        """Return the ended requests whose blocks can be freed, each once."""
+        """Return the finished requests whose blocks can now be freed, each request once."""
         with self._changed:
             self._drop_ended()
             done = [key for key in self._leaving if self._is_idle(key)]

@@ -127,7 +127,10 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         self._near.take_loads(promote)
 
     def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load and need no step. told: see SchedulerSide."""
+        """Return how many requests wait for a load and need no engine step until a message arrives.
+
+        told: see SchedulerSide.
+        """
         return self._scheduler_side.idle_loads(told=told)
 
     def is_unheard(self, request_id: str) -> bool:

@@ -37,9 +37,12 @@ def embedding(hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def head(hidden: int = HIDDEN, steps: int = 1) -> torch.Tensor:
-    """Return [VOCABULARY, hidden]: a state near a character favours the character `steps` positions later.
+    """Return the output head's weights [VOCABULARY, hidden].
 
-    Other tokens get 0: they are never the best, and hardly ever sampled.
+    A hidden state near a character's embedding gives the highest logit to the character `steps` positions
+    later.
+
+    All other tokens get a logit of 0, so they are never the most likely, and hardly ever sampled.
     """
     rows, embedded, follows = torch.zeros(VOCABULARY, hidden), embedding(hidden), successors()
     for token in CHARACTERS:

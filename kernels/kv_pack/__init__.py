@@ -1,4 +1,6 @@
-"""Pack all layers' KV blocks into one contiguous buffer in one launch, and back, with digests.
+"""Pack the KV blocks of all layers into one contiguous buffer with a single kernel launch, and unpack them.
+
+Both directions also compute digests of the records.
 
     table = KVTable(layers, widths, "fp8_e4m3")          once for each cache
     pack(table, block_ids, records, digests)             blocks -> records [n, table.record_bytes]

@@ -219,7 +219,8 @@ def _sampled(job: Job, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
             weights[rejected] = (target - proposals.at(rejected, place[rejected])).clamp_(min=0)
     chosen = random[torch.arange(batch.requests), place]
     token = _pick(weights, chosen[:, 1], chosen[:, 2], job.tile)
-    if bool((token < 0).any()):  # a rounding error rejected a certain draft: take the most likely token
+    # A rounding error may reject a draft that has all the probability: then take the most likely token.
+    if bool((token < 0).any()):
         best = _best(job.logits[targets.rows[which]])
         token = torch.where(token < 0, best, token)
     return place, token

@@ -59,8 +59,8 @@ class PrefixIndex:
         self._free: list[int] = []
         self._stored: dict[int, int] = {}  # slot in use -> blocks held
         self._alive = 0  # bits of the slots in use
-        self._gone = 0  # bits to sweep
-        self._gone_stored = 0  # number of blocks that they held
+        self._gone = 0  # bits of removed workers, to sweep
+        self._gone_stored = 0  # number of blocks that the removed workers held
         self._sweeping = 0  # bits of the current sweep
         self._next = 0  # next shard to sweep
 

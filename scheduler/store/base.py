@@ -22,7 +22,7 @@ class Store(ABC):
     """
 
     name: str  # memory, or the URL without its password
-    problem: str = ""  # why it does not answer; empty while it does
+    problem: str = ""  # why the store does not answer; empty while it does
 
     def __init__(self) -> None:
         # Name -> how often an operator drained or undrained it: odd while drained. The highest count is the
@@ -31,7 +31,7 @@ class Store(ABC):
 
     @property
     def drained(self) -> frozenset[str]:
-        """The drained names, with or without registered workers."""
+        """The names of drained workers, whether or not a worker of that name is registered."""
         return frozenset(name for name, count in self._drains.items() if count % 2)
 
     async def open(self) -> None:  # noqa: B027 (memory needs none)

@@ -11,8 +11,8 @@ from baton.services import logs
 from baton.services.engine import process
 from baton.services.engine.patches import table
 
-# vLLM runs this module as a short-lived program that inspects a model class, at the first start of each
-# worker. The patches import half of the engine and would take a third longer.
+# At the first start of each worker, vLLM runs this module in a short-lived process that inspects a model
+# class. The patches would import half of the engine there, so that it would take a third longer.
 _INSPECTION = "vllm.model_executor.models.registry"
 
 

@@ -30,7 +30,7 @@ CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 class Watched:
     scheduler: str  # its address
     health_url: str  # the router's, for this model
-    prefix: str = ""  # of its parts' names
+    prefix: str = ""  # of the names of the model's processes
     places: Sequence[str] = ()  # for which its scheduler gives orders; none without autoscaling
 
 

@@ -30,7 +30,7 @@ from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
-TYPE_SHARE = 0.001  # of a node's `accelerator_type:` resource, which only names its type
+TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config",)
 

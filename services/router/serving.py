@@ -176,7 +176,7 @@ async def _serve_http(
     )
     config = uvicorn.Config(
         app,
-        http=cast(Any, Connections(limits, refused)),  # declared as a class, but only called
+        http=cast(Any, Connections(limits, refused)),  # uvicorn declares a class here, but only calls it
         ws="none",
         log_config=None,
         log_level=settings.router.log_level,

@@ -194,12 +194,12 @@ class RequestState:
         self.events.append(Event("failed", now, self.attempts, cause))
 
     def without_prefix(self) -> None:
-        """Go on with the attempt: the prefill worker computes the whole prompt."""
+        """Continue the attempt without a cached prefix: the prefill worker computes the whole prompt."""
         self.timings.ended = 0.0
         self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self) -> None:
-        """Go on with the attempt: the decode worker prefills too."""
+        """Continue the attempt on the decode worker alone, which then also prefills the prompt."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0

@@ -15,7 +15,7 @@ from baton.services.simulate.profile import Profile
 from baton.services.simulate.router import SimulatedRouter
 from baton.services.simulate.traces import Ask, Trace
 
-WARM_SHARE = 0.2  # of the time, while caches fill; requests that arrive then do not count
+WARM_SHARE = 0.2  # of the run, during which caches fill; requests that arrive then are not counted
 PROGRESS_S = 1.0  # real time between progress reports
 
 # Called with the share of the time that has passed (0 to 1) and the number of finished requests.

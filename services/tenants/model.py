@@ -1,4 +1,4 @@
-"""Keys, tenants and their limits, and the book that holds those of a deployment.
+"""API keys, tenants and their limits, and the book: the record of all of them in a deployment.
 
 The book has only the SHA-256 of each secret. A secret is 256 random bits, so it needs no slow password hash,
 which would cost time in every request.

@@ -23,8 +23,9 @@ _NOUNS = {
 class Limit(Protocol):
     """One limit of one owner. Counts first in this router, then in the count that all routers share.
 
-    The own count is never above the shared one, so a refusal by it needs no Redis call: a client that floods
-    one router costs Redis next to nothing. While Redis is away only the own count applies.
+    The router's own count is never above the shared one, so a refusal by it needs no Redis call: a client
+    that floods one router costs Redis next to nothing. While Redis is down, only the router's own count
+    applies.
     """
 
     field: str  # the limit's name in the book
@@ -34,7 +35,7 @@ class Limit(Protocol):
         """Take from this router's count. Return None, or the seconds until it may succeed."""
 
     async def take_shared(self, amount: int) -> float | None:
-        """Take from the shared count, after `take_here`. Return the same; None while Redis is away."""
+        """Take from the shared count, after `take_here`. Return the same, or None while Redis is down."""
 
     def give_here(self, amount: int) -> None:
         """Give back to this router's count; a negative amount is taken without a check."""

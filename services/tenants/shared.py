@@ -1,4 +1,4 @@
-"""The Redis that routers share. While it is away no request fails because of it or waits for long."""
+"""The Redis that routers share. While it is unreachable, no request fails because of it or waits for long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
 CALL_S = 0.5  # a call's timeout, which bounds how long a request waits for a hung Redis
-PROBE_S = 1.0  # between two attempts to reach a Redis that is away
+PROBE_S = 1.0  # between two attempts to reach a Redis that is down
 MAX_CONNECTIONS = 16
 MAX_LATER = 10_000  # queued background calls; further ones are dropped
 
@@ -91,7 +91,7 @@ class SharedStore:
         return self.client.register_script(files(__package__).joinpath("scripts", f"{name}.lua").read_text())
 
     async def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Make a call and return its result; None while Redis is away."""
+        """Make a call and return its result, or None while Redis is unreachable."""
         if not self.up:
             return None
         try:
@@ -105,7 +105,7 @@ class SharedStore:
         return reply
 
     def later(self, make: Call) -> None:
-        """Make a call in the background. It is dropped while Redis is away."""
+        """Make a call in the background. The call is dropped while Redis is unreachable."""
         if self.up and not self._later.full():
             self._later.put_nowait(make)
 

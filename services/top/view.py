@@ -156,7 +156,7 @@ def _more(new: Sequence[int], old: Sequence[int]) -> list[int]:
 
 
 def _quantiles(counts: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    """Return p50 and p99 over all histograms, or None without values."""
+    """Return the p50 and p99 of all histograms together in seconds, or None if they are empty."""
     filled = [one for one in counts if len(one) == len(SECONDS) + 1]
     total = [sum(column) for column in zip(*filled, strict=True)]
     half, most = quantile(total, SECONDS, 0.5), quantile(total, SECONDS, 0.99)

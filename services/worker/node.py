@@ -136,7 +136,7 @@ class Node:
                 await server.stop(SERVER_GRACE_S)
 
     async def _live(self, server: grpc.aio.Server, session: WorkerSession) -> int:
-        # In a thread of its own: closing the loop would wait for one of the loop's.
+        # A thread of its own, because closing the loop would wait for threads of its default executor.
         thread = ThreadPoolExecutor(1, "preload")
         importing = asyncio.get_running_loop().run_in_executor(thread, self._preload)
         if not await self._done_or_stopped(importing, "importing vLLM"):

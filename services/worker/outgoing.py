@@ -239,7 +239,7 @@ class Outgoing:
                 handoff.until_s = at_s + manifest.lease_s
 
     def forget_expired(self) -> None:
-        """End handoffs whose lease has ended, and forget those that ended long ago."""
+        """End handoffs whose lease has expired, and forget handoffs that ended long ago."""
         now = time.monotonic()
         while self._leased:  # ordered by the ends of their leases
             oldest = next(iter(self._leased.values()))

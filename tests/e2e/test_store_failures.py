@@ -75,7 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 async def missed(site: Site) -> None:
-    """Wait until the scheduler reports that its store is away."""
+    """Wait until the scheduler reports that its store is unreachable."""
     seen = partial(eventually, lambda: "does not answer" in site.store_problem(), 10, "the store is missed")
     await asyncio.to_thread(seen)
 

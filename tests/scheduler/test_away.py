@@ -1,4 +1,4 @@
-"""Placing while Redis or the scheduler is away, or the scheduler has just started."""
+"""Placing while Redis or the scheduler is down, or the scheduler has just started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def failed(client: SchedulerClient) -> Failed:
 
 
 async def test_placing_works_without_redis(own_redis: RedisServer) -> None:
-    """Redis is away at the start and once later. Drains made without it are written to it."""
+    """Redis is down at the start and once later. Drains made without it are written to it."""
     own_redis.stop()
     options = Options(store=own_redis.url)
 

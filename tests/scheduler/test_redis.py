@@ -130,7 +130,7 @@ async def test_concurrent_calls_get_their_own_replies(
     assert not store.problem
 
 
-# -- away
+# -- unreachable
 
 
 async def use(store: RedisStore) -> list[object]:

@@ -14,9 +14,9 @@ WARPS = 8
 class Cut:
     """The way a kernel cuts quantised rows into tiles."""
 
-    rows: int  # maximum per tile
+    rows: int  # most rows per tile
     warps: int
-    constants: dict[str, int]  # the kernel's constants
+    constants: dict[str, int]  # the kernel's compile-time arguments
 
 
 def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:

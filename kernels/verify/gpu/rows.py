@@ -1,9 +1,10 @@
-"""Functions that the Triton kernels of `verify` share, and the kernel of the first pass; see README.md.
+"""Device functions shared by the Triton kernels of `verify`, and the kernel of their first pass (README.md).
 
 Arguments: `logits` *[N, V] and `stride` of its rows; `tokens`, `row_ends`, `slots`, `temperature`, ... as in
-inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row, the largest scaled logit, its first
-place, and the sum of exp(scaled logit - largest) over all tokens except the row's draft. The draft's weight
-is added where needed, so the mass of the other tokens is never a difference of two nearly equal numbers.
+inputs.py; `maxes`, `bests`, `sums` *[N, tiles]: for each tile of a row, the largest scaled logit, the first
+token id that has it, and the sum of exp(scaled logit - largest) over all tokens except the row's draft. The
+draft's weight is added where it is needed, so the probability mass of the other tokens is never computed as a
+difference of two nearly equal numbers.
 TILES: `tiles` rounded up to a power of 2.
 """
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from cachetools import LRUCache
 
-# Time limit of vLLM's regex threads, which go on after it anyway. 0: no limit.
+# vLLM's time limit for compiling a regex; its thread continues after the limit anyway. 0: no limit.
 REGEX_TIMEOUT = "VLLM_REGEX_COMPILATION_TIMEOUT_S"
 
-# lm-format-enforcer is missing because it runs unbounded Python in each step.
+# lm-format-enforcer is not supported, because it runs Python code of unlimited cost in each step.
 _KINDS = {
     "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
     "guidance": ("backend_guidance", "GuidanceBackend"),

@@ -153,7 +153,7 @@ class FailedStep:
                 logger.error("in the step that failed: %s: %s", name, shape_of(request), extra=names)
 
     def _wait_for_steps(self) -> None:
-        """Wait for the other steps in flight (asynchronous scheduling): they still write to blocks."""
+        """Wait for the other steps in flight (asynchronous scheduling), which still write to KV blocks."""
         queue = self._engine.batch_queue
         while queue:
             future = queue.pop()[0]

@@ -16,7 +16,7 @@ CORE, RANKS, ROUTER, EVERYWHERE = "core", "ranks", "router", "everywhere"
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch of vLLM."""
+    """A patch of vLLM: the symbols that it replaces, and where it is applied."""
 
     name: str  # its module in this package
     symbols: tuple[str, ...]  # MODULE:ATTRIBUTE, or a vLLM module that it makes importable

@@ -60,7 +60,7 @@ FRAMING = 16  # framing bytes allowed per byte of a chunked body; a one-byte chu
 # reports progress only when a third is free: a slow client must read at least that much in slow_client_s.
 SEND_BUFFER_BYTES = 64 << 10
 WRITE_BUFFER_BYTES = 16 << 10  # our own per connection; a full one makes the response wait for its client
-LINGER_S = 2.0  # silence before an ending connection is cut: cut at once, the client might miss its response
+LINGER_S = 2.0  # silence before an ending connection is cut; if cut at once, the client may miss its response
 LINGER_BYTES = 64 << 20  # bytes that the client may still send
 BODIES_AT_ONCE = 8  # bodies of the largest size held at once; more if they are smaller
 SHORT_BODY_BYTES = 64 << 10  # longest body after an early answer for which the connection stays open

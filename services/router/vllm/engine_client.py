@@ -333,7 +333,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.trace_headers = None
     sent.data_parallel_rank = None
     sent.kv_hints = None
-    sent.priority = 0  # it has chosen the class, which is sent with each start
+    sent.priority = 0  # has already chosen the class, which is sent with each start
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)

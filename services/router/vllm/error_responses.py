@@ -116,7 +116,7 @@ def _worded(original: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def bound_error_texts() -> None:
-    """Bound the errors of all vLLM handlers; a second call does nothing."""
+    """Cap the length of error messages of all vLLM handlers; a second call does nothing."""
     for name in _SANITIZING:
         replace(importlib.import_module(name), "sanitize_message", _bounded)
 

@@ -1,4 +1,4 @@
-"""Limit vLLM's parsed request before anything is rendered for it.
+"""Enforce limits on a parsed request before vLLM renders its prompts.
 
 vLLM itself limits n (16,384), prompts (1,024), stop strings, bad words, log-probabilities, lengths and the
 depth of a schema, each separately. It limits neither prompts times n, nor the size of a grammar's source, nor

@@ -1,4 +1,4 @@
-"""Limit the cost of tokenizing: a text is tokenized only as far as the model can take it.
+"""Limit the cost of tokenizing: tokenize no more of a text than fits into the model's context.
 
 vLLM tokenizes in a thread, but the whole text at once, at a second and 80 MiB per MiB, and only then cuts it
 to the model's length. Here a text that is unlikely to fit is first counted a piece at a time, until it

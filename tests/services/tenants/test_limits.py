@@ -1,4 +1,4 @@
-"""Rates, slots and quotas of one router, of two that share a Redis, and while that Redis is away."""
+"""Rates, slots and quotas of one router, of two that share a Redis, and while that Redis is down."""
 
 from __future__ import annotations
 
