@@ -23,13 +23,13 @@ request.
 3. `SchedulerSide.loadable_tokens` claims the tokens, `allocated` makes a `LoadJob` with the blocks that vLLM
 found.
 4. `WorkerSide.begin_step` gets it on each rank, before the step's forward pass.
-5. load/loader.py `Loader.reserve` keeps it.
+5. load/loader.py `Loader.reserve` stores the reservation.
 6. The manifest arrives, before or after the prompt is complete. `BatonConnector.begin_now` hands it to the
 loader at once, on the receiving thread; ranks in separate processes get it with the next step. The loader's
 threads (load/pull.py) check it, choose a transport, pull, compare digests, write the cache and release the
 save.
-7. `BatonConnector.complete_load` says that the request has its first token. Once all KV is here too, the load
-ends with a `ShardLoad`.
+7. `BatonConnector.complete_load` says that the request has its first token. Once all KV has arrived, too, the
+load ends with a `ShardLoad`.
 8. `BatonConnector.promote`, called before each step, lets the request run in that step. Failed loads, and all
 loads of ranks in separate processes, reach vLLM a step later through `WorkerSide.transfer_results`.
 9. `Loads.update` merges the ShardLoads of all ranks into a `Loaded`, which `BatonConnector.take_reports`

@@ -45,7 +45,7 @@ class Kept(Generic[C, S]):
 class ChannelCache(Generic[C, S]):
     """Cache channels to workers by address, because connecting costs more than a call. Thread-safe.
 
-    A channel with a call is not closed, so there may be more than the bound. When this process's certificate
+    A channel with a call is not closed, so there may be more than the limit. When this process's certificate
     is replaced, new calls get new channels, and calls on the old ones may finish.
     """
 

@@ -2,7 +2,7 @@
 
 They detect truncation, reused memory and mix-ups. Protection against forgery is TLS's job (docs/security.md).
 A record is digested where it is packed, on a GPU too (kernels/kv_pack/README.md has the maths). The attempt's
-seed and the record's place in the prompt are added to that, so KV of another request, attempt or part of the
+seed and the record's index in the prompt are added to that, so KV of another request, attempt or part of the
 text never passes, even with its own valid digest.
 """
 
@@ -29,7 +29,7 @@ def of_message(serialized: bytes) -> int:
 
 
 def seeded(own: Digests, seed_value: int, first_block: int) -> Digests:
-    """Add seed and places to `own`, the unseeded digests [n] of consecutive records."""
+    """Add seed and positions to `own`, the unseeded digests [n] of consecutive records."""
     places = np.arange(first_block, first_block + len(own), dtype=np.uint64)
     return own + np.uint64(seed_value) + places * _STRIDE
 

@@ -52,7 +52,7 @@ class UnknownHandoff(SourceError):
 
 
 class LeaseExpired(SourceError):
-    """The KV was not pulled before its lease ended."""
+    """The KV was not pulled before its lease expired."""
 
 
 class AlreadyTaken(SourceError):

@@ -85,7 +85,7 @@ class Line:
         self._heard = False  # received at least one authentic frame
 
     def peek(self) -> bool | None:
-        """Return whether data is waiting; None if the other end is gone. Does not block."""
+        """Return whether data is waiting; None if the other end has disconnected. Does not block."""
         try:
             return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or None
         except BlockingIOError:

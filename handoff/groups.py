@@ -67,7 +67,7 @@ class Part:
         return self.first + len(self.block_ids)
 
     def within(self, first: int, stop: int) -> Part:
-        """Return the sub-part at places `first` to `stop`, which may have no blocks."""
+        """Return the sub-part at positions `first` to `stop`, which may have no blocks."""
         start = max(first, self.first)
         return Part(self.group, start, self.block_ids[start - self.first : max(0, stop - self.first)])
 
@@ -128,19 +128,19 @@ def loaded_parts(
 
 
 def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], first: int, stop: int) -> Part:
-    """Return the part at places `first` to `stop`, which must be among the `final_records`."""
+    """Return the part at positions `first` to `stop`, which must be among the `final_records`."""
     number = in_order(groups)[0]
     return Part(number, first, tuple(tables[number][first:stop]))
 
 
 def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
-    """Return the parts from place `first` on."""
+    """Return the parts from position `first` on."""
     found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 
 
 def runs(parts: Sequence[Part]) -> list[tuple[int, int]]:
-    """Merge the places of ordered parts into as few runs (first, stop) as possible."""
+    """Merge the positions of ordered parts into as few runs (first, stop) as possible."""
     found: list[tuple[int, int]] = []
     for part in parts:
         if found and found[-1][1] == part.first:

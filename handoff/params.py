@@ -12,7 +12,7 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 
-KEY = "baton"  # of the wish in kv_transfer_params, where vLLM looks for keys of its own
+KEY = "baton"  # of our entry in kv_transfer_params, in which vLLM looks for its own keys
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
 
 BALANCE_S = 1.5  # s between decisions without goals; the lease outlasts a call of a worker
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
-TOLD_S = 10.0  # s; a router or fleet silent for this long is gone
+TOLD_S = 10.0  # s; a router or fleet silent for this long counts as dead
 
 log = logging.getLogger(__name__)
 

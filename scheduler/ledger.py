@@ -42,7 +42,7 @@ class Live:
 
 @dataclass(slots=True)
 class Past:
-    """The epoch of a request or worker that is gone, remembered for `EPOCH_KEEP_S`."""
+    """The epoch of a request or worker that has ended, remembered for `EPOCH_KEEP_S`."""
 
     epoch: int
     forget_at: float
@@ -88,7 +88,7 @@ class Ledger:
         return {worker_id: replace(one) for worker_id, one in self._routers.get(router_id, {}).items()}
 
     def last(self, request_id: str) -> tuple[int, bool]:
-        """Return the last epoch of a request (0: unknown) and whether that attempt is over."""
+        """Return the last epoch of a request (0: unknown) and whether that attempt has ended."""
         live = self.live.get(request_id)
         if live:
             return live.booking.attempt.epoch, False
@@ -170,7 +170,7 @@ class Ledger:
         result.stale += attempt.epoch < self.last(attempt.request_id)[0]
 
     def _fenced(self, attempt: Attempt) -> bool:
-        """Return whether a later epoch was placed or this one is over, so it must not be booked."""
+        """Return whether a later epoch was placed or this one has ended, so it must not be booked."""
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
@@ -202,7 +202,7 @@ class Ledger:
         return live
 
     def _end_prefill(self, live: Live) -> None:
-        """Release what was booked for the prompt, once."""
+        """Release the booking of the prompt, once."""
         if live.prefilled:
             return
         live.prefilled = True

@@ -14,7 +14,7 @@ from baton.levels import LEVELS
 from baton.protos import scheduler_pb2 as pb
 
 SCHEDULER = "scheduler"
-HEARD_S = 10.0  # a router is gone after this long; it should ask once a second
+HEARD_S = 10.0  # a router counts as dead after this silence; it should ask once a second
 _MOST_ROUTERS = 1024
 _MOST_LEVELS = 4096
 

@@ -65,7 +65,7 @@ class Reporter:
         self.dropped = 0  # events never reported
 
     def renew(self, lease_s: float, *, first: bool) -> None:
-        """Renew what is held three times per lease. `first`: nothing was held before."""
+        """Renew the held bookings three times per lease. `first`: nothing was held before."""
         self._renew_every_s = lease_s / RENEWALS_PER_LEASE
         if first:
             self._renew_at = time.monotonic() + self._renew_every_s

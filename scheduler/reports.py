@@ -48,7 +48,7 @@ class Reports:
         return min(one.dropped for one in self._reporters.values())
 
     def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
-        """Keep an attempt's booking alive, in place of an earlier one at the same request.
+        """Keep an attempt's booking alive, instead of that of an earlier attempt at the same request.
 
         Reports it to all schedulers but the one at the address `booked_by`, which placed it.
         """

@@ -21,7 +21,7 @@ from baton.scheduler.types import Deployment, FleetView, Heard, WorkerRecord, na
 class Roster:
     """The workers of a topic. Every method is one atomic step of the event loop.
 
-    Invariants: a worker is alive or gone, never both; its epoch never falls while it is known; a record's
+    Invariants: a worker is alive or removed, never both; its epoch never falls while it is known; a record's
     `reserved` is the ledger's own object.
     """
 

@@ -32,8 +32,8 @@ class WorkerSession:
 
     Each registration and change of state takes the next epoch, so schedulers can refuse late messages.
     `draining` is set by `drain`, or when an operator drains the worker at any scheduler. A worker whose name
-    was drained before it started does not drain: it keeps running without requests until an operator undrains
-    it (`held`).
+    was drained before it started does not drain: it continues to run without requests until an operator
+    undrains it (`held`).
 
     Each scheduler keeps the workers in its own memory, and gets its own heartbeats with the part of the block
     log that it lacks. An unreachable scheduler does not delay the others.

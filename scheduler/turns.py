@@ -4,9 +4,9 @@ Each router has its own queue, and asks at once when one of its reservations end
 routers, a router with many running requests would get every place that becomes free, and requests of a router
 without any, which asks once a second, would time out.
 
-Only the request that each router asked for last is known, so a placement compares at most one request per
-router. Several schedulers share theirs through the store twice a second. That is often enough, because ages
-are compared with a tolerance of a second.
+The scheduler knows only the request for which each router asked last, so a placement compares at most one
+request per router. Several schedulers share theirs through the store twice a second. That is often enough,
+because ages are compared with a tolerance of a second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.need import Need, need_from_wire, need_to_wire
 from baton.scheduler.store import Store
 
-TOLERANCE_S = 1.0  # s; or places would stay empty until the older request asks again
+TOLERANCE_S = 1.0  # s; otherwise slots would stay empty until the older request asks again
 HEARD_S = 1.5  # s; routers ask at least once a second (RETRY_S in services/router/waiting.py)
 
 

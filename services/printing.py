@@ -1,6 +1,6 @@
 """Print to stdout and stderr without ever raising or blocking.
 
-A pipe's reader may be gone or stalled, a disk full, a terminal closed; none of these may crash or block a
+A pipe's reader may have exited or stalled, a disk full, a terminal closed; none of these may crash or block a
 process. Lines that cannot be written now are buffered, up to a limit, and retried. The number of lost lines
 is printed once writing works again.
 """

@@ -16,7 +16,7 @@ _MOST_STATE = 512  # characters of a tracestate; longer ones are dropped, as the
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A request's place in a trace. Ids are lower-case hex, as on the wire."""
+    """A request's position in a trace. Ids are lower-case hex, as on the wire."""
 
     trace_id: str  # 32 digits
     span_id: str  # 16 digits; the request's own span

@@ -36,7 +36,7 @@ _ENDED = object()
 
 @dataclass(frozen=True)
 class LoadJob:
-    """Load a save into these cache blocks, once its manifest is here."""
+    """Load a save into these cache blocks, once its manifest has arrived."""
 
     request_id: str
     epoch: int
@@ -140,7 +140,7 @@ class Acknowledgements:
         self._soon()
 
     def end(self) -> None:
-        """Ignore calls from now on, because everything is here. Raises the error of a failed one."""
+        """Ignore calls from now on, because everything has arrived. Raises the error of a failed one."""
         with self._lock:
             self._ended = True
         if self.error is not None:

@@ -50,7 +50,7 @@ class Landing(ABC):
     def take(self, part: Part, records: Bytes, saved: Digests) -> None:
         """Check a chunk and write it into the cache. `records` may be reused on return.
 
-        part: the records' places and blocks. Raises DigestMismatch, possibly for an earlier chunk.
+        part: the records' positions and blocks. Raises DigestMismatch, possibly for an earlier chunk.
         """
 
     @abstractmethod

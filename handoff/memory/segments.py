@@ -129,7 +129,7 @@ class Attached:
 def attach(name: str) -> Attached:
     """Map another process' segment.
 
-    Raises FileNotFoundError when the owner is gone, ValueError for an invalid name.
+    Raises FileNotFoundError when the owner has died, ValueError for an invalid name.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a segment")
@@ -157,7 +157,7 @@ def remove_stale() -> list[str]:
         try:
             descriptor = os.open(path, _READ)
         except OSError:
-            continue  # gone, a link, or not ours to read
+            continue  # removed, a link, or not ours to read
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,7 +2,7 @@
 
 A thread copies them from the engine's cache as slots come free, prompt by prompt in rotation. Until then the
 engine must not write to these blocks: `withhold` is called before a step that may overwrite those of
-preempted prompts, and an ended request's blocks are freed when `copied` returns it.
+preempted prompts, and a finished request's blocks are freed when `copied` returns it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Backlog:
         self._cache = cache
         self._staging = staging
         self._streams: dict[Key, _Stream] = {}  # next turn first
-        self._leaving: set[Key] = set()  # ended requests whose blocks are still kept
+        self._leaving: set[Key] = set()  # finished requests whose blocks are still needed
         self.on_copied: Callable[[], object] = lambda: None  # called when such blocks may be freed
         self._changed = threading.Condition()
         self._closed = False
@@ -72,7 +72,7 @@ class Backlog:
     def add(self, entry: Entry, parts: Sequence[Part], mark: Mark | None) -> None:
         """Queue further records of a published entry. mark: set after the step that wrote their blocks.
 
-        Raises UnknownHandoff or LeaseExpired if the entry has ended.
+        Raises UnknownHandoff or LeaseExpired if the entry was released or has expired.
         """
         self._staging.check(entry)
         with self._changed:

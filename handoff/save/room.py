@@ -48,7 +48,7 @@ class SaveRoom:
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
         """Return whether a request that will save `blocks` blocks in `slots` slots may be prefilled now.
 
-        A request that waited too long is returned by `take_overdue`; asked again, it is admitted.
+        `take_overdue` returns a request that has waited too long; it is admitted when it asks again.
         """
         if request_id in self._promised:
             return True

@@ -187,7 +187,7 @@ class Answers:
                 raise MalformedManifest(f"the pull cannot be parsed: {error}") from None
             self._send(line, request)
         except PullCancelled:
-            return False  # the other end is gone
+            return False  # the other end has disconnected
         except HandoffError as error:
             line.send(Frame(FAIL, f"{type(error).__name__}\n{error}".encode()))
         return True
@@ -226,7 +226,7 @@ class Answers:
 
 
 class _Watch:
-    """End a pull that takes too long or whose puller is gone; send keepalives to a waiting puller."""
+    """End a pull that takes too long or whose puller has disconnected; send keepalives to waiting ones."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -242,7 +242,7 @@ class _Watch:
             raise Broken(f"a pull took longer than {MAX_PULL_S:g} s")
 
     def waiting(self) -> None:
-        """Raise Broken after MAX_PULL_S, PullCancelled if the puller is gone."""
+        """Raise Broken after MAX_PULL_S, PullCancelled if the puller has disconnected."""
         self.sending()
         if self._line.peek() is not False:
             raise PullCancelled("the pull was given up")

@@ -30,7 +30,7 @@ from baton.keeping import keep_thread
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096  # ended entries kept for the errors of late pulls
+_REMEMBERED = 4096  # past entries, remembered to give late pulls the right error
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class Staging:
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
         """Start writing an entry's records `first` to `stop` (default: all), for which there must be room.
 
-        Raises UnknownHandoff or LeaseExpired if the entry has ended.
+        Raises UnknownHandoff or LeaseExpired if the entry was released or has expired.
         """
         stop = entry.num_blocks if stop is None else stop
         with self._changed:
@@ -136,7 +136,7 @@ class Staging:
         )
 
     def check(self, entry: Entry) -> None:
-        """Raise UnknownHandoff or LeaseExpired if the entry has ended."""
+        """Raise UnknownHandoff or LeaseExpired if the entry was released or has expired."""
         if entry.ended:
             raise self._fate(*entry.key)
 
@@ -169,7 +169,7 @@ class Staging:
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Keep an entry's memory from being reused, even if its lease ends.
+        """Keep an entry's memory from being reused, even if its lease expires.
 
         Raises UnknownHandoff, LeaseExpired.
         """

@@ -43,7 +43,7 @@ class SavedShard:
     num_blocks: int
     slots: int  # fewer than blocks only for transports with `windows`
     ticket: bytes  # a transport with its own server must compare it with `Pull.shard.ticket`
-    place: StagingSlots  # in shared memory; reused when the lease has ended, even during a read
+    place: StagingSlots  # in shared memory; reused when the lease has expired, even during a read
     read: Callable[[], Iterator[Records]]  # all records in order, as they arrive; raises SourceError
 
     @property
@@ -131,7 +131,7 @@ class Transport(ABC):
         """
 
     def withdraw(self, request_id: str, epoch: int) -> None:  # noqa: B027 (optional)
-        """Drop what `offer` keeps, because the lease has ended. Ignore unknown saves.
+        """Drop what `offer` stored, because the lease has expired. Ignore unknown saves.
 
         Called once per save, or twice if the lease ends during the offer.
         """

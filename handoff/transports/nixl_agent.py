@@ -164,7 +164,7 @@ class Agent:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if not rpc.is_open():
-            # whoever reaches UCX's ports can read and write this process's memory
+            # any process that reaches UCX's ports can read and write this process's memory
             os.environ["UCX_NET_DEVICES"] = "lo"
         self.name = secrets.token_hex(16)
         try:
@@ -356,7 +356,7 @@ class Agent:
             self._shunned = {name: until for name, until in self._shunned.items() if until > now}
             self._shunned[peer] = now + _SHUNNED_S
         if known is not None and known.regions:
-            with contextlib.suppress(TransportFailed), _named(peer):  # it may be gone already
+            with contextlib.suppress(TransportFailed), _named(peer):  # it may have ended already
                 self._nixl.remove_remote_agent(peer)
 
     # ---- buffers

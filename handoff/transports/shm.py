@@ -95,7 +95,7 @@ class Shm(Transport):
         gone = []  # freed outside the lock, because unpinning takes time
         with self._lock:
             if name not in self._attached:
-                # an opportunity to drop segments whose owners are gone
+                # an opportunity to drop segments whose owners have died
                 for known in [known for known in self._attached if not segments.exists(known)]:
                     gone.append(self._attached.pop(known))
                 try:

@@ -106,7 +106,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def promote(self, scheduler: Any) -> None:
-        """Let requests whose KV is here take part in the next step.
+        """Let requests whose KV has been loaded take part in the next step.
 
         Otherwise vLLM would learn of them with the step's results and schedule them a step later, as it does
         with failed loads, aborted requests, and ranks in separate processes.
@@ -142,7 +142,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
             self._near.loader.begin((request_id, epoch), manifest)
 
     def begin_load(self, request_id: str, epoch: int, manifest: Manifest) -> None:
-        """Let a load pull what is available of a prompt."""
+        """Let a load pull the records of a prompt that are available so far."""
         self._scheduler_side.begin_load(request_id, epoch, manifest)
         self.begin_now(request_id, epoch, manifest)
 
@@ -220,7 +220,7 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: loads begin in bind_connector_metadata, before the forward pass."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: a request is not in the batch before its KV is here."""
+        """Do nothing: a request is not in the batch before its KV is loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: blocks are saved when the step ends."""

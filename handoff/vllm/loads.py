@@ -103,7 +103,7 @@ class Loads:
         )
 
     def begin(self, key: Key, manifest: Manifest, jobs: StepJobs) -> None:
-        """Pass on a manifest of a prompt that may be incomplete. Ignores ended loads."""
+        """Pass on a manifest of a prompt that may be incomplete. Ignores loads that have ended."""
         load = self._find(key)
         if load is None or load.complete:
             return
@@ -122,7 +122,7 @@ class Loads:
             jobs.completes.append((key, manifest))
 
     def finished(self, request_id: str, jobs: StepJobs) -> None:
-        """Stop an ended request's load, or release KV that it has not begun to load."""
+        """Stop the load of a request that has ended, or release KV that it has not begun to load."""
         for key, load in self.ordered.items():
             if key[0] == request_id:
                 load.cancelled = True

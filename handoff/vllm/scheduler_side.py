@@ -265,7 +265,7 @@ class SchedulerSide:
         return self._room.slots(records) if ends else records
 
     def finished(self, request: Any) -> bool:
-        """End an ended request's load and save. Return whether its blocks must be kept until `freed`."""
+        """End a finished request's load and save. Return whether its blocks must be kept until `freed`."""
         self._loads.finished(request.request_id, self._jobs)
         if (prompt := self._to_save.pop(request.request_id, None)) is not None:
             self._drop((request.request_id, prompt.wish.epoch))

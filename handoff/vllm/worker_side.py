@@ -4,7 +4,7 @@ Leans on the order in which vLLM's model runners call a connector in one step (V
 with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
 get_transfer_results, build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the
 drafter. A step's `StepResults` is therefore one object, to which wait_for_save may still add after vLLM has
-taken it; vLLM passes it on only when the step is over. And on VllmConfig.model_config.max_model_len and
+taken it; vLLM passes it on only after the step. And on VllmConfig.model_config.max_model_len and
 parallel_config.tensor_parallel_size.
 """
 
@@ -194,7 +194,7 @@ class WorkerSide:
         self._report_room()
 
     def transfer_results(self) -> KVConnectorTransferResults:
-        """Return ended loads, failed ones in both sets, and the requests whose kept blocks can be freed."""
+        """Return finished loads, failed ones in both sets, and requests whose kept blocks can be freed."""
         if not self._near:
             self._ended += self.loader.take_finished()
         loads, self._ended = self._ended, []
@@ -252,7 +252,7 @@ class WorkerSide:
         self.loader.on_finished = self._saver.backlog.on_copied = wake
 
     def take_loads(self, promote: Callable[[ShardLoad], bool]) -> None:
-        """Promote ended loads; report the others with the next step."""
+        """Promote finished loads; the next step reports the loads that could not be promoted."""
         self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:

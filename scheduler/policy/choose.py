@@ -193,7 +193,7 @@ class Policy:
         return None
 
     def _source(self, prefill: WorkerRecord, holders: Holders, need: Need) -> Source | None:
-        """Return the worker from which `prefill` can pull most of what it lacks, if that is worth it.
+        """Return the worker from which `prefill` can pull most of its missing blocks, if that is worth it.
 
         The source needs a free slot, or the prompt would wait for it.
         """

@@ -357,7 +357,7 @@ def _block_share(engine: Any) -> float:
     Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
     each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
     the greatest length. The groups' blocks may differ in size, and `block_size` is the smallest, so a vLLM
-    block may be larger than ours, up to the largest group's block. (If all layers have windows, this bound
+    block may be larger than ours, up to the largest group's block. (If all layers have windows, this limit
     keeps short requests, which never leave a window, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups

@@ -4,9 +4,9 @@ In each step vLLM's scheduler passes the events of its block pool to its publish
 That publisher is an object of this module, which forwards the events to the publisher of engine.extra, if
 any.
 
-An engine may hold two copies of a block, if two requests computed it at the same time; it is gone when both
-copies are. If layers keep different tokens, the pool has a group for each kind. Only the first group that
-attends to all tokens counts, because it has a block for everything that a prompt can match. If there are
+An engine may hold two copies of a block, if two requests computed it at the same time; it is evicted when
+both copies are. If layers keep different tokens, the pool has a group for each kind. Only the first group
+that attends to all tokens counts, because it has a block for everything that a prompt can match. If there are
 other groups, the report is an upper bound of what a prompt can match.
 """
 

@@ -116,7 +116,7 @@ class EngineHost:
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
-        # Bounded by services/worker/admission.py, which counts the requests it lets in.
+        # Limited by services/worker/admission.py, which counts the requests it lets in.
         self._messages: queue.SimpleQueue[Callable[[], bool | None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loaded: Future[EngineInfo] = Future()

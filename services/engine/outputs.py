@@ -112,9 +112,9 @@ def end_of_prefill(
     """Return the messages about a prefill's KV for its router and for the decode worker, or None.
 
     A prefill is cut after one token. If only the cut ended it, its last output is changed to that of a
-    request that goes on. If the token really ended the request (a stop, the client's max_tokens), the output
-    gets the finish reason that an uncut run would have had, and the KV is not needed. tokens: the output
-    tokens that follow the KV. drafts: drafts that follow them.
+    request that continues. If the token really ended the request (a stop, the client's max_tokens), the
+    output gets the finish reason that an uncut run would have had, and the KV is not needed. tokens: the
+    output tokens that follow the KV. drafts: drafts that follow them.
     """
     if output.finish_reason != FinishReason.LENGTH or not (prepared.saves or prepared.cut):
         return None
@@ -122,7 +122,7 @@ def end_of_prefill(
         output.finish_reason, output.stop_reason = requests.finish_of(prepared.request)
         return None
     if prepared.cut:
-        return None  # the number of tokens tells its router that the request goes on
+        return None  # the number of tokens tells its router that the request continues
     output.finish_reason = None
     output.stop_reason = None
     output.spec_decode_metrics = None

@@ -36,7 +36,7 @@ def follow_engine_process() -> None:
 
 
 def _ended(pid: int) -> bool:
-    """Return whether a process is gone, or a zombie that its parent has not reaped."""
+    """Return whether a process has ended, or a zombie that its parent has not reaped."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] in (b"Z", b"X")

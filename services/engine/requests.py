@@ -296,7 +296,7 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     if not 0 < tokens < len(core.prompt_token_ids):
         raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
-    # With one token more than is generated it never ends by itself, so its KV is always saved.
+    # With one token more than is generated the request never ends by itself, so its KV is always saved.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 

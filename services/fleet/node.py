@@ -5,8 +5,8 @@ no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and cl
 
     stdin   each line is a JSON list of all parts to run, each with the fields of `PartOrder`. Parts that are
     no
-            longer listed are drained. Running parts go on; a worker whose role has changed gets the new one
-            at its next start.
+            longer listed are drained. Running parts continue; a worker whose role has changed gets the new
+            one at its next start.
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
 

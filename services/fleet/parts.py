@@ -1,8 +1,8 @@
 """Start, restart, give up and stop the processes of a deployment.
 
 A part that dies is restarted, at once the first time, then after growing pauses. A part that dies too often
-is given up; the others go on if they can serve without it. If the machine cannot start another process, as at
-a process limit, the start is retried for as long as it takes, because that is not the part's fault.
+is given up; the others continue if they can serve without it. If the machine cannot start another process, as
+at a process limit, the start is retried for as long as it takes, because that is not the part's fault.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Parts:
         """Stop all parts, kind by kind; the router gets `drain_s` extra seconds for running streams.
 
         Calls `told` once the routers have SIGTERM, and `ended` for each part that ended without being killed,
-        as soon as it is gone.
+        as soon as it has exited.
         """
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]

@@ -120,7 +120,7 @@ def stop_all(
 ) -> list[Child]:
     """Send SIGTERM to all, SIGKILL to those still alive after `timeout_s`; return the latter.
 
-    Calls `told` once all have SIGTERM, and `ended` for each that ends in time, as soon as it is gone.
+    Calls `told` once all have SIGTERM, and `ended` for each that ends in time, as soon as it has exited.
     """
     left: dict[int, Child] = {}  # keyed by sentinel
     for child in children:

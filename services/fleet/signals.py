@@ -14,7 +14,7 @@ from baton.services.leave import leave, on_signals
 
 
 class Stopped(Exception):
-    """A signal came, or the owner is gone."""
+    """A signal came, or the owner has died."""
 
 
 def wake_on_signals() -> socket.socket:

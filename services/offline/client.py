@@ -39,7 +39,7 @@ class Endpoint:
     url: str  # http://host:port, without /v1
     request_timeout_s: float  # the router's
     api_key: str = ""
-    check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError if it is gone for good
+    check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError if the deployment has ended
 
 
 @dataclass(frozen=True)

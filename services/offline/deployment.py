@@ -87,7 +87,7 @@ class OwnDeployment:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise DeploymentEnded if the deployment is gone."""
+        """Raise DeploymentEnded if the deployment has ended."""
         if self._closed:
             raise DeploymentEnded("the deployment was closed")
         if self._reason or self._process.poll() is not None:
@@ -153,7 +153,7 @@ class OwnDeployment:
             ready = ready or event["event"] == "ready"
 
     def _pass_on(self, event: Event) -> None:
-        """Call `tell`, which may raise anything; this thread must go on reading."""
+        """Call `tell`, which may raise anything; this thread must continue to read."""
         try:
             self._tell(_text(event))
         except Exception as error:  # noqa: BLE001 (there is no caller to raise it to)

@@ -12,7 +12,7 @@ class InputError(OfflineError):
 
 
 class RequestError(OfflineError):
-    """One request failed; the others go on. `status` is the HTTP status, 0 without a response."""
+    """One request failed; the others continue. `status` is the HTTP status, 0 without a response."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)

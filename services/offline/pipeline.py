@@ -118,9 +118,9 @@ class Pipeline:
         """Run one prompt, or several, and return the responses in the order of the prompts.
 
         A text or a list of token ids is completed, a list of messages is a chat. A prompt that fails gets a
-        Response with an `error`; the others go on.
-        Raises ConfigError for an unknown option, DeploymentEnded if the deployment is gone, Unavailable if it
-        responds to nothing for two minutes.
+        Response with an `error`; the others continue.
+        Raises ConfigError for an unknown option, DeploymentEnded if the deployment has ended, Unavailable if
+        it responds to nothing for two minutes.
         """
         given, single = as_list(prompts)
         asked = self._requests(given, options)

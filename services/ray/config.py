@@ -119,7 +119,7 @@ class ClusterSettings(Settings):
 
     @property
     def scaling(self) -> AutoscaleSettings:
-        """The section `autoscale` with the bounds from each side's autoscaling_config. Raises ConfigError."""
+        """The section `autoscale` with the limits from each side's autoscaling_config. Raises ConfigError."""
         own = self.autoscale
         if own.mode == "off":
             return own

@@ -121,7 +121,7 @@ class Deployment:
     def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
         """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
-        Returns at once. Raises ServiceError for a number outside the configuration's bounds, and if the
+        Returns at once. Raises ServiceError for a number outside the configuration's limits, and if the
         scheduler decides.
         """
         bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}

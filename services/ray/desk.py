@@ -28,7 +28,7 @@ def checked(
 ) -> dict[str, int]:
     """Return the given numbers by role. Raises ServiceError if one is not allowed.
 
-    `decided`: the scheduler chooses the numbers. `bounds`: each role's least and most workers.
+    `decided`: the scheduler chooses the numbers. `bounds`: each role's minimum and maximum number of workers.
     """
     if decided:
         raise ServiceError(WHO_DECIDES)
@@ -110,7 +110,7 @@ class Remote:
         """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
         Returns at once; `status` shows the effect. Raises ServiceError if a number is outside the
-        configuration's bounds, or if the scheduler chooses the numbers.
+        configuration's limits, or if the scheduler chooses the numbers.
         """
         status = self.status()
         decided = status["autoscale"] == "on"

@@ -28,7 +28,7 @@ class Fleet:
     """The places, and the workers that should run in them."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Make as many places as both sides' bounds allow, the initial ones named after roles."""
+        """Make as many places as both sides' limits allow, the initial ones named after roles."""
         first = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         most = {role: settings.bounds(role)[1] or 0 for role in WORKER_ROLES}
         self.roles = {f"{role}-{at}": role for role in WORKER_ROLES for at in range(first[role])}

@@ -56,7 +56,7 @@ class ModelLoading(_Section):
 
 
 class Autoscaling(_Section):
-    """Bounds for the number of workers or routers."""
+    """The minimum and maximum number of workers or routers."""
 
     min_replicas: int = Field(1, ge=0, description="Fewest.")
     max_replicas: int | None = Field(None, ge=1, description="Most; any number if unset.")
@@ -85,7 +85,7 @@ class Autoscaling(_Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """The given bounds, as `min` and `max`."""
+        """The given limits, as `min` and `max`."""
         given = {"min": self.min_replicas, "max": self.max_replicas}
         return {
             end: number

@@ -76,7 +76,7 @@ class Slots:
     def match(self, wanted: Mapping[str, str]) -> None:
         """Keep exactly these workers (roles by name), and drain all others.
 
-        A worker that is wanted again while it drains is started anew once it has left.
+        A worker that is wanted again while it drains is started again once it has left.
         """
         for slot in self._all:
             if slot.name not in wanted and not slot.leaving:

@@ -1,6 +1,6 @@
 """The pauses between turns of the control loop, which grow while turns fail, and the reports of failures.
 
-Running parts serve without the loop, so nothing is ended while Ray's control service is down. Changes such as
+Running parts serve without the loop, so no part is ended while Ray's control service is down. Changes such as
 a dead node are handled when it is back.
 """
 

@@ -75,7 +75,7 @@ class ClusterView:
     def chosen(self, worker_id: str) -> None:
         """Note that a scheduler chose a worker. If the snapshot lacks it, refresh soon.
 
-        If the scheduler dies, the router places from its snapshot alone.
+        If the scheduler dies, the router places requests from its snapshot alone.
         """
         if worker_id not in self._known and worker_id not in self._missing:
             self._missing.add(worker_id)

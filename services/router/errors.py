@@ -135,7 +135,7 @@ class KeysUnknown(RequestFailed):
 
 
 class RateLimited(RequestFailed):
-    """The request is over a limit of its key or tenant. `limit` is the limit's name in the key book."""
+    """The request exceeds a limit of its key or tenant. `limit` is the limit's name in the key book."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     kind, code = "rate_limit_error", "rate_limit_exceeded"  # OpenAI's clients test for these

@@ -41,7 +41,7 @@ _NOT_LOADED = (Trouble.HANDOFF, Trouble.SOURCE)
 
 
 async def run_placement(relay: Owner) -> Failure | None:
-    """Run the relay's placement. Return the failure, or None if the request is over or has all its tokens."""
+    """Run the relay's placement. Return the failure; None if the request has ended or has all its tokens."""
     state = relay.state
     if relay.placement.prefill is None:
         return await DecodeLeg(relay).run()
@@ -366,7 +366,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Note how the prefix ended. Not done in `_end`: the load may follow in the same reply."""
+        """Record the outcome of the prefix pull. Not in `_end`: the load may follow in the same reply."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 

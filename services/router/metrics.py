@@ -175,7 +175,7 @@ class RouterMetrics(Metrics):
         for stage in _STAGES:
             seconds = getattr(admitted, stage) / 1e3
             self._handoff_stage_seconds.labels(stage.removesuffix("_ms"), transport).observe(seconds)
-        if state.timings.saved:  # the step goes on after the save: it samples the token
+        if state.timings.saved:  # the step continues after the save: it samples the token
             sampled = state.timings.prefill_ended - state.timings.saved
             self._handoff_stage_seconds.labels("sample", transport).observe(max(0.0, sampled))
         self._handoff_bytes.labels(transport).inc(admitted.bytes)

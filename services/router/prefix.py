@@ -101,7 +101,7 @@ class Prefix(StreamListener):
         if self._stream is None:
             return
         self._stream.forget(self)
-        if self._outcome in ("", "late", "failed"):  # otherwise the source keeps nothing
+        if self._outcome in ("", "late", "failed"):  # otherwise the source holds no KV
             self._stream.abort(self.request_id)
 
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:
@@ -149,7 +149,7 @@ class Prefix(StreamListener):
         self._answered("not_cached" if failed.code == worker_pb2.Failed.CODE_HANDOFF else "refused")
 
     def on_lost(self, message: str) -> None:
-        """Handle the loss of the source. Before the save, the prefill worker notices by itself."""
+        """Handle the loss of the source. Before the save, the prefill worker notices the loss by itself."""
         if self._saved and self._on_lost is not None:
             self._on_lost(message)
         elif not self._saved:

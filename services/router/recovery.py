@@ -121,7 +121,7 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
     begun: the prompt is prefilled, so the decode worker could decode
     """
     # A failed prefill explains any failure of the decode leg. A missing prefix does not: the same two workers
-    # go on without it, if both are well.
+    # continue without it, if both are well.
     mends = prefill is not None and prefill.trouble is Trouble.PREFIX
     if decode is None or (prefill is not None and (not mends or may_be_the_source(decode))):
         return prefill

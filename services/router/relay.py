@@ -79,7 +79,7 @@ class Relay:
         self._task = asyncio.create_task(self._run(), name=f"relay {self.state.request_id}")
 
     def abort(self) -> None:
-        """Abort the request at its workers: the client is gone or needs no more tokens."""
+        """Abort the request at its workers: the client has disconnected or needs no more tokens."""
         if self.state.over:
             return
         self.state.outcome = "abort"
@@ -225,13 +225,13 @@ class Relay:
         self._compute_here()
 
     def _without_prefix(self) -> None:
-        """Keep the placement, but have the prefill worker compute the whole prompt."""
+        """Continue with this placement, but have the prefill worker compute the whole prompt."""
         self.state.without_prefix()
         self.state.epoch += 1  # workers refuse an epoch that they have seen
         self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Keep the placement, but have the decode worker prefill too."""
+        """Continue with this placement, but have the decode worker prefill too."""
         self.parts.metrics.recomputed_prompts.inc()
         self.state.recomputes()
         self.state.epoch += 1  # workers refuse an epoch that they have seen
@@ -291,9 +291,9 @@ class Relay:
         state.goes_alone(worker)
 
     async def _attempt_alone(self) -> Failure | None:
-        """Try the request alone in an engine, then get a placement to go on as usual.
+        """Try the request alone in an engine, then get a placement to continue as usual.
 
-        Return the trial's failure. None: it passed and is placed again, or it is over.
+        Return the trial's failure. None: it passed and is placed again, or the request has ended.
         """
         state = self.state
         tokens = state.suspicion.trial_tokens(state.tokens_to_generate)

@@ -1,4 +1,4 @@
-"""Hold the router's state of its requests, and bound the memory that they take (`Journal`).
+"""Hold the router's state of its requests, and limit the memory that they take (`Journal`).
 
 A RequestState has what another worker needs to resume a request: prompt, sampling parameters, output tokens
 and epoch. It is kept only in this process: when a router dies, its clients lose their connections anyway.
@@ -33,7 +33,7 @@ ROOM_TOKENS = 256  # a request's reservation grows by this many tokens
 JOURNAL_BYTES = 256 << 20  # the journal's limit by default
 GROWTH = 2  # running requests may grow to this many times the limit
 _RETRY_AFTER_S = 1.0
-KEPT = 16  # attempts and events that are kept; the number of attempts is not bounded
+KEPT = 16  # attempts and events that are kept; the number of attempts is not limited
 
 
 class Party(NamedTuple):

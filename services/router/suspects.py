@@ -4,8 +4,8 @@
 
 `Quarantine` tries a router's suspects alone, one after another. The suspect with the shortest trial goes
 first, but a long one waits only for suspects that come soon after it. All are tried on one worker while that
-works, to disturb few other requests: preferably on the worker whose engine failed, if it goes on, because it
-is empty. The relay enforces a waiting request's deadline.
+works, to disturb few other requests: preferably on the worker whose engine failed, if it continues, because
+it is empty. The relay enforces a waiting request's deadline.
 
 `Convicts` refuses repeats of requests under which an engine failed while it ran nothing else. Each router
 process has its own table, in memory.

@@ -1,4 +1,4 @@
-"""Queue requests that wait for room on the workers: bounded in number and time, fair between clients.
+"""Queue requests that wait for room on the workers: limited in number and time, fair between clients.
 
 A request is placed at once unless others wait ahead of it. If all workers are full it is queued. Tenants take
 turns by weight, and so do the clients of a tenant, one request each: a client that sends a thousand delays
@@ -9,7 +9,7 @@ overtakes it, so a long prompt gets room eventually. Requests that lost their wo
 because their clients see a stalled stream.
 
 Each class has a queue. A class with a lower priority number goes first; the others may fill only a part of
-the workers and of this queue (`ServiceClass.room`). But a class is owed a place if it has less than its share
+the workers and of this queue (`ServiceClass.room`). But a class is owed a slot if it has less than its share
 of the running requests, or has waited for `patience_s`: its next request then goes first, and is placed as
 one of the first class.
 

@@ -77,7 +77,7 @@ class Cache:
                 self._private -= 1
 
     def release(self, held: Held, hashes: Sequence[int] = (), upto: int = 0) -> None:
-        """Free a request's blocks; the first `upto` of `hashes` become idle, the others are gone."""
+        """Free a request's blocks; the first `upto` of `hashes` become idle, the others are dropped."""
         self._private -= held.private
         held.private = 0
         named = held.named

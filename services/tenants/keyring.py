@@ -50,7 +50,7 @@ class Keyring:
         return self._tenants
 
     async def look(self) -> None:
-        """Adopt the book if it changed. If it is bad, log that and keep the last one."""
+        """Adopt the book if it changed. If it is bad, log that and continue with the last good one."""
         try:
             book = await self._source.changed()
         except BookError as error:

@@ -31,7 +31,7 @@ class BookError(ServiceError):
 
 
 class OverLimit(ServiceError):
-    """A request is over a limit. `retry_after_s` is 0 if a retry would not help."""
+    """A request exceeds a limit. `retry_after_s` is 0 if a retry would not help."""
 
     def __init__(self, message: str, limit: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -20,7 +20,7 @@ from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
-CALL_S = 0.5  # a call's timeout, which bounds how long a request waits for a hung Redis
+CALL_S = 0.5  # a call's timeout, which limits how long a request waits for a hung Redis
 PROBE_S = 1.0  # between two attempts to reach a Redis that is down
 MAX_CONNECTIONS = 16
 MAX_LATER = 10_000  # queued background calls; further ones are dropped

@@ -129,7 +129,7 @@ class Top(App[None]):
             self._take(Seen(time.monotonic(), description))
         finally:
             self._asking = False
-        if self.is_running:  # otherwise its widgets are gone
+        if self.is_running:  # otherwise its widgets no longer exist
             self._show()
 
     def _take(self, seen: Seen) -> None:

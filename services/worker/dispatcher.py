@@ -117,11 +117,11 @@ class Dispatcher:
         self._closed_because = ""
 
     def become(self, role: Role) -> None:
-        """Change the role. Running requests go on, and requests placed before the change still arrive."""
+        """Change the role. Running requests continue, and requests placed before the change still arrive."""
         self._role = role
 
     def drain(self) -> None:
-        """Refuse new requests; running ones go on."""
+        """Refuse new requests; running ones continue."""
         self._closed_because = "this worker is draining"
 
     @property
@@ -156,7 +156,7 @@ class Dispatcher:
         self.outgoing.hang_up()
 
     async def renew_leases(self, every_s: float) -> None:
-        """Keep saved KV as long as its router is connected and has not released it. Runs until cancelled.
+        """Retain saved KV as long as its router is connected and has not released it. Runs until cancelled.
 
         A request may wait at the decode worker for longer than a lease. Saves older than the limit on a
         router's request are no longer renewed: their release must have been lost. Renewals begin every
@@ -298,7 +298,7 @@ class Dispatcher:
                 self._metrics.on_loaded(loaded)
                 replies[attempt.session].admitted.append(outputs.admitted(attempt.prepared, loaded))
         elif attempt.incoming.hear(Event.FAILED):
-            # The engine's own error usually comes later and finds the attempt gone. But this may also be a
+            # The engine's own error usually comes later and finds the attempt ended. But this may also be a
             # late report of an abandoned load, whose request is in the engine again: so abort it.
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)

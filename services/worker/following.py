@@ -2,7 +2,7 @@
 
 Channels are kept and reused, because connecting takes longer than most calls. A call costs 0.25 to 0.5 ms of
 CPU at each end, and 15 KB while it is open. A broken connection breaks all its calls; each is retried once,
-because the source keeps its answer.
+because the source remembers its answer.
 """
 
 from __future__ import annotations

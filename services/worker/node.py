@@ -104,7 +104,7 @@ class Node:
         self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Run the worker and return the exit status. If it ends while the engine loads, that thread goes on.
+        """Run the worker, return the exit status. If it ends while the engine loads, that thread continues.
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """

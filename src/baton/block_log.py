@@ -1,8 +1,8 @@
 """The log of a worker's prefix cache that it sends to schedulers, as numbered operations.
 
-Operations are kept until the scheduler has acknowledged them. If it lacks operations that are gone, because
-it was restarted or did not answer for too long, the log begins again with a later `instance` and the whole
-content of the cache as its first operations.
+Operations are kept until the scheduler has acknowledged them. If it lacks operations that are no longer kept,
+because it was restarted or did not answer for too long, the log begins again with a later `instance` and the
+whole content of the cache as its first operations.
 
 Each scheduler has its own log (`BlockLogs`), so one that loses its state does not affect the others.
 """
@@ -78,7 +78,7 @@ class BlockLog:
             del self._operations[: known.operations - self._first]
             self._first = known.operations
         elif self._first or known.instance >= self._instance:
-            # It lacks operations that are gone, or knows a later instance from an earlier process with a fast
+            # It lacks operations that are no longer kept, or knows a later instance from an earlier process with a fast
             # clock.
             self._instance = max(self._instance, known.instance)
             self._begin_again()

@@ -1,4 +1,4 @@
-"""Keep background work running: if a bug ends it, log the exception and start it again.
+"""Run background tasks permanently: if a bug ends one, log the exception and restart it.
 
 Otherwise a loop would end silently. For example, revoked keys would stay valid, and leases would never
 expire.

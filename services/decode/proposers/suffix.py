@@ -166,7 +166,7 @@ class PastOutputs:
     """The last outputs of this engine, in a ring of tokens."""
 
     def __init__(self, most: int, longest: int) -> None:
-        """Keep `most` outputs of at most `longest` tokens; 0 keeps none."""
+        """Remember `most` outputs of at most `longest` tokens; 0 keeps none."""
         wanted = min(most * _TOKENS_AN_OUTPUT, MOST_PAST_TOKENS)
         size = _power_of_two(max(wanted, 2 * longest), 2, 1 << 62) if most else 1
         self._most = most

@@ -106,7 +106,7 @@ def _occurrences(
 def _follow(
     text: Any, end: int, mask: int, places: Any, active: Any, count: int, budget: int, floor: float, path: Any
 ) -> tuple[int, float]:
-    """Write the most frequent tokens after `count` places to path [budget]; return its length and score.
+    """Write the most frequent tokens after `count` occurrences to path [budget]; return its length and score.
 
     Stops when the product of the tokens' frequencies falls below `floor`. The score is the sum of these
     products, which is the expected number of correct tokens.

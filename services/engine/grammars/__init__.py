@@ -1,4 +1,4 @@
-"""Bound the cost of the grammars of structured output, so that no client's grammar delays another client.
+"""Limit the cost of the grammars of structured output, so that no client's grammar delays another client.
 
 Before the engine sees a grammar, it is tried in a process that can be killed.
 

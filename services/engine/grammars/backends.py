@@ -60,7 +60,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def compiled_bytes(grammar: Any) -> int:
-    """Return the size of a compiled xgrammar grammar, or 0 for others, whose memory the trial bounds."""
+    """Return the size of a compiled xgrammar grammar, or 0 for others, whose memory the trial limits."""
     compiled = getattr(grammar, "ctx", None)
     return int(compiled.memory_size_bytes) if compiled is not None else 0
 

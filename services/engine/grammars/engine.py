@@ -29,7 +29,7 @@ class EngineGrammars:
     """The grammars of one engine."""
 
     def __init__(self, manager: Any) -> None:
-        os.environ[REGEX_TIMEOUT] = "0"  # the trial has already bounded the time
+        os.environ[REGEX_TIMEOUT] = "0"  # the trial has already limited the time
         self._manager = manager
         self._managers: dict[str, Any] = {}  # keyed by backend name
         self._lock = threading.Lock()

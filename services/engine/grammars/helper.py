@@ -116,7 +116,7 @@ class _Server:
         self._trials: dict[int, _Trial] = {}  # keyed by number
 
     def serve(self) -> NoReturn:
-        """Serve until the worker is gone."""
+        """Serve until the worker has ended."""
         while True:
             now = time.monotonic()
             waits = [trial.until - now for trial in self._trials.values() if not trial.late]

@@ -133,7 +133,7 @@ class Bench:
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
             return True  # guidance checks this itself
-        # A client's own rules may go on until max_tokens, but an unfinished answer to a schema is useless.
+        # A client's own grammar may generate until max_tokens, but an unfinished answer to a schema is useless.
         parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)

@@ -1,8 +1,8 @@
 """Choose how many tokens each step drafts, and observe how the drafts fare.
 
-A step in which no request goes on decoding drafts nothing, whatever else was chosen. These are all steps of a
-worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs over
-the prompts, because its KV is handed over too.
+A step in which no request continues to decode drafts nothing, whatever else was chosen. These are all steps
+of a worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs
+over the prompts, because its KV is handed over too.
 
 vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`,
 which our objects replace.
@@ -29,7 +29,7 @@ class WhileDecoding:
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
         """Replace `lookup`. Raises StartError unless vLLM's scheduler looks the number up.
 
-        least: tokens drafted while no request goes on decoding
+        least: tokens drafted in a step in which no request continues to decode
         """
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")

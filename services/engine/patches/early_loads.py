@@ -1,4 +1,4 @@
-"""Keep blocks free for growing answers when requests reserve blocks for prompts computed elsewhere.
+"""Reserve free blocks for growing answers when requests reserve blocks for prompts computed elsewhere.
 
 A DECODE reserves the blocks of its whole prompt before its source has reported anything, and vLLM cannot take
 them back. While they wait for the source's queue, answers that need another block would be preempted and
@@ -6,7 +6,7 @@ recomputed. So while requests run, such a reservation waits unless it leaves `GR
 them: at 30 ms per token that is two seconds, in which most prompts are computed. It stops waiting once its
 source has KV to pull.
 
-vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and goes on to the next
+vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and continues with the next
 request if it returns False. That costs 4 us per step and waiting request. Asking the connector would be too
 late, because vLLM first looks the prompt up in the prefix cache, which takes 7 ms if it finds 100,000 tokens.
 """

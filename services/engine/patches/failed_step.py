@@ -5,7 +5,7 @@ not expect, a grammar's matcher. With one rank, this module clears what the step
 that has run ends, and its blocks leave the prefix cache, because this step's blocks may never have been
 written. The KV connector's work of the step is started or dropped, and reported. The model runner's batch is
 emptied. Requests that only wait, for their turn or for KV from another worker, stay. Then the engine answers
-a request of its own; if it cannot, it is broken and ends as before.
+a test request; if it cannot, it is broken and ends as in vLLM.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
 """
@@ -70,7 +70,7 @@ class FailedStep:
     def recover(self, error: Exception) -> list[str]:
         """Clear what a failed step left behind. Return the requests that end with it.
 
-        Raises `error` if the engine cannot go on, or whatever the recovery raises.
+        Raises `error` if the engine cannot continue, or whatever the recovery raises.
         """
         if is_fatal(error):
             raise error
@@ -170,7 +170,7 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Have the engine answer a request of its own, alone. Raises EngineFailed, or the step's error."""
+        """Have the engine answer a test request, alone. Raises EngineFailed, or the step's error."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S

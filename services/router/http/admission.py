@@ -55,7 +55,7 @@ class Admission:
     lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
 
     def refuse(self, error: RequestFailed) -> None:
-        """Keep the error for the client, unless there is one already."""
+        """Store the error for the client, unless there is one already."""
         if self.error is None:
             self.error = error
 

@@ -37,7 +37,7 @@ class Door:
         self._key = key.encode()
         self.has_key = bool(key)
         self._tries = Tries()
-        # New in each process: after a restart the key is asked for again.
+        # A new one in each process, so after a restart the key is asked for again.
         self._seal = secrets.token_bytes(32)
 
     def opens(self, headers: Headers) -> bool:

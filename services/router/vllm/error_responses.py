@@ -5,7 +5,7 @@
   code of ours that runs is admission, whose refusals have their own status. Later errors stay 500.
 - Paths and methods without a route get OpenAI's error object.
 - An error inside a stream has the status and type of the router's refusal.
-- Error texts are bounded. vLLM's errors quote values of the request, and it searches them for paths in
+- Error texts are capped. vLLM's errors quote values of the request, and it searches them for paths in
   quadratic time: a model name of 32 KB blocked the router for minutes.
 
 Leans on: vllm.entrypoints.serve.exception_handling.handlers.exception.exception_handler (its 500) and

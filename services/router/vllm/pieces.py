@@ -2,7 +2,7 @@
 
 Hugging Face's tokenizer takes 90 to 180 bytes per byte of text, most of them before it has the first id; with
 pieces, it takes that for one piece only. A text may be cut where its tokens certainly do not depend on what
-follows the cut. We know such places for byte-level BPE with one of the common pre-tokenizers:
+follows the cut. We know such positions for byte-level BPE with one of the common pre-tokenizers:
 
 - Between a letter and a space, digit or sign. No alternative of the patterns below continues from a letter to
   one of those, looks back, or looks ahead further than it matches. NFC changes neither side, and no added
@@ -13,7 +13,7 @@ follows the cut. We know such places for byte-level BPE with one of the common p
   boundary between two tokens depends on these two alone, and both pieces show that boundary on one side of
   the common token.
 
-Without such a place a piece grows until there is one. Other tokenizers get the whole text.
+Without such a position a piece grows until there is one. Other tokenizers get the whole text.
 
 Leans on: transformers.TokenizersBackend.{_encode_plus, _tokenizer, split_special_tokens, truncation_side},
 PreTrainedTokenizerBase.__call__; vllm.tokenizers.hf's max_chars_per_token and ThreadSafeHFTokenizerMixin; the
@@ -179,7 +179,7 @@ class Cutter:
 
 
 class _Places:
-    """The places at which a text may be cut."""
+    """The positions at which a text may be cut."""
 
     def __init__(self, cutter: Cutter, text: str) -> None:
         self._cutter = cutter

@@ -1,4 +1,4 @@
-"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within bounds, and serve each to its own tenant.
+"""Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within limits, and serve each to its own tenant.
 
 vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anyone who knows an id.
 Here each id belongs to a tenant, and does not exist for others. When there is no room, the tenant with the
@@ -88,7 +88,7 @@ class ResponseStore:
         handler.msg_store = _Measured(self._measure)
 
     def find(self, response_id: str, tenant: str) -> Any:
-        """Return the handler of a tenant's answer, or None if the answer is gone or another tenant's."""
+        """Return the handler of a tenant's answer, or None if the answer was dropped or is of another tenant."""
         self._forget_old()
         kept = self._kept.get(response_id)
         return kept.handler if kept is not None and kept.tenant == tenant else None
@@ -201,7 +201,7 @@ class ResponseStore:
             self.delete(response_id)
 
     def _make_room(self) -> None:
-        """Drop the oldest answers of the tenant with the most bytes or answers until the bounds hold."""
+        """Drop the oldest answers of the tenant with the most bytes or answers until the limits hold."""
         size = self.size
         while len(self._kept) > MOST or size > MOST_BYTES:
             held: Counter[str] = Counter()
@@ -352,7 +352,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
 
 
 def _as_missing(problem: RequestFailed) -> RequestFailed:
-    """Turn the refusal without a store into the 404 that clients expect for an id; keep others."""
+    """Turn the refusal without a store into the 404 that clients expect for an id; return others as is."""
     return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
 
 
