@@ -70,7 +70,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         prefixes: PrefixLedger,
         autoscales: bool = False,
     ) -> None:
-        """`autoscales`: keep the reports of routers and fleets."""
+        """`autoscales`: whether to store the reports of routers and fleets."""
         self._options = options
         self._store = store
         self._roster = roster

@@ -124,7 +124,7 @@ class WorkerSession:
             raise
 
     def drain(self) -> None:
-        """Tell the schedulers at once to place nothing more here."""
+        """Tell the schedulers at once to place no more requests on this worker."""
         self.state = pb.WORKER_STATE_DRAINING
         self.identity.epoch += 1
         self.draining.set()

@@ -20,9 +20,9 @@ class Stream:
         self._call: Any = None
 
     async def __call__(self, message: Any, timeout: float) -> Any:
-        """Return the answer. Raises AioRpcError.
+        """Send a message and return its reply. Raises AioRpcError.
 
-        A timeout closes the stream: a late answer must not be taken for the next message's.
+        A timeout closes the stream, because a late reply would be mistaken for the reply to the next message.
         """
         try:
             reply = await patiently(self._ask(message), timeout)

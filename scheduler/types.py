@@ -263,7 +263,7 @@ class History:
 
 
 def name_of(identity: pb.WorkerIdentity) -> str:
-    """Return the name that a worker keeps across restarts."""
+    """Return the name that a worker has after every restart, too."""
     return identity.name or identity.worker_id
 
 

@@ -130,7 +130,7 @@ class Acknowledgements:
         return place - max(self._told, self._wanted) >= self._step
 
     def acknowledge(self, place: int) -> None:
-        """Acknowledge, without waiting, all records before this place."""
+        """Acknowledge, without waiting, all records before this position."""
         self._told = place
         self._soon()
 

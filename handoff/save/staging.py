@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def next(self) -> int:
-        """Place of the next record to write."""
+        """Position of the next record to write."""
         return max(self.filled, self.wanted)
 
     def take(self, taken: int, wanted: int, reader: tuple[int, int]) -> None:

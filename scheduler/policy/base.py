@@ -58,7 +58,7 @@ class PairFilter(PolicyPart, ABC):
 
     @abstractmethod
     def explain(self, prefill: WorkerRecord, decode: WorkerRecord) -> str:
-        """Explain briefly why not, naming both workers."""
+        """Explain briefly why KV cannot go from one to the other, naming both workers."""
 
 
 class Scorer(PolicyPart, ABC):

@@ -1,4 +1,4 @@
-"""The settings that operators' commands need to reach a scheduler and to be let in."""
+"""The settings that operators' commands need to reach a scheduler and to be authorised by it."""
 
 from __future__ import annotations
 

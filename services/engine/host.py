@@ -429,7 +429,7 @@ class EngineHost:
 
 
 def _look() -> None:
-    """Do nothing; as a message, this ends a wait."""
+    """Do nothing. As a message in the queue, this wakes the thread that waits for one."""
 
 
 def _rank_lost() -> None:

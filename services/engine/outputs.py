@@ -72,7 +72,7 @@ def _split(outputs: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def finish(output: Any, prepared: Prepared) -> bool:
-    """Reduce an output to what its router needs. Return whether the request ended with it."""
+    """Reduce an output to what its router needs. Return whether it is the request's last output."""
     output.kv_transfer_params = None
     output.ec_transfer_params = None
     # Any output may be the router's last one: this worker may die, or the router's front end may find a stop
@@ -96,7 +96,7 @@ def is_error(output: Any) -> bool:
 
 
 def grammar_problem(output: Any, prepared: Prepared) -> str:
-    """Return why the request's grammar ended it with this output, or "". Another worker would fail too."""
+    """Return why the grammar ended the request with this output, or "". Another worker would fail too."""
     return problem_of(prepared.request) if is_error(output) else ""
 
 

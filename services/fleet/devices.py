@@ -159,7 +159,7 @@ def _repeated(gpus: Sequence[str]) -> str:
 
 
 def _in_turns(gpus: Sequence[str]) -> list[str]:
-    """Reorder the list so that no GPU comes again before each has come once."""
+    """Reorder the list so that every GPU appears once before any appears again."""
     seen: Counter[str] = Counter()
     rounds = []
     for gpu in gpus:

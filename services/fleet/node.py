@@ -4,8 +4,7 @@ Like `baton up` it imports vLLM once, forks every part and restarts those that d
 no gRPC. It talks to its owner over stdin and stdout: pipes need neither, and close if the owner dies.
 
     stdin   each line is a JSON list of all parts to run, each with the fields of `PartOrder`. Parts that are
-    no
-            longer listed are drained. Running parts continue; a worker whose role has changed gets the new
+            no longer listed are drained. Running parts continue; a worker whose role has changed gets the new
             one at its next start.
     stdout  a line of JSON for each event: {"event": "said", "name": ..., "text": ...}, and after each change
             {"event": "parts", "states": {name: running | restarting | leaving | given up}}
@@ -62,7 +61,7 @@ class PartOrder:
 
     @property
     def end_s(self) -> float:
-        """Seconds for it to drain and end."""
+        """The seconds that the part has to drain and exit."""
         drains = {
             Kind.WORKER: self.tree.worker.drain_timeout_s,
             Kind.ROUTER: self.tree.router.drain_timeout_s,

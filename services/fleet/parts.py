@@ -83,7 +83,7 @@ class Part:
 
     @property
     def runs(self) -> bool:
-        """Whether it runs, as of the last check: it may have died since."""
+        """Whether the process was running at the last check; it may have died since."""
         return self.child is not None and self.restart_at is None and not self.given_up
 
     @property

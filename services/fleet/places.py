@@ -33,7 +33,7 @@ class Plan:
 
     @property
     def most(self) -> int:
-        """The most workers that it may have, if there are devices for them."""
+        """The maximum number of the fleet's workers, if there are devices for them."""
         limits = self.settings.autoscale
         chosen = limits.max_prefill + limits.max_decode if limits.mode == "on" else 0
         return max(len(self.roles), chosen)

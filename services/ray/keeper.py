@@ -79,7 +79,7 @@ class Keeper:
         return ""
 
     def run(self, order: int, parts: list[dict[str, Any]]) -> None:
-        """Run exactly these parts. `order` increases with each call."""
+        """Start and drain parts so that exactly these run. `order` increases with each call."""
         self._order, self._parts = order, parts
         self._starts, self._failed = 0, ""
         if self._process is None and not parts:

@@ -29,7 +29,7 @@ class Node:
 
     @property
     def idle(self) -> bool:
-        """Whether no part runs or should run there, by its own report."""
+        """Whether no part runs or should run on this node, by the keeper's last report."""
         return self.parts == [] and self.report.order == self.order and not self.report.states
 
 

@@ -96,7 +96,7 @@ class Prefix(StreamListener):
             self._pairs.failed(self._pair)
 
     def drop(self) -> None:
-        """Release it at the source unless it was loaded."""
+        """Release the saved prefix at the source unless it was loaded."""
         self._on_lost = None
         if self._stream is None:
             return

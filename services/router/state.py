@@ -235,7 +235,7 @@ class Journal:
     """
 
     def __init__(self, limit: int = JOURNAL_BYTES) -> None:
-        """limit: bytes."""
+        """limit: the maximum size of all entries, in bytes."""
         self.limit = limit
         self._entries: dict[str, int] = {}  # request id -> bytes
         self._size = 0

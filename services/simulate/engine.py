@@ -54,7 +54,7 @@ class Machine:
     """Shared by the engines of a deployment: statistics of gaps, and the cores if limited."""
 
     def __init__(self, cores: int) -> None:
-        """Share `cores` among the engines; with 0 each has a core of its own."""
+        """Share `cores` among the engines; with 0, each engine has its own core."""
         self.gaps = Gaps()
         self.cores = cores
         self._stepping: Counter[int] = Counter()  # core -> engines with a step under way

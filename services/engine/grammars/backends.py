@@ -25,7 +25,7 @@ _KINDS = {
     "guidance": ("backend_guidance", "GuidanceBackend"),
     "outlines": ("backend_outlines", "OutlinesBackend"),
 }
-_OUTLINES_KEPT = 4  # vLLM keeps 128 compiled regexes, whatever their size, or all of them on disk
+_OUTLINES_KEPT = 4  # vLLM caches 128 compiled regexes of any size, or all of them on disk
 _making = threading.Lock()
 
 

@@ -93,6 +93,6 @@ class Metered(StructuredOutputGrammar):
 
 
 def problem_of(request: Any) -> str:
-    """Return why a request's grammar ended it, or "" if it did not."""
+    """Return why a request was ended because of its grammar, or "" if it was not."""
     asked = request.structured_output_request
     return str(getattr(asked.grammar, "problem", "")) if asked is not None else ""

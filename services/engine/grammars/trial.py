@@ -133,7 +133,8 @@ class Bench:
     def _ends(self, params: Any) -> bool:
         if params.structured_outputs._backend != "xgrammar":
             return True  # guidance checks this itself
-        # A client's own grammar may generate until max_tokens, but an unfinished answer to a schema is useless.
+        # With a client's own grammar an answer may end at max_tokens, but one that ends within a schema is
+        # useless.
         parsed = parse_schema(params)
         serialized = parsed.serialize_json() if parsed is not None else ""
         return not 0 < len(serialized) < _MOST_SERIALIZED or has_an_end(serialized)

@@ -24,7 +24,7 @@ def install() -> None:
 
 
 def keeps(config: Any) -> bool:
-    """Return whether this engine's requests may miss steps."""
+    """Return whether requests of this engine may be left out of steps."""
     if config.speculative_config is None or not config.model_config.is_hybrid:
         return True
     # Untested: model runner V2, which keeps the number by request, and asynchronous scheduling, which

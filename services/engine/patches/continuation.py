@@ -1,4 +1,4 @@
-"""Continue a request that began elsewhere, with its tokens so far as output.
+"""Continue a request that began on another worker, and treat the tokens it has so far as output.
 
 Penalties, min_tokens, max_tokens, seeds and grammars count output, so the n tokens that a request brings must
 be output here too, not a longer prompt. The host builds vLLM's Request that way

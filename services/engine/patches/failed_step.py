@@ -57,7 +57,7 @@ class FailedStep:
     """Recovers a loaded engine from failed steps. For the engine's thread."""
 
     def __init__(self, engine: Any) -> None:
-        """Remember what the steps in flight have scheduled from now on."""
+        """From now on, record which requests each step in flight has scheduled."""
         self._engine = engine
         self._connector = engine.scheduler.get_kv_connector()
         waiting = engine.batch_queue_size if engine.batch_queue is not None else 0

@@ -87,7 +87,7 @@ class GivingWay:
     """Shares the steps of a loaded engine's scheduler. For the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """Decide from now on which requests take part in a step.
+        """From now on, decide for each step which requests take part in it.
 
         rows_may_miss: whether decoding requests may be left out. ahead: how many steps are scheduled before a
         step's results come.

@@ -124,7 +124,7 @@ class Backlog:
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
     def add(self, runner: Any, states: Any, slots: Any) -> Any:
-        """Keep a step's inputs for later. Return its drafts, a tensor [rows, 0]."""
+        """Store a step's inputs for a later pass. Return its drafts, a tensor [rows, 0]."""
         import torch
 
         rows = runner.input_batch.num_reqs

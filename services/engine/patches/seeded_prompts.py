@@ -1,4 +1,4 @@
-"""Keep the engine alive when a seeded request's prompt takes several steps.
+"""Prevent a crash of the engine when a seeded request's prompt takes several steps.
 
 After a step whose sample is dropped, vLLM rewinds the generator, and a CPU generator has no offset to rewind.
 Here the generators of such rows are withheld from the step.

@@ -1,4 +1,4 @@
-"""Keep a thinking budget with its own request.
+"""Move a thinking budget together with its request.
 
 vLLM's V1 keeps budgets by batch row. If another request moves into the row of a request that ended, it gets
 the old budget, which forces it to end a thought that it never began. And if an engine that drafts has a step

@@ -88,7 +88,7 @@ class ResponseStore:
         handler.msg_store = _Measured(self._measure)
 
     def find(self, response_id: str, tenant: str) -> Any:
-        """Return the handler of a tenant's answer, or None if the answer was dropped or is of another tenant."""
+        """Return the handler of a tenant's answer; None if it was dropped or belongs to another tenant."""
         self._forget_old()
         kept = self._kept.get(response_id)
         return kept.handler if kept is not None and kept.tenant == tenant else None
