@@ -12,8 +12,9 @@ request (`Request.kv_transfer_params`) and collects the results after each step
 6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a `ShardSave`.
 7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Begun` after the first
 of several steps, a `Saved` after the last.
-8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to the
-router.
+8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to
+services/worker/dispatcher.py. Its `Outgoing` sends the manifest to the worker that follows; the router gets
+only the message `Saved` (protos/worker.proto), which has none.
 
 A load on the decode worker, which is ordered before its manifest arrives:
 

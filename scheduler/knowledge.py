@@ -1,6 +1,7 @@
-"""Keep the prefix index up to date, and log each worker that does not report its cache.
+"""Drop departed workers from the prefix index, and log each worker that does not report its cache.
 
-Requests are placed on such workers without regard to prefixes, and counted in `PrefixMetrics`.
+The scheduler's service and the simulator call it now and then. It does not hold the index or learn blocks:
+that is prefixes/ledger.py. Requests are placed on silent workers without regard to prefixes.
 """
 
 from __future__ import annotations

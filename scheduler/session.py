@@ -1,4 +1,8 @@
-"""A worker's membership in a deployment: registration with all schedulers, heartbeats, and leaving."""
+"""Keep a worker registered with all schedulers: registrations, heartbeats, drains, and leaving.
+
+The worker's process runs this (services/worker/node.py). services/worker/session.py is a worker's connection
+to a router.
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ OTHERS = {
     "src/baton/rpc.py": "ends by itself: a channel's close",
     "src/baton/security/join_service.py": "one connection's",
     "src/baton/tasks.py": "tasks that end by themselves: a bug is logged, or raised where one waits",
+    "handoff/save/door.py": "one connection's: what ends it ends the connection",
     "scheduler/endpoints.py": "one check, made again within a second",
     "services/engine/grammars/house.py": "a helper's: what ends it ends the helper, and another one starts",
     "services/engine/host.py": "the engine: what ends it ends the process",
@@ -37,8 +38,8 @@ OTHERS = {
     "services/router/stream.py": "one stream's: its end is the stream's",
     "services/router/vllm/logprobs.py": "one prompt's; its request is told",
     "services/simulate/simulation.py": "awaited in a group",
+    "services/worker/entrance.py": "one request's grammar",
     "services/worker/following.py": "one attempt's call, whose end it is told; and one close",
-    "services/worker/grammars.py": "one request's",
     "services/worker/node.py": "waits for one event each",
     "services/worker/servicer.py": "one stream's: the first that ends ends it",
 }

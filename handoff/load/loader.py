@@ -1,4 +1,6 @@
-"""A rank's loads, from the reservation of blocks to the report.
+"""Run one rank's loads, from the reservation of blocks to the report: states, queues, threads, time limits.
+
+vllm/worker_side.py uses it. It does not know vLLM's requests (vllm/loads.py) or how to pull (pull.py).
 
     RESERVED --manifest--> QUEUED --slot--> PULLING --all records--> HELD --first token--> reported
         ^                                      |               (at once if the token came first)

@@ -1,5 +1,7 @@
 """Pull a save's records from the shards that a rank needs, check them and write them into its cache.
 
+One pull, on a thread of loader.py, which decides when it runs and for how long; a transport moves the bytes.
+
 With different numbers of ranks (forms.py), a rank pulls its heads from several shards, one chunk of each in
 turn, so that they advance together. The records of a windowed save are acknowledged, so that the source can
 reuse their slots.

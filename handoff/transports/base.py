@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from baton.handoff import windows
 from baton.handoff.errors import PullCancelled, PullTimeout
-from baton.handoff.memory.arena import StagingSlots
 from baton.handoff.records import Bytes, Records
 from baton.protos.handoff_pb2 import Shard
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # these import torch
+    from baton.handoff.memory.arena import StagingSlots
     from baton.handoff.memory.streams import Device
 
 

@@ -7,7 +7,7 @@ reads, a few times a second otherwise.
 If a pull gives up, its reads are still running. NIXL forgets a released read, but the network may still
 deliver its bytes, so a buffer is reused only once nothing can write to it.
 
-Leans on nixl 1.5: nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
+Uses nixl 1.5's nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
 get_new_notifs, backends). Its exceptions have no common base class but Exception.
 """

@@ -5,12 +5,12 @@ kv_connector_module_path="baton.handoff.vllm.connector", kv_role="kv_both", kv_l
 kv_connector_extra_config={...fields of HandoffConfig...}). The worker's host runs in the scheduler's process
 and calls the methods under "for the worker's host".
 
-Leans on vLLM 0.32: KVConnectorBase_V1, SupportsHMA and their calls
-(vllm.distributed.kv_transfer.kv_connector.v1.base), KVCacheConfig.kv_cache_groups, KVConnectorRole,
-KVConnectorTransferResults, get_tensor_model_parallel_rank (vllm.distributed), has_kv_transfer_group,
-get_kv_transfer_group (vllm.distributed.kv_transfer), KVTransferConfig.kv_connector_extra_config,
-Scheduler.{requests, finished_recving_kv_req_ids: read by _handle_blocked_waiting_request},
-RequestStatus.WAITING_FOR_REMOTE_KVS; the other modules of this package list theirs.
+Leans on: KVConnectorBase_V1, SupportsHMA and their calls (vllm.distributed.kv_transfer.kv_connector.v1.base),
+KVCacheConfig.kv_cache_groups, KVConnectorRole, KVConnectorTransferResults, get_tensor_model_parallel_rank
+(vllm.distributed), has_kv_transfer_group, get_kv_transfer_group (vllm.distributed.kv_transfer),
+KVTransferConfig.kv_connector_extra_config, Scheduler.{requests, finished_recving_kv_req_ids: read by
+_handle_blocked_waiting_request}, RequestStatus.WAITING_FOR_REMOTE_KVS; the other modules of this package list
+theirs.
 """
 
 from __future__ import annotations

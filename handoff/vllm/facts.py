@@ -1,14 +1,14 @@
 """Derive the meaning of KV bytes from vLLM's configuration.
 
-Leans on vllm.__version__ and on VllmConfig: model_config (hf_config, dtype, quantization,
-get_total_num_kv_heads), cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size},
-speculative_config (method, uses_draft_kv_cache, draft_model_config.{as of model_config}),
+Leans on: vllm.__version__; VllmConfig: model_config (hf_config, dtype, quantization, get_total_num_kv_heads),
+cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size}, speculative_config (method,
+uses_draft_kv_cache, draft_model_config.{as of model_config}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
 connector is given the caches; KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec),
 vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v),
 FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window, extra_retained_tokens), MambaSpec
-(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; on the tokens that
-SingleTypeKVCacheManager.get_num_skipped_tokens drops for each of these; and on
+(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; the tokens that
+SingleTypeKVCacheManager.get_num_skipped_tokens drops for each of these;
 vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
 

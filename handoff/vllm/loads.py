@@ -1,6 +1,8 @@
-"""The loads of an engine, on the scheduler's side: requests' wishes, orders to the ranks, and reports.
+"""Keep the loads of an engine, on the scheduler's side: wishes, orders to the ranks, and merged reports.
 
-Leans on vllm.v1.request.Request (request_id, num_tokens), and on what scheduler_side.py leans on.
+`SchedulerSide` uses it. It moves no bytes: on each rank load/loader.py runs the loads, load/pull.py pulls.
+
+Leans on: vllm.v1.request.Request (request_id, num_tokens), and what scheduler_side.py leans on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages that vLLM carries between the connector's two sides. They must be picklable.
 
-Leans on vllm.distributed.kv_transfer.kv_connector.v1.base: KVConnectorMetadata, KVConnectorWorkerMetadata,
-KVConnectorHandshakeMetadata.
+Leans on: vllm.distributed.kv_transfer.kv_connector.v1.base.{KVConnectorMetadata, KVConnectorWorkerMetadata,
+KVConnectorHandshakeMetadata}.
 """
 
 from __future__ import annotations

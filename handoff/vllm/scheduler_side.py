@@ -1,11 +1,11 @@
 """The scheduler's side of the connector orders saves and loads, and collects their results.
 
-Leans on vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, num_output_tokens, max_tokens,
+Leans on: vllm.v1.request.Request (request_id, num_tokens, num_computed_tokens, num_output_tokens, max_tokens,
 kv_transfer_params, status), RequestStatus.FINISHED_ABORTED, SchedulerOutput (num_scheduled_tokens,
-kv_connector_block_state, preempted_req_ids); on Scheduler.schedule, which calls get_num_new_matched_tokens
-again in each step after it returned None; and on Scheduler.update_from_output, which calls
-update_connector_output after it has finished requests. For that reason `request_finished` cannot return the
-manifest, and the worker's host calls `take_reports` after each step.
+kv_connector_block_state, preempted_req_ids); Scheduler.schedule, which calls get_num_new_matched_tokens again
+in each step after it returned None; Scheduler.update_from_output, which calls update_connector_output after
+it has finished requests. For that reason `request_finished` cannot return the manifest, and the worker's host
+calls `take_reports` after each step.
 """
 
 from __future__ import annotations

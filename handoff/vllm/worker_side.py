@@ -1,10 +1,10 @@
 """A rank's side of the connector owns its staging, service, transports, saver and loader.
 
-Leans on the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
+Leans on: the order in which vLLM's model runners call a connector in one step (V1 without speculation, V1
 with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
 get_transfer_results, build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the
 drafter. A step's `StepResults` is therefore one object, to which wait_for_save may still add after vLLM has
-taken it; vLLM passes it on only after the step. And on VllmConfig.model_config.max_model_len and
+taken it; vLLM passes it on only after the step. Also VllmConfig.model_config.max_model_len and
 parallel_config.tensor_parallel_size.
 """
 

@@ -1,6 +1,6 @@
 """Build one vLLM EngineCore from our settings: its configuration, its cores, its size once loaded.
 
-Relied on: on a CPU, VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps a single rank in this process,
+Leans on: on a CPU, VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps a single rank in this process,
 VLLM_CPU_OMP_THREADS_BIND assigns cores to rank processes, and OpenMP's threads inherit the affinity of the
 thread that starts them.
 """

@@ -1,6 +1,6 @@
 """All of Baton's calls to Ray (serve.py has those to Ray Serve).
 
-Leans on Ray 2.60: ray.init, ray.nodes, ray.util.placement_group, NodeAffinitySchedulingStrategy,
+Uses Ray 2.60's ray.init, ray.nodes, ray.util.placement_group, NodeAffinitySchedulingStrategy,
 PlacementGroupSchedulingStrategy. A bundle keeps the same GPUs, so a short task in it can look up their
 numbers and no actor needs to hold them.
 """

@@ -10,7 +10,7 @@ Serve starts replicas, checks their health, scales them, and drains those that i
 The scheduler's replica is also the parts' CA: the others ask it for the scheduler's address and for tokens,
 which are valid as long as that replica lives.
 
-Leans on Ray Serve 2.60: a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
+Uses, of Ray Serve 2.60, a replica's check_health, __del__ (awaited, within graceful_shutdown_timeout_s) and
 record_autoscaling_stats, and AutoscalingConfig.policy.
 """
 

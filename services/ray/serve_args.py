@@ -3,7 +3,7 @@
 Fields that Baton has no use for are ignored, with one warning. Fields that ask for what Baton cannot do raise
 ConfigError.
 
-Leans on Ray 2.60: the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. Such
+Uses, of Ray 2.60, the fields of PDServingArgs, LLMConfig, ModelLoadingConfig and CloudMirrorConfig. Such
 objects are read with `model_dump`; an LLMConfig always has an accelerator_config, which Ray fills in itself.
 """
 

@@ -1,4 +1,6 @@
-"""Ensure that a router that stores Responses in its memory is the only router of its models.
+"""Keep stored Responses to a single router: one that stores them must be the only router of its models.
+
+Only `ResponseStore` is concerned; "alone" here has nothing to do with requests or placements.
 
 A second router refuses to start while the first one runs. If both start at once, or while no scheduler
 answers, each closes its store when the scheduler reports the other.

@@ -75,7 +75,7 @@ class ClusterView:
     def chosen(self, worker_id: str) -> None:
         """Note that a scheduler chose a worker. If the snapshot lacks it, refresh soon.
 
-        If the scheduler dies, the router places requests from its snapshot alone.
+        If the scheduler dies, the router has only its snapshot to place from.
         """
         if worker_id not in self._known and worker_id not in self._missing:
             self._missing.add(worker_id)
@@ -98,7 +98,7 @@ class ClusterView:
                     await self._news.wait()
 
     async def health(self) -> Health:
-        """Return whether a worker is ready. One of either role suffices: it can serve alone.
+        """Return whether a worker is ready. One of either role suffices: it can do both.
 
         While no scheduler answers, the last snapshot counts, as for placements.
         """

@@ -83,5 +83,5 @@ class Seat:
 
     @property
     def alone(self) -> bool:
-        """Whether the router has only this process."""
+        """Whether the router has only this process. There may be other routers."""
         return len(self.group) == 1

@@ -29,7 +29,7 @@ _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
 _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
-_PLACED = ("pair", "alone")
+_PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else that runs
 _MET = ("yes", "no")
 
 

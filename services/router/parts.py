@@ -1,4 +1,7 @@
-"""Objects that a relay shares with the others of its model, and its interface for its own legs."""
+"""Declare what relays share (`RelayParts`, one per model) and what a leg sees of its relay (`Owner`).
+
+Used by relay.py, legs.py and prefix.py; served.py builds a `RelayParts`. There is no behaviour here.
+"""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class Relay:
         self.parts.placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
-        """Make `self._placement` one on a single worker, to try this request there alone."""
+        """Make `self._placement` one on a single worker, to try this request without others there."""
         state = self.state
         worker = self.parts.quarantine.worker_for(self.placement, state.excluded, state.adapter)
         if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:

@@ -208,6 +208,7 @@ class RequestState:
         self._goes_on("recomputed", timings.recomputed, timings.decoder)
 
     def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
+        """Record that it is tried on this worker with no other request in the engine."""
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0

@@ -1,6 +1,7 @@
 """Isolate suspects, requests under which an engine failed, and refuse repeats of convicted ones.
 
-`Suspicion` decides when a request is tried alone, for how long, and when it is convicted.
+`Suspicion` decides when a request is tried alone (with no other request in its engine), for how long, and
+when it is convicted.
 
 `Quarantine` tries a router's suspects alone, one after another. The suspect with the shortest trial goes
 first, but a long one waits only for suspects that come soon after it. All are tried on one worker while that

@@ -4,8 +4,8 @@ Workers and schedulers export nothing: their timestamps come with their ordinary
 decides whether to keep a trace, it has all of it on one clock, including spans of a worker that has died
 since. A worker's span has that worker's resource.
 
-Leans on: opentelemetry.sdk.trace.ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that
-drops its oldest spans, and a thread of its own), the OTLP exporters.
+Uses opentelemetry.sdk.trace's ReadableSpan (its constructor), BatchSpanProcessor (a bounded queue that drops
+its oldest spans, and a thread of its own), the OTLP exporters.
 """
 
 from __future__ import annotations

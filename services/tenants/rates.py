@@ -4,10 +4,10 @@ The generic cell rate algorithm stores one number per bucket, the time at which 
 bucket refills steadily, so there is no window boundary at which twice the rate passes. Its capacity is one
 period's worth.
 
-Leans on: throttled's store backends, one of them with our Redis client; the GCRA actions of
-throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store: seconds
-of time.monotonic in memory, and in Redis seconds of its TIME since the epoch in `settle.lua`. Corrections use
-our own code, because the library keeps the old number if the new one would be in the past.
+Uses undocumented parts of throttled: its store backends, one of them with our Redis client; the GCRA actions
+of throttled.rate_limiter.gcra and throttled.asyncio.rate_limiter.gcra, and the number that they store:
+seconds of time.monotonic in memory, and in Redis seconds of its TIME since the epoch in `settle.lua`.
+Corrections use our own code, because the library keeps the old number if the new one would be in the past.
 """
 
 from __future__ import annotations

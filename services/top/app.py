@@ -1,4 +1,4 @@
-"""The screen of `baton top`. Leans on textual's App, DataTable, Input, ModalScreen and Static."""
+"""The screen of `baton top`, built on textual's App, DataTable, Input, ModalScreen and Static."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class RunningAttempt:
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
     inside: bool = False  # engine steps may include it
     alone: bool = False  # it must run without other requests in the engine
-    more_alone: bool = False  # its router has another request that must run alone
+    more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)  # the room that it holds
 
     @property

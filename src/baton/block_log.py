@@ -78,8 +78,8 @@ class BlockLog:
             del self._operations[: known.operations - self._first]
             self._first = known.operations
         elif self._first or known.instance >= self._instance:
-            # It lacks operations that are no longer kept, or knows a later instance from an earlier process with
-            # a fast clock.
+            # It lacks operations that are no longer kept, or knows a later instance from an earlier process
+            # with a fast clock.
             self._instance = max(self._instance, known.instance)
             self._begin_again()
 

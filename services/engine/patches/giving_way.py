@@ -12,7 +12,7 @@ which reserves only free blocks. While first-class requests keep arriving, steps
 A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at
 each.
 
-Relied on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
+Leans on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
 long_prefill_token_threshold is read in each step.
 """
 
@@ -147,7 +147,7 @@ class GivingWay:
         self._scheduled = False
 
     def measure_share(self, share: PromptShare) -> None:
-        """Derive the share of a prompt that is not alone from measured step times."""
+        """Derive the share of a prompt that shares its step with others from measured step times."""
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:

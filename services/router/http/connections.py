@@ -19,10 +19,10 @@ Limits:
     a body after an early answer  discarded if it is short; otherwise the connection ends
     a router that is ending       each connection may send one more request, for LAST_REQUEST_S
 
-Leans on: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of transport and parser,
-on_response_complete, which ours copies, _start_asgi_task, cycle, pipeline, connections, flow;
-RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
-response_complete); httptools (HttpParserUpgrade: its argument is where the parser stopped).
+Uses undocumented parts of uvicorn: uvicorn.protocols.http.httptools_impl (HttpToolsProtocol: its callbacks of
+transport and parser, on_response_complete, which ours copies, _start_asgi_task, cycle, pipeline, connections,
+flow; RequestResponseCycle: transport, keep_alive, disconnected, message_event, response_started,
+response_complete); and httptools.HttpParserUpgrade (its argument is where the parser stopped).
 """
 
 from __future__ import annotations

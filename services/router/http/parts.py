@@ -1,7 +1,9 @@
-"""Parts of a connection: its byte counter, its transport, and responses without the application.
+"""Small parts that connections.py uses: phases, a counter of body bytes, a transport, raw error responses.
 
-Leans on: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected, message_event,
-response_complete; STATUS_LINE).
+Not the parts of a relay, which are in services/router/parts.py.
+
+Uses undocumented parts of uvicorn: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected,
+message_event, response_complete; STATUS_LINE).
 """
 
 from __future__ import annotations

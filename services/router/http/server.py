@@ -5,8 +5,8 @@ it, because it is dead, restarting, draining or busy, another one does so at its
 refused or reset, and none waits longer than 2 * LOOK_S. A process at its connection limit waits for more
 looks.
 
-Leans on: uvicorn.Server (capture_signals, handle_exit, startup, shutdown, should_exit, server_state,
-lifespan).
+Uses undocumented parts of uvicorn: uvicorn.Server (capture_signals, handle_exit, startup, shutdown,
+should_exit, server_state, lifespan).
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class RelayClient(EngineCoreClient):
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Start a request without waiting for its placement; of several sequences each is placed alone.
+        """Start a request without waiting for its placement; of several sequences each is placed by itself.
 
         Raises RefusedByRouter; a later refusal ends the request through `fail`.
         """

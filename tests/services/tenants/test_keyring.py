@@ -142,5 +142,5 @@ async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(
         return known(ring) == ["one"]
 
     await until(revoked)
-    assert "changes of the keys failed because of a bug; it begins again" in caplog.text
+    assert "changes of the keys failed because of a bug; restarting it" in caplog.text
     await stop(following)
