@@ -1,4 +1,4 @@
-"""Autoscaling and rebalancing as a task of the scheduler: observe, decide, and give orders.
+"""Autoscaling and rebalancing as a task of the scheduler: observe the load, decide, and give orders.
 
 When several schedulers share a store, the one that holds the lease in it decides. Every order carries its
 fencing number, and the store, workers and fleets refuse a lower number than the highest they have seen. While

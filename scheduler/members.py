@@ -1,6 +1,6 @@
-"""The processes of a deployment, and where each serves its metrics.
+"""The processes of a deployment, and the address at which each serves its metrics.
 
-Workers say where when they register. Schedulers and routers have entries in the store, under a lease: each
+Workers report that address when they register. Schedulers and routers have entries in the store, under a lease: each
 scheduler writes its own entry and those of the routers that ask it for snapshots.
 """
 

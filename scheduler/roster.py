@@ -109,7 +109,7 @@ class Roster:
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     def drain(self, names: Iterable[str]) -> None:
-        """Place nothing more on workers with exactly these names, present or future."""
+        """Place no more requests on workers with exactly these names, present or future."""
         drained = frozenset(names)
         if drained == self._drained:
             return

@@ -1,4 +1,4 @@
-"""The time after a start during which a scheduler may not know all workers."""
+"""Track whether a scheduler has just started and may not know all workers yet."""
 
 from __future__ import annotations
 

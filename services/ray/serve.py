@@ -50,7 +50,7 @@ from baton.services.ray.trust import Trust
 START_S = 600.0
 POLL_S = 0.2
 UNBOUNDED = (
-    1_000_000  # requests in one ingress replica; Serve's default is 5, Baton's router has its own bounds
+    1_000_000  # requests in one ingress replica; Serve's default is 5, Baton's router has its own limits
 )
 _REQUESTS = "requests"  # a worker's metric for Serve's autoscaling
 

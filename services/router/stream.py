@@ -1,4 +1,4 @@
-"""Manage the gRPC stream to one worker; it carries all requests of this router there.
+"""Manage the gRPC stream to one worker, which carries all requests from this router to that worker.
 
 The stream is lost if it breaks, or if it is silent for too long: idle workers send empty messages, so a hung
 worker or a network that drops packets is noticed like a crash.

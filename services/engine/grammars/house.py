@@ -187,7 +187,7 @@ class GrammarHouse:
                 self._send(Run(trial.number, trial.params, DOUBTFUL if doubtful else limits))
 
     def _end(self, trial: _Trial) -> None:
-        """Drop a trial whose callers have given up. The trial occupies its slot until its process has ended."""
+        """Drop a trial whose callers have given up. It occupies its slot until its process has ended."""
         self._by_key.pop((trial.party, trial.key), None)
         if trial.runs:
             self._send(End(trial.number))

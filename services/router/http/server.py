@@ -30,7 +30,7 @@ from baton.tasks import stop
 LOOK_S = 0.05
 LOOKS = 2  # consecutive looks that must find a connection waiting at another process's socket
 # The same for a process at its connection limit, which would refuse the request: another process may have
-# room. If one is dead and the rest are full, clients still get a refusal, and health checks still work.
+# room. If one is dead and the others are full, clients still get a refusal, and health checks still work.
 LOOKS_WHEN_FULL = 20
 AT_ONCE = 16  # connections accepted from another process's socket per look
 LAST_S = 0.5  # time to accept the connections that are already queued when a process ends
