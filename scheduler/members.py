@@ -1,7 +1,7 @@
 """The processes of a deployment, and the address at which each serves its metrics.
 
-Workers report that address when they register. Schedulers and routers have entries in the store, under a lease: each
-scheduler writes its own entry and those of the routers that ask it for snapshots.
+Workers report that address when they register. Schedulers and routers have entries in the store, under a
+lease: each scheduler writes its own entry and those of the routers that ask it for snapshots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manage the log files of a supervisor's parts: recreate missing ones, limit their size, read their last lines.
+"""Manage the log files of a supervisor's parts: recreate missing ones, limit their size, read their tails.
 
 Parts and their children write through inherited descriptors with O_APPEND, so a log is rotated by copying and
 truncating it. Lines written between the end of the copy and the truncation are lost.
