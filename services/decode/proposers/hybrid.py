@@ -1,9 +1,9 @@
 """Combine a draft model with text matching: the model drafts new text, matching drafts repeated text.
 
-As FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches replace the model's drafts:
-they are accepted about as often, are longer, and if nearly all requests have one, the model's passes are
-skipped (Arctic Inference does the same). Drafts may also be continued by suffixes, including those of past
-outputs. Without a match nothing is added, so a step verifies no padding.
+This works as FastDeploy's `mtp_strategy: with_ngram`, with three differences. Long matches replace the
+model's drafts: they are accepted about as often, are longer, and if nearly all requests have one, the model's
+passes are skipped (Arctic Inference does the same). Drafts may also be continued by suffixes, including those
+of past outputs. Without a match nothing is added, so a step verifies no padding.
 """
 
 from __future__ import annotations

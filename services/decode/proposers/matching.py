@@ -1,6 +1,6 @@
 """Propose the tokens that followed the last n-gram at its previous occurrence in the request.
 
-After prompt lookup decoding (Saxena, 2023), with the most recent of the longest matches. A continuation that
+This is prompt lookup decoding (Saxena, 2023) with the most recent of the longest matches. A continuation that
 reaches the end of the text continues with its own draft, as in LZ77, so repetitive text is drafted in full.
 
 For tokens on the host. Tokens on a GPU are matched there (services/engine/patches/drafts_v2.py).

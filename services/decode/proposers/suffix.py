@@ -1,6 +1,6 @@
 """Draft with suffixes: the most frequent continuation of the last tokens, in this request and past outputs.
 
-After SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
+This is SuffixDecoding (Oliaro et al., 2024, arXiv 2411.04975), with the parameters of vLLM's method of that
 name. The longer the match, the longer the draft, until the frequencies of its tokens make it improbable.
 docs/decisions/0004-own-suffix-proposer.md says why Arctic Inference's implementation is not used.
 """

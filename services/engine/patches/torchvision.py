@@ -3,7 +3,7 @@
 vLLM's Qwen3.5 imports Qwen3-VL's image and video processors even for a model without vision, and those import
 torchvision. No CPU build of it fits this torch: the one that pip installs needs CUDA and breaks transformers.
 So in vLLM's processes, unless a real torchvision is installed, its modules can be imported and are empty.
-transformers still finds no torchvision, because it remembers its first answer, and its image processors do
+transformers still finds no torchvision, because it remembers its first answer, and its image processors work
 without it. A stand-in package in site-packages would make it choose processors that fail.
 """
 

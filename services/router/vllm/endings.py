@@ -4,7 +4,7 @@
   tools: the last call may be incomplete. vLLM says `tool_calls`.
 - A response that `max_output_tokens` cut is incomplete, and so is its last item. vLLM says so only in the
   status of whole answers.
-- A stream of Responses that fails ends with `response.failed`. vLLM's just breaks off.
+- A stream of Responses that fails ends with `response.failed`. vLLM's stream just breaks off.
 - The two opening events of a stream of Responses are held until the third, so a refusal before the first
   token is an HTTP status, as on other paths.
 

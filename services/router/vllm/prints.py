@@ -1,7 +1,7 @@
 """Compute the digest of an encoded request, the same for equal requests, and its shape for the log.
 
-suspects.py recognizes repeats of a convicted request by them. Nothing is printed here, and these are not the
-fingerprints of models or adapters.
+suspects.py recognizes repeats of a convicted request by this digest. Nothing is printed here, and these are
+not the fingerprints of models or adapters.
 
 Leans on: vllm.v1.engine.EngineCoreRequest (request_id, external_req_id, trace_headers, arrival_time,
 client_index, cache_salt, priority, sampling_params), vllm.sampling_params.SamplingParams.seed.

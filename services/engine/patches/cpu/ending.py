@@ -1,4 +1,4 @@
-"""Let an engine's process end without freeing the model and collecting garbage, which takes 1.3 s of a core.
+"""Let an engine's process exit without freeing the model and collecting garbage, which takes 1.3 s of a core.
 
 Nothing else has to be shut down after this call: it is the last one of vLLM's worker.
 """

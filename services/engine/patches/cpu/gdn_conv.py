@@ -1,11 +1,11 @@
 """Correct Gated DeltaNet's convolution after a step with fewer drafts than the maximum.
 
-A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + most drafts places. The next step
-reads kernel - 1 of them, shifted by the number of accepted drafts, so a step's own inputs belong right after
-the kernel - 2 inputs before them. vLLM writes them to the end of the buffer, which is the same place only if
-the step had the maximum of drafts. After any other step the next one reads inputs that are too old, and
-greedy answers are wrong; a step with fewer tokens than were accepted before it ends the engine. On GPUs this
-fault is vllm#39273.
+A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + most drafts columns. The next
+step reads kernel - 1 of them, shifted by the number of accepted drafts, so a step's own inputs belong right
+after the kernel - 2 inputs before them. vLLM writes them to the end of the buffer, which is the same position
+only if the step had the maximum of drafts. After any other step, the next step reads inputs that are too old,
+and greedy answers are wrong; a step with fewer tokens than were accepted before it ends the engine. On GPUs
+this fault is vllm#39273.
 
 Steps in which all requests have the maximum of drafts stay with vLLM, which has a C++ kernel for CPUs with
 AMX.

@@ -1,7 +1,7 @@
 """Rotate queries of shape [tokens, heads, size], as in DeepSeek's attention, by their own tokens' positions.
 
-vLLM takes them for [batch, tokens, size], and rotates heads by the positions of other tokens. It is right
-about [..., heads * size].
+vLLM treats them as [batch, tokens, size], and so rotates heads by the positions of other tokens. With queries
+of shape [..., heads * size] it is correct.
 """
 
 from __future__ import annotations
