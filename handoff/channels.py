@@ -39,7 +39,6 @@ class Kept(Generic[C, S]):
     channel: C
     stub: S
     calls: int = 0
-    used: float = 0.0  # time.monotonic of the end of the last call
 
 
 class ChannelCache(Generic[C, S]):
@@ -90,17 +89,8 @@ class ChannelCache(Generic[C, S]):
     def end(self, kept: Kept[C, S]) -> None:
         with self._lock:
             kept.calls -= 1
-            kept.used = time.monotonic()
             if self._kept.get(kept.address) is not kept:
                 self._close_if_unused(kept)
-
-    def close_idle(self, idle_s: float) -> None:
-        """Close the channels that had no call for this long."""
-        with self._lock:
-            until = time.monotonic() - idle_s
-            for kept in list(self._kept.values()):
-                if not kept.calls and kept.used <= until:
-                    self._drop(kept)
 
     def close(self) -> None:
         """Close all channels, which ends their calls. Idempotent."""

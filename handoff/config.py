@@ -26,7 +26,7 @@ class HandoffConfig:
     port: int  # first port of rank 0 (ports.py); 0: free ports
     staging_mib: int | None  # per rank; None: see save/sizing.py
     kv_wire_dtype: str  # equal on all workers of a deployment
-    pull_timeout_s: float = 20.0  # of a complete prompt; fixed, not a setting
+    pull_timeout_s: float = 20.0  # of a complete prompt
     lease_s: float = 30.0  # how long saved KV waits to be pulled
     chunk_mib: int = 4  # moved at a time
     advertise_host: str = ""  # host that others dial; `host` if empty

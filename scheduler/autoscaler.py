@@ -17,7 +17,7 @@ from baton.autoscale.controller import Controller, Decision
 from baton.autoscale.goals import Goals
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.ask import set_role
+from baton.scheduler.ask import ROLE_TIMEOUT_S, set_role
 from baton.scheduler.balance import Balance
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.members import Members
@@ -27,7 +27,7 @@ from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
 
-BALANCE_S = 1.5  # s between decisions without goals; the lease outlasts a call of a worker
+BALANCE_S = 1.5  # s between decisions without goals
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
 TOLD_S = 10.0  # s; a router or fleet silent for this long counts as dead
 
@@ -47,7 +47,6 @@ class Autoscaler:
         metrics: Metrics,
     ) -> None:
         self._goals = goals
-        self._rebalance_after_s = rebalance_after_s
         self._store = store
         self._roster = roster
         self._members = members
@@ -57,7 +56,7 @@ class Autoscaler:
         self._name = uuid.uuid4().hex
         self._fence = 0  # fencing number; 0 while this scheduler does not decide
         self._controller: Controller | None = None
-        self._balance: Balance | None = None
+        self._balance = Balance(rebalance_after_s) if rebalance_after_s else None
         self._said = ""
 
     async def run(self) -> None:
@@ -75,11 +74,12 @@ class Autoscaler:
 
     async def _lead(self) -> bool:
         """Return whether this scheduler holds the lease. On taking over, it starts without history."""
-        fence = await self._store.lead(self._name, LEASE_STEPS * self._interval_s)
+        # A step may also take as long as a worker's change of role.
+        lease_s = max(LEASE_STEPS * self._interval_s, ROLE_TIMEOUT_S + 2 * self._interval_s)
+        fence = await self._store.lead(self._name, lease_s)
         if fence and fence != self._fence:
             log.info("this scheduler decides on workers' numbers and roles, with fence %d", fence)
             self._controller = Controller(self._goals) if self._goals else None
-            self._balance = Balance(self._rebalance_after_s) if self._rebalance_after_s else None
         self._fence = fence
         self._metrics.leads.set(bool(fence))
         return bool(fence)

@@ -243,7 +243,8 @@ class Loader:
             load.whole_s = whole_s
             if load.state is State.PULLING:
                 load.progress.whole_s = whole_s
-                load.progress.cancellation.deadline = whole_s + self._pull_timeout_s
+                cancellation = load.progress.cancellation
+                cancellation.deadline = min(cancellation.deadline, whole_s + self._pull_timeout_s)
             elif load.state is State.QUEUED and self._early.leave(load):
                 load.state = State.RESERVED  # move from the early queue to the ordinary one below
         if load.state is State.RESERVED and (load.whole_s or not load.failed):

@@ -102,13 +102,22 @@ class Door:
                     logger.warning("a connection for KV cannot be accepted: %s", error.strerror)
                     time.sleep(_DEAF_S)
                 continue
-            if self._let_in(connection):
-                threading.Thread(
-                    target=self._serve, args=(connection,), name="baton-kv-pull", daemon=True
-                ).start()
-            else:
+            if not self._let_in(connection):
                 _say(connection, f"{CONNECTIONS} connections are in use: try again")
                 connection.close()
+                continue
+            serving = threading.Thread(
+                target=self._serve, args=(connection,), name="baton-kv-pull", daemon=True
+            )
+            try:
+                serving.start()
+            except RuntimeError:  # no more threads
+                logger.warning("a connection for KV is refused: no thread can be started")
+                with self._lock:
+                    self._strangers.pop(connection, None)
+                _say(connection, "no thread can be started for it: try again")
+                connection.close()
+                time.sleep(_DEAF_S)
 
     def _let_in(self, connection: socket.socket) -> bool:
         """Register a new connection, after closing another if necessary. Return False if there is no room."""

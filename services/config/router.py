@@ -45,6 +45,8 @@ class RouterSettings(Section):
     """Longest time for running requests after SIGTERM."""
     replace_wait_s: Seconds = 60.0
     """Longest wait for another worker after a failure."""
+    journal_mib: Positive = 256
+    """Memory for the state from which requests continue on another worker; beyond it, 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     max_connections: Positive = 4096
@@ -79,10 +81,9 @@ class RouterSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RouterSettings:
-        if self.max_connections < self.processes:
-            raise ValueError(
-                "max_connections is divided among the processes: it must be at least their number"
-            )
+        for field in ("max_connections", "journal_mib"):
+            if getattr(self, field) < self.processes:
+                raise ValueError(f"{field} is divided among the processes: it must be at least their number")
         if self.metrics_port + self.processes > 1 << 16:
             raise ValueError("metrics_port is the first of one port per process: choose a lower one")
         self.refuse_both("api_key", "api_key_file")

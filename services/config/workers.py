@@ -175,6 +175,8 @@ class HandoffSettings(Section):
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
+    pull_timeout_s: Seconds = 20.0
+    """Longest time to pull a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""

@@ -114,7 +114,7 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         slow_s = 2e-3 * settings.slo.ttft_ms
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id, slow_s=slow_s)
     metrics = RouterMetrics()
-    journal = Journal()
+    journal = Journal(settings.router.journal_mib << 20)
     metrics.journal_bytes.set_function(lambda: journal.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)

@@ -254,7 +254,7 @@ class Journal:
         if wanted > self.limit:
             raise NotAdmitted(
                 f"the request takes {wanted} bytes, more than the router's journal has for all requests "
-                f"({self.limit}): shorten the prompt",
+                f"({self.limit}): shorten the prompt; router.journal_mib sets the limit",
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
@@ -266,7 +266,7 @@ class Journal:
         """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
         if self._size + wanted > self.limit:
             raise NotAdmitted(
-                f"the router's journal is full, with {len(self._entries)} requests",
+                f"the router's journal is full, with {len(self._entries)} requests (router.journal_mib)",
                 Why.JOURNAL,
                 _RETRY_AFTER_S,
             )
@@ -280,7 +280,7 @@ class Journal:
         if self._size + more > GROWTH * self.limit:
             raise Overloaded(
                 f"the router's journal has no room for {len(state.tokens)} output tokens besides "
-                f"{len(self._entries) - 1} other requests",
+                f"{len(self._entries) - 1} other requests (router.journal_mib)",
                 _RETRY_AFTER_S,
             )
         self._entries[state.request_id] += more

@@ -59,9 +59,9 @@ class EarlyLoads:
         return free - self._blocks(request.num_tokens) >= self._kept
 
     def _blocks(self, tokens: int) -> int:
-        """Return how many blocks these tokens take at most, in all groups of layers."""
-        groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
-        return int(groups * -(-tokens // block))
+        """Return the most blocks that these tokens take, in all groups of layers; a state takes one."""
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
 
 
 def install(engine: Any) -> None:

@@ -303,8 +303,8 @@ class GivingWay:
         )
 
     def _blocks(self, tokens: int) -> int:
-        groups, block = len(self._scheduler.kv_cache_config.kv_cache_groups), self._scheduler.block_size
-        return int(groups * -(-tokens // block))
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
 
     def _is_loaded(self, waits: Any) -> bool:
         """Return whether a waiting request has all its KV from another worker, so that it can decode."""
@@ -364,7 +364,8 @@ class GivingWay:
         if newcomer is not None:
             tokens += newcomer.num_tokens - newcomer.num_computed_tokens
         # Each request may begin a block, and another one with its drafts.
-        wanted = self._blocks(tokens + (2 * len(first) + 1) * scheduler.block_size)
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        wanted = self._blocks(tokens) + (2 * len(first) + 1) * groups
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
         allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
         # The last one in the queue's order is preempted first.

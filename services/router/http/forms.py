@@ -79,7 +79,8 @@ def error_response(error: RequestFailed, *, anthropics: bool = False) -> tuple[M
 
 def as_response(error: RequestFailed) -> Response:
     start, body = error_response(error)
-    return Response(body["body"], status_code=start["status"], media_type="application/json")
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Response(body["body"], status_code=start["status"], headers=headers)
 
 
 async def send_error(send: Send, error: RequestFailed) -> None:

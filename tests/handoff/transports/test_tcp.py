@@ -322,3 +322,23 @@ def test_concurrent_pulls_are_bounded(source: Rank, tcp: Tcp, monkeypatch: pytes
         drain(tcp, source.pull())
     for one in running:
         one.close()  # type: ignore[attr-defined]
+
+
+def test_a_connection_without_a_thread_is_refused(
+    source: Rank, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def none_for_pulls(thread: threading.Thread) -> None:
+        if thread.name == "baton-kv-pull":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    source.save(2)
+    monkeypatch.setattr(door, "_DEAF_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_for_pulls)
+        with pytest.raises(TransportFailed, match="no thread can be started"):
+            drain(tcp, source.pull())
+    assert not source.door._strangers
+    assert np.array_equal(drain(tcp, source.pull()), source.data)

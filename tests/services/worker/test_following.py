@@ -333,7 +333,6 @@ async def test_the_number_of_channels_is_limited(
     for name in "ac":
         target.start(of(source, start(name)))
     await followed(source, 2)
-    channels.close_idle(0.0)
     assert len(channels) == 1  # one for both calls, and in use
     target.dispatcher.abort(["a", "c"])
     await followed(source, 0)
