@@ -73,7 +73,7 @@ class Autoscaler:
                 await self._scale(self._controller, view)
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler holds the lease. The controller starts without history on taking over."""
+        """Return whether this scheduler holds the lease. A takeover drops the history of the controller."""
         # A step may also take as long as a worker's change of role.
         lease_s = max(LEASE_STEPS * self._interval_s, ROLE_TIMEOUT_S + 2 * self._interval_s)
         fence = await self._store.lead(self._name, lease_s)
