@@ -6,7 +6,7 @@ import errno
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -181,18 +181,12 @@ def status(
 
 
 @command(app, *OPERATORS, of=Of.ONE)
-def drain(
-    settings: Settings,
-    worker: WorkerId,
-) -> None:
+def drain(settings: Settings, worker: WorkerId) -> None:
     """Drain a worker: it finishes its requests and exits.
 
     It takes no new requests. Restarted under the same name, it stays drained until `baton undrain`.
     """
-    from baton.services.cli.status import run_drain
-
-    become_operator(settings)
-    run_drain(settings.scheduler.address, worker)
+    _act(settings, "drain", worker)
 
 
 @command(app, *OPERATORS, of=Of.ONE)
@@ -203,10 +197,7 @@ def undrain(
     ],
 ) -> None:
     """Let a drained worker take requests again."""
-    from baton.services.cli.status import run_undrain
-
-    become_operator(settings)
-    run_undrain(settings.scheduler.address, worker)
+    _act(settings, "undrain", worker)
 
 
 @command(app, *OPERATORS, of=Of.ONE)
@@ -219,11 +210,7 @@ def role(
 
     Running requests finish in the old role; requests placed from now on use the new one.
     """
-    from baton.services import roles
-    from baton.services.cli.status import run_role
-
-    become_operator(settings)
-    run_role(settings.scheduler.address, worker, roles.role(to))
+    _act(settings, "role", worker, to)
 
 
 @command(app, *OPERATORS, of=Of.ANY, name="log-level")
@@ -268,6 +255,13 @@ def doctor(settings: Settings, json: Json = False) -> None:
     The deployment is checked only if its scheduler answers. Exit status: 1 if something is wrong.
     """
     diagnosis.run_doctor(models_of(settings), as_json=json)
+
+
+def _act(settings: Settings, kind: Literal["drain", "undrain", "role"], worker: str, role: str = "") -> None:
+    from baton.services.cli.status import run_action
+
+    become_operator(settings)
+    run_action(settings.scheduler.address, kind, worker, role)
 
 
 def _run_worker(settings: Settings, role: str) -> None:

@@ -22,13 +22,19 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
-from baton.services.roles import Role
+from baton.services.overview.actions import Kind, act
+from baton.services.overview.workers import state_of
 from baton.services.roles import name_of as role_name
-from baton.services.top.view import state_of
 
 T = TypeVar("T")
 WATCH_S = 1.0
 SHOWN_HANDOFFS = 10
+_AFTER: dict[Kind, str] = {
+    "drain": ": it takes no new requests and exits when it has finished; started again under the same name "
+    "(--worker-id), it stays drained until `baton undrain`",
+    "undrain": " as soon as it is ready",
+    "role": "; its running requests finish as they were placed",
+}
 PIPE_WIDTH = 200  # columns
 
 
@@ -84,31 +90,9 @@ def _can_be_painted_over() -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def run_drain(address: str, worker: str) -> None:
-    """Drain a worker. Raises ServiceError unless exactly one matches."""
-    reply = _ask(address, lambda client: client.drain(worker))
-    if not reply.worker_id:
-        raise ServiceError(reply.problem)
-    print(
-        f"{reply.worker_id} is draining: it takes no new requests and exits when it has finished; "
-        "started again under the same name (--worker-id), it stays drained until `baton undrain`"
-    )
-
-
-def run_undrain(address: str, worker: str) -> None:
-    """Let a drained worker take requests again. Raises ServiceError unless exactly one matches."""
-    reply = _ask(address, lambda client: client.undrain(worker))
-    if not reply.name:
-        raise ServiceError(reply.problem)
-    print(f"{reply.name} takes requests again as soon as it is ready")
-
-
-def run_role(address: str, worker: str, role: Role) -> None:
-    """Change a worker's role. Raises ServiceError if the scheduler or the worker refuses."""
-    reply = _ask(address, lambda client: client.set_role(worker, role.wire))
-    if not reply.worker_id:
-        raise ServiceError(reply.problem)
-    print(f"{reply.worker_id} is a {role.name} worker now; its running requests finish as they were placed")
+def run_action(address: str, kind: Kind, worker: str, role: str = "") -> None:
+    """Act on a worker and print what it does now. Raises ActionRefused unless exactly one matches."""
+    print(_ask(address, lambda client: act(client, kind, worker, role)) + _AFTER[kind])
 
 
 def render(description: pb.Description, width: int) -> Group:

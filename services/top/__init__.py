@@ -1,6 +1,5 @@
 """`baton top`: a deployment in a terminal, from the scheduler's descriptions of it.
 
-view    the figures, computed from two descriptions, without a terminal
-events  the changes between them
+view    its figures, without a terminal
 app     the screen and its keys, with textual, which nothing else imports
 """

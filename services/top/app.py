@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -16,9 +16,12 @@ from textual.widgets import DataTable, Footer, Input, Static
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError, SchedulerUnavailable
-from baton.services import roles
-from baton.services.top import events, view
-from baton.services.top.view import Row, Seen
+from baton.services.errors import ServiceError
+from baton.services.overview.actions import Kind, act
+from baton.services.overview.changes import changes
+from baton.services.overview.workers import GONE, Row, Workers
+from baton.services.top import view
+from baton.services.top.view import Seen
 
 REFRESH_S = 1.0
 SHOWN_REQUESTS = 20
@@ -87,6 +90,7 @@ class Top(App[None]):
         self._problem = ""
         self._sort = next(iter(view.SORTS))
         self._words = ""
+        self._workers = Workers()
         self._shown: dict[str, tuple[str, ...]] = {}  # worker id -> its cells, in the table's order
         self._events: deque[str] = deque(maxlen=KEPT_EVENTS)
 
@@ -134,23 +138,32 @@ class Top(App[None]):
 
     def _take(self, seen: Seen) -> None:
         self._before, self._now = self._now, seen
+        old = {row.id: row for row in self._workers.rows}
+        self._workers.update(seen.description.workers)
         if self._before is not None:
-            stamp = time.strftime("%H:%M:%S")
-            for event in events.between(self._before.description, seen.description):
-                self._events.appendleft(f"{stamp} {event}")
+            for _, change in changes(old, {row.id: row for row in self._workers.rows}):
+                self._note(change)
+            for change in view.changes(self._before.description, seen.description):
+                self._note(change)
+
+    def _note(self, event: str) -> None:
+        self._events.appendleft(f"{time.strftime('%H:%M:%S')} {event}")
+
+    @property
+    def _there(self) -> list[Row]:
+        return [row for row in self._workers.rows if row.state != GONE]
 
     def _show(self) -> None:
         if self._now is None:
             self.query_one("#head", Static).update(self._problem)
             return
-        found = view.rows(self._now, self._before)
-        self.query_one("#head", Static).update(self._head(self._now, found))
-        self._fill(view.chosen(found, self._words, self._sort))
+        self.query_one("#head", Static).update(self._head(self._now))
+        self._fill(view.chosen(self._there, self._words, self._sort))
         self._fill_requests(self._now.description.handoffs[:SHOWN_REQUESTS])
         self.query_one("#events", Static).update("\n".join(list(self._events)[:3]) or "no events yet")
 
-    def _head(self, now: Seen, found: Sequence[Row]) -> str:
-        seen, flow = now.description, view.traffic(now, self._before)
+    def _head(self, now: Seen) -> str:
+        seen, flow, found = now.description, view.traffic(now, self._before), self._there
         several = len(self._addresses) > 1
         which = f"model {self._model} of {len(self._addresses)} (m: the next), " if several else ""
         lines = [
@@ -173,7 +186,7 @@ class Top(App[None]):
 
     def _fill(self, found: Sequence[Row]) -> None:
         """Show these workers. Only changed cells are written, unless the order changed."""
-        table, wanted = self._table, {row.worker_id: _cells(row) for row in found}
+        table, wanted = self._table, {row.id: _cells(row) for row in found}
         if list(wanted) == list(self._shown):
             columns = list(table.columns)
             for name, cells in wanted.items():
@@ -225,6 +238,7 @@ class Top(App[None]):
         self._model = names[(names.index(self._model) + 1) % len(names)]
         client, self._client = self._client, SchedulerClient(self._addresses[self._model])
         self._now = self._before = None
+        self._workers = Workers()
         self._problem = f"asking the scheduler of {self._model}"
         await client.close()
         await self.look()
@@ -248,39 +262,20 @@ class Top(App[None]):
         self._show()
 
     def action_drain(self) -> None:
-
-        async def drain(client: SchedulerClient, name: str) -> str:
-            reply = await client.drain(name)
-            return reply.problem or f"{reply.worker_id} is draining"
-
-        self._ask("Drain", "it finishes its requests and exits", drain)
+        self._ask("Drain", "it finishes its requests and exits", "drain")
 
     def action_undrain(self) -> None:
-
-        async def undrain(client: SchedulerClient, name: str) -> str:
-            reply = await client.undrain(name)
-            return reply.problem or f"{reply.name} takes requests again"
-
-        self._ask("Undrain", "it takes requests again", undrain)
+        self._ask("Undrain", "it takes requests again", "undrain")
 
     def action_flip(self) -> None:
-        row = self._row(self._selected())
-        other = _OTHER.get(row.side, "") if row else ""
+        row = next((row for row in self._there if row.id == self._selected()), None)
+        other = _OTHER.get(row.role, "") if row else ""
         if row is not None and not other:
-            self.notify(f"{row.worker_id} is {row.side}: it does both", severity="warning")
+            self.notify(f"{row.id} is {row.role}: it does both", severity="warning")
             return
+        self._ask("Flip", f"it becomes a {other} worker", "role", other)
 
-        async def flip(client: SchedulerClient, name: str) -> str:
-            reply = await client.set_role(name, roles.role(other).wire)
-            return reply.problem or f"{reply.worker_id} is a {other} worker now"
-
-        self._ask("Flip", f"it becomes a {other} worker", flip)
-
-    def _row(self, name: str) -> Row | None:
-        found = view.rows(self._now, None) if self._now else []
-        return next((row for row in found if row.worker_id == name), None)
-
-    def _ask(self, what: str, then: str, do: Callable[[SchedulerClient, str], Awaitable[str]]) -> None:
+    def _ask(self, what: str, then: str, kind: Kind, role: str = "") -> None:
         """Ask for confirmation, then act on the worker that was under the cursor."""
         name = self._selected()
         if not name:
@@ -289,19 +284,19 @@ class Top(App[None]):
 
         async def answered(meant: bool | None) -> None:
             if meant:
-                await self._do(do, name)
+                await self._do(kind, name, role)
 
         self.push_screen(Question(f"{what} {name}?\n{then}"), answered)
 
-    async def _do(self, do: Callable[[SchedulerClient, str], Awaitable[str]], name: str) -> None:
+    async def _do(self, kind: Kind, name: str, role: str) -> None:
         if self._client is None:
             return
         try:
-            said = await do(self._client, name)
-        except SchedulerError as error:
+            said = await act(self._client, kind, name, role)
+        except (SchedulerError, ServiceError) as error:
             said = str(error)
         self.notify(said, timeout=8)
-        self._events.appendleft(f"{time.strftime('%H:%M:%S')} asked: {said}")
+        self._note(f"asked: {said}")
         await self.look()
 
 
@@ -323,14 +318,14 @@ async def reachable(addresses: Iterable[str]) -> None:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        _ended(row.worker_id, ID_WIDTH),
-        row.side,
+        _ended(row.id, ID_WIDTH),
+        row.role,
         row.state if row.silent_s < 10 else f"silent {row.silent_s:.0f}s",
         str(row.running),
         str(row.waiting),
-        _share(row.kv),
+        _share(row.kv_usage),
         f"{_share(row.acceptance)}{' LOW' if row.alarm else ''}",
-        f"{row.tokens_s:,.0f}",
+        "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
     )
 
 

@@ -1,14 +1,13 @@
-"""The figures of `baton top`, computed from the last two descriptions of the deployment."""
+"""The figures of `baton top`: the order of workers, sums by side, and the routers' rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services import roles
+from baton.services.overview.workers import Row
 
 SIDES = ("prefill", "decode", "mixed")
 
@@ -19,24 +18,6 @@ class Seen:
 
     at: float
     description: pb.Description
-
-
-@dataclass(frozen=True)
-class Row:
-    worker_id: str
-    side: str
-    state: str
-    running: int
-    waiting: int
-    kv: float | None  # share of the KV cache in use; None before its first heartbeat
-    acceptance: float | None  # share of first drafted tokens accepted in the last minute
-    alarm: bool
-    tokens_s: float
-    silent_s: float  # since its last heartbeat
-
-    @property
-    def load(self) -> int:
-        return self.running + self.waiting
 
 
 @dataclass(frozen=True)
@@ -65,32 +46,35 @@ class Traffic:
 Sort = Callable[[Row], object]
 # In the order of the key `s`; each puts the most notable workers first.
 SORTS: Mapping[str, Sort] = {
-    "name": attrgetter("worker_id"),
-    "load": lambda row: (-row.load, row.worker_id),
-    "KV": lambda row: (-(row.kv or 0.0), row.worker_id),
-    "acceptance": lambda row: (row.acceptance is None, row.acceptance or 0.0, row.worker_id),
-    "tokens/s": lambda row: (-row.tokens_s, row.worker_id),
-    "silence": lambda row: (-row.silent_s, row.worker_id),
+    "name": lambda row: row.id,
+    "load": lambda row: (-row.running - row.waiting, row.id),
+    "KV": lambda row: (-row.kv_usage, row.id),
+    "acceptance": lambda row: (row.acceptance is None, row.acceptance or 0.0, row.id),
+    "tokens/s": lambda row: (-(row.output_tokens_per_s or 0.0), row.id),
+    "silence": lambda row: (-row.silent_s, row.id),
 }
-
-
-def rows(now: Seen, before: Seen | None) -> list[Row]:
-    old = {} if before is None else {w.identity.worker_id: w for w in before.description.workers}
-    passed_s = 0.0 if before is None else now.at - before.at
-    return [_row(worker, old.get(worker.identity.worker_id), passed_s) for worker in now.description.workers]
 
 
 def chosen(of: Iterable[Row], words: str, sort: str) -> list[Row]:
     """Return the rows that contain every word, sorted."""
     wanted = words.lower().split()
-    found = [
-        row for row in of if all(word in f"{row.worker_id} {row.side} {row.state}".lower() for word in wanted)
-    ]
+    found = [row for row in of if all(word in f"{row.id} {row.role} {row.state}".lower() for word in wanted)]
     return sorted(found, key=SORTS[sort])  # type: ignore[arg-type]
 
 
 def sides(of: Sequence[Row]) -> list[Side]:
-    return [_side(name, mine) for name in SIDES if (mine := [row for row in of if row.side == name])]
+    return [_side(name, mine) for name in SIDES if (mine := [row for row in of if row.role == name])]
+
+
+def changes(before: pb.Description, now: pb.Description) -> Iterator[str]:
+    """Yield the routers that came and went, and what became of the store."""
+    was, there = ({one.router_id for one in each.routers} for each in (before, now))
+    yield from (f"{name}: new" for name in sorted(there - was))
+    yield from (f"{name}: gone" for name in sorted(was - there))
+    if now.store_problem and not before.store_problem:
+        yield f"the store is away: {now.store_problem}"
+    if before.store_problem and not now.store_problem:
+        yield "the store is back"
 
 
 def traffic(now: Seen, before: Seen | None) -> Traffic:
@@ -107,29 +91,6 @@ def traffic(now: Seen, before: Seen | None) -> Traffic:
     )
 
 
-def state_of(worker: pb.WorkerStatus) -> str:
-    state = pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
-    return "drained" if worker.drained else state
-
-
-def _row(worker: pb.WorkerStatus, old: pb.WorkerStatus | None, passed_s: float) -> Row:
-    load, blocks = worker.load, worker.identity.capacity.num_blocks
-    drafting = load.drafting if load.HasField("drafting") else None
-    tokens = load.counts.output_tokens - old.load.counts.output_tokens if old is not None else 0
-    return Row(
-        worker_id=worker.identity.worker_id,
-        side=roles.name_of(worker.identity.role),
-        state=state_of(worker),
-        running=load.running,
-        waiting=load.waiting,
-        kv=1 - load.free_blocks / blocks if blocks and worker.HasField("load") else None,
-        acceptance=drafting.first_acceptance if drafting is not None and drafting.drafts else None,
-        alarm=drafting is not None and drafting.alarm,
-        tokens_s=max(0, tokens) / passed_s if passed_s > 0 else 0.0,
-        silent_s=worker.heartbeat_age_s,
-    )
-
-
 def _side(name: str, of: Sequence[Row]) -> Side:
     return Side(
         name=name,
@@ -137,9 +98,9 @@ def _side(name: str, of: Sequence[Row]) -> Side:
         workers=len(of),
         running=sum(row.running for row in of),
         waiting=sum(row.waiting for row in of),
-        kv=_mean(row.kv for row in of),
+        kv=_mean(row.kv_usage for row in of),
         acceptance=_mean(row.acceptance for row in of),
-        tokens_s=sum(row.tokens_s for row in of),
+        tokens_s=sum(row.output_tokens_per_s or 0.0 for row in of),
     )
 
 

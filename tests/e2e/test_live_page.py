@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.ops.fleet import COLUMNS
+from baton.services.overview.workers import COLUMNS
 from harness.browser import browser_page, why_not
 from harness.deployment import Deployment, deployment
 from harness.greedy import ask

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services import roles
-from baton.services.errors import ConfigError
-from baton.services.router.ops.events import INFO, WARNING, Events
+from baton.services.errors import ServiceError
+from baton.services.overview.actions import ActionRefused, Kind, act
+from baton.services.overview.changes import INFO, WARNING
+from baton.services.router.ops.events import Events
 
 log = logging.getLogger("baton.audit")
 
@@ -26,14 +26,10 @@ class Action(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action: Literal["drain", "undrain", "role"]
+    action: Kind
     worker: str = Field(min_length=1, max_length=200)
     confirm: str  # repeats `worker`
     role: str = ""
-
-
-class ActionRefused(Exception):
-    """The action was not carried out; the message says why."""
 
 
 class Actions:
@@ -55,7 +51,7 @@ class Actions:
             )
         try:
             done = await self._first(action)
-        except (SchedulerError, ConfigError, ActionRefused) as error:
+        except (SchedulerError, ServiceError) as error:
             log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
             self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
             raise ActionRefused(str(error)) from None
@@ -76,21 +72,5 @@ class Actions:
         *others, last = has or self._schedulers
         for scheduler in others:
             with contextlib.suppress(SchedulerError, ActionRefused):
-                return await _carry_out(scheduler, action)
-        return await _carry_out(last, action)
-
-
-async def _carry_out(scheduler: SchedulerClient, action: Action) -> str:
-    match action.action:
-        case "drain":
-            drained = await scheduler.drain(action.worker)
-            worker, problem, done = drained.worker_id, drained.problem, "is draining"
-        case "undrain":
-            undrained = await scheduler.undrain(action.worker)
-            worker, problem, done = undrained.name, undrained.problem, "takes requests again"
-        case "role":
-            changed = await scheduler.set_role(action.worker, roles.role(action.role).wire)
-            worker, problem, done = changed.worker_id, changed.problem, f"is a {action.role} worker now"
-    if problem or not worker:
-        raise ActionRefused(problem or "there is no worker of that name")
-    return f"{worker} {done}"
+                return await act(scheduler, action.action, action.worker, action.role)
+        return await act(last, action.action, action.worker, action.role)

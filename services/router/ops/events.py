@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from baton.services.router.ops.fleet import GONE, Row
+from baton.services.overview.changes import BAD, INFO, WARNING, changes
+from baton.services.overview.workers import Row
 from baton.services.router.record import Record
 
 KEPT = 300
-_SHOWN = 5  # workers named in one event
-# An event's severity, shown as its colour.
-INFO, WARNING, BAD = "info", "warning", "bad"
 
 
 class Events:
@@ -43,20 +41,11 @@ class Events:
             self.add(BAD if problem else INFO, text)
         self._problem = problem
 
-    def fleet(self, rows: Iterable[Row]) -> None:
+    def workers(self, rows: Iterable[Row]) -> None:
         """Record how the workers changed since the last call."""
         before, self._workers = self._workers, {row.id: row for row in rows}
-        if before is None:
-            return
-        there = [row for row in self._workers.values() if row.state != GONE]
-        if came := [row for row in there if row.id not in before]:
-            self.add(INFO, f"{_names(came)} registered")
-        lost = [row for row in self._workers.values() if row.state == GONE and row.id in before]
-        if gone := [row for row in lost if before[row.id].state != GONE]:
-            self.add(BAD, f"{_names(gone)} {'is' if len(gone) == 1 else 'are'} gone")
-        for row in there:
-            if row.id in before:
-                self._changed(before[row.id], row)
+        for severity, text in changes(before, self._workers) if before is not None else ():
+            self.add(severity, text)
 
     def over(self, record: Record) -> None:
         """Record a request that lost a worker or failed."""
@@ -67,19 +56,6 @@ class Events:
         self.add(
             BAD if record.failed else WARNING, f"{text}; {'; '.join(troubles[-3:])}" if troubles else text
         )
-
-    def _changed(self, before: Row, row: Row) -> None:
-        for column, one, other in (("role", before.role, row.role), ("state", before.state, row.state)):
-            if one not in {other, GONE}:
-                self.add(INFO, f"{row.name}: {column} {one} → {other}")
-        if row.alarm != before.alarm:
-            text = "accepts fewer drafts than it should" if row.alarm else "accepts drafts as it should again"
-            self.add(BAD if row.alarm else INFO, f"{row.name} {text}")
-
-
-def _names(rows: Sequence[Row]) -> str:
-    more = len(rows) - _SHOWN
-    return ", ".join(row.name for row in rows[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _said(attributes: Any) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.ops import fleet, series
+from baton.services.overview import workers
+from baton.services.overview.workers import Workers
+from baton.services.router.ops import series
 from baton.services.router.ops.events import Events
-from baton.services.router.ops.fleet import Fleet
 from baton.services.router.ops.flows import Flows
 from baton.services.router.ops.series import Series
 from baton.services.router.record import Record
@@ -42,7 +43,7 @@ class Feed:
         """Send a message every `tick_s` while there are watchers. Samples are taken every second anyway."""
         self._sources = sources
         self._tick_s = tick_s
-        self.fleet = Fleet()
+        self.workers = Workers()
         self.flows = Flows()
         self.events = Events()
         self._watchers: set[asyncio.Event] = set()
@@ -58,7 +59,7 @@ class Feed:
         return msgspec.json.encode(
             {
                 "about": self._sources.about,
-                "columns": fleet.COLUMNS,
+                "columns": workers.COLUMNS,
                 "series_columns": series.COLUMNS,
                 "series": kept,
                 "sample_s": SAMPLE_S,
@@ -72,7 +73,7 @@ class Feed:
         while True:
             if number % each == 0:
                 self._look()
-                self._sources.series.sample(self.fleet.sums)
+                self._sources.series.sample(self.workers.sums)
             if self._watchers:
                 self._message = self._encode()
                 for fresh in self._watchers:
@@ -97,15 +98,15 @@ class Feed:
 
     def _look(self) -> None:
         problem = self._sources.scheduler_problem()
-        self.fleet.update(self._sources.workers(), fresh=not problem)
-        self.events.fleet(self.fleet.rows)
+        self.workers.update(self._sources.workers(), fresh=not problem)
+        self.events.workers(self.workers.rows)
         self.events.scheduler(problem)
 
     def _encode(self) -> bytes:
         samples = self._sources.series.samples
         return msgspec.json.encode(
             {
-                "workers": self.fleet.rows,
+                "workers": self.workers.rows,
                 "flows": self.flows.rows(),
                 "sample": samples[-1] if samples else None,
                 "events": self.events.after(0)[-50:],

@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.ops.fleet import Sums
+from baton.services.overview.workers import Sums
 
 KEPT = 900  # samples
 WINDOW = 10  # samples

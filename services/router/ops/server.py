@@ -30,10 +30,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
+from baton.services.overview.actions import ActionRefused
 from baton.services.router.chronicle import LAST, Recent
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
-from baton.services.router.ops.actions import Action, ActionRefused, Actions
+from baton.services.router.ops.actions import Action, Actions
 from baton.services.router.ops.door import COOKIE, Door
 from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
 from baton.tasks import spawn

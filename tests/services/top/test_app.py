@@ -116,7 +116,7 @@ async def test_it_shows_what_the_scheduler_says() -> None:
         routing.cancel()
         await one.client.deregister("decode-0")
         await until(pilot, "it is gone", lambda: ids(pilot) == ["prefill-0"])
-        assert "decode-0: gone" in screen(pilot)
+        assert "decode-0 is gone" in screen(pilot)
 
 
 async def test_nothing_happens_before_it_is_asked_twice() -> None:
@@ -134,7 +134,7 @@ async def test_nothing_happens_before_it_is_asked_twice() -> None:
         await until(pilot, "it is undone", lambda: "takes requests again" in screen(pilot))
         assert (await one.client.describe()).drained == []
         await pilot.press("f", "y")
-        flipped = "decode-0: a prefill worker now; it was a decode worker"
+        flipped = "decode-0: role decode → prefill"
         await until(pilot, "it is flipped", lambda: flipped in screen(pilot))
         assert one.workers[1].role == pb.ROLE_PREFILL
 

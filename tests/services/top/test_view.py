@@ -1,18 +1,19 @@
-"""`baton top` computes rates from two descriptions."""
+"""The figures of `baton top`."""
 
 from __future__ import annotations
 
 from baton.autoscale.histogram import SECONDS, Histogram, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services.top import events, view
+from baton.services.overview.workers import Workers
+from baton.services.top import view
 from baton.services.top.view import Seen
 
 
-def worker(name: str, role: pb.Role, *, tokens: int = 0, free: int = 100, **load: int) -> pb.WorkerStatus:
+def worker(name: str, role: pb.Role, **load: int) -> pb.WorkerStatus:
     return pb.WorkerStatus(
-        identity=pb.WorkerIdentity(worker_id=name, role=role, capacity=pb.Capacity(num_blocks=100)),
+        identity=pb.WorkerIdentity(worker_id=name, role=role, capacity=pb.Capacity(num_blocks=101)),
         state=pb.WORKER_STATE_READY,
-        load=pb.WorkerLoad(free_blocks=free, counts=pb.EngineCounts(output_tokens=tokens), **load),  # type: ignore[arg-type]
+        load=pb.WorkerLoad(**{"free_blocks": 100, **load}),  # type: ignore[arg-type]
     )
 
 
@@ -29,22 +30,9 @@ def router(over: int, tokens: int, first: list[float], gaps: list[float]) -> pb.
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
-    before = Seen(
-        10.0,
-        pb.Description(
-            workers=[worker("d", pb.ROLE_DECODE, tokens=1000)],
-            routers=[router(5, 100, [9.0] * 50, [0.5])],
-        ),
-    )
-    now = Seen(
-        12.0,
-        pb.Description(
-            workers=[worker("d", pb.ROLE_DECODE, tokens=1300, free=25, running=3)],
-            routers=[router(11, 500, [9.0] * 50 + [0.05] * 99 + [2.0], [0.5, 0.01])],
-        ),
-    )
-    (row,) = view.rows(now, before)
-    assert (row.tokens_s, row.kv, row.load, row.acceptance) == (150.0, 0.75, 3, None)
+    before = Seen(10.0, pb.Description(routers=[router(5, 100, [9.0] * 50, [0.5])]))
+    after = router(11, 500, [9.0] * 50 + [0.05] * 99 + [2.0], [0.5, 0.01])
+    now = Seen(12.0, pb.Description(routers=[after]))
     flow = view.traffic(now, before)
     assert (flow.requests_s, flow.tokens_s, flow.waiting) == (3.0, 200.0, 2)
     assert flow.ttft is not None
@@ -67,41 +55,32 @@ def test_its_quantiles_are_those_of_the_live_page() -> None:
 
 
 def test_workers_are_found_and_sorted() -> None:
-    found = view.rows(
-        Seen(
-            0,
-            pb.Description(
-                workers=[
-                    worker("prefill-b", pb.ROLE_PREFILL, running=1),
-                    worker("decode-a", pb.ROLE_DECODE, running=9, free=10),
-                    worker("decode-c", pb.ROLE_DECODE, running=2, waiting=9),
-                ]
-            ),
-        ),
-        None,
+    workers = Workers()
+    workers.update(
+        [
+            worker("prefill-b", pb.ROLE_PREFILL, running=1),
+            worker("decode-a", pb.ROLE_DECODE, running=9, free_blocks=10),
+            worker("decode-c", pb.ROLE_DECODE, running=2, waiting=9),
+        ]
     )
-    assert [row.worker_id for row in view.chosen(found, "", "name")] == ["decode-a", "decode-c", "prefill-b"]
-    assert [row.worker_id for row in view.chosen(found, "", "load")] == ["decode-c", "decode-a", "prefill-b"]
-    assert [row.worker_id for row in view.chosen(found, "DECODE ready", "KV")] == ["decode-a", "decode-c"]
+    found = workers.rows
+    assert [row.id for row in view.chosen(found, "", "name")] == ["decode-a", "decode-c", "prefill-b"]
+    assert [row.id for row in view.chosen(found, "", "load")] == ["decode-c", "decode-a", "prefill-b"]
+    assert [row.id for row in view.chosen(found, "DECODE ready", "KV")] == ["decode-a", "decode-c"]
     assert view.chosen(found, "drained", "name") == []
     prefill, decode = view.sides(found)
     assert (prefill.name, prefill.workers, decode.running, decode.waiting) == ("prefill", 1, 11, 9)
     assert decode.kv == 0.45
 
 
-def test_changes_are_told() -> None:
-    old = [worker("a", pb.ROLE_PREFILL), worker("b", pb.ROLE_DECODE), worker("c", pb.ROLE_DECODE)]
-    new = [worker("a", pb.ROLE_DECODE), worker("b", pb.ROLE_DECODE), worker("d", pb.ROLE_MIXED)]
-    new[1].state = pb.WORKER_STATE_DRAINING
-    new[1].load.drafting.alarm = True
-    before = pb.Description(workers=old, routers=[pb.RouterStatus(router_id="router-1")])
-    assert list(events.between(before, pb.Description(workers=new, store_problem="redis is away"))) == [
-        "d: new, a mixed worker",
-        "c: gone, ready until then",
-        "a: a decode worker now; it was a prefill worker",
-        "b: draining, ready before",
-        "b: its drafts are rarely accepted",
+def test_routers_that_come_and_go_and_the_store_are_told() -> None:
+    before = pb.Description(routers=[pb.RouterStatus(router_id="router-1")])
+    now = pb.Description(
+        routers=[pb.RouterStatus(router_id="router-2")], store_problem="redis does not answer"
+    )
+    assert list(view.changes(before, now)) == [
+        "router-2: new",
         "router-1: gone",
-        "the store is away: redis is away",
+        "the store is away: redis does not answer",
     ]
-    assert list(events.between(before, before)) == []
+    assert list(view.changes(now, now)) == []

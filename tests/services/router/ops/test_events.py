@@ -1,7 +1,8 @@
 """The live page's events: changes of the fleet, the scheduler and requests, in words."""
 
-from baton.services.router.ops.events import BAD, INFO, KEPT, WARNING, Events
-from baton.services.router.ops.fleet import Row
+from baton.services.overview.changes import BAD, INFO, WARNING
+from baton.services.overview.workers import Row
+from baton.services.router.ops.events import KEPT, Events
 from tests.services.router.ops.records import record
 
 
@@ -16,16 +17,16 @@ def said(events):
 
 def test_the_first_snapshot_is_no_event():
     events = Events()
-    events.fleet([row("a")])
+    events.workers([row("a")])
     assert said(events) == []
 
 
 def test_workers_come_change_and_go():
     events = Events()
-    events.fleet([row("a")])
-    events.fleet([row("a"), row("b", state="starting")])
-    events.fleet([row("a", role="prefill"), row("b")])
-    events.fleet([row("a", role="prefill", state="gone"), row("b")])
+    events.workers([row("a")])
+    events.workers([row("a"), row("b", state="starting")])
+    events.workers([row("a", role="prefill"), row("b")])
+    events.workers([row("a", role="prefill", state="gone"), row("b")])
     assert said(events) == [
         (INFO, "b registered"),
         (INFO, "a: role decode → prefill"),
@@ -36,15 +37,15 @@ def test_workers_come_change_and_go():
 
 def test_many_at_once_are_one_event():
     events = Events()
-    events.fleet([])
-    events.fleet([row(f"w{number}") for number in range(9)])
+    events.workers([])
+    events.workers([row(f"w{number}") for number in range(9)])
     assert said(events) == [(INFO, "w0, w1, w2, w3, w4 and 4 more registered")]
 
 
 def test_an_alarm_is_raised_and_cleared():
     events = Events()
     for alarm in (False, True, True, False):
-        events.fleet([row("a", alarm=alarm)])
+        events.workers([row("a", alarm=alarm)])
     assert [severity for severity, _ in said(events)] == [BAD, INFO]
 
 

@@ -5,8 +5,8 @@ from array import array
 import pytest
 
 from baton.autoscale.histogram import SECONDS, Histogram, quantile
+from baton.services.overview.workers import Sums
 from baton.services.router.load import RouterCounts, summed
-from baton.services.router.ops.fleet import Sums
 from baton.services.router.ops.series import COLUMNS, KEPT, Series
 from baton.services.router.state import RequestState
 from harness.scheduling import Clock

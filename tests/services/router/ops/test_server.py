@@ -10,9 +10,10 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from baton.services.router.ops.actions import Action, ActionRefused, Actions
+from baton.services.overview.actions import ActionRefused
+from baton.services.overview.workers import COLUMNS
+from baton.services.router.ops.actions import Action, Actions
 from baton.services.router.ops.door import COOKIE
-from baton.services.router.ops.fleet import COLUMNS
 from harness.live_page import live_page
 from harness.scheduling import until
 from tests.services.router.ops.records import record

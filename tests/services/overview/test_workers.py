@@ -1,7 +1,7 @@
 """Rows of workers: rates between snapshots, and workers that have left."""
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.ops.fleet import COLUMNS, GONE, GONE_S, Fleet
+from baton.services.overview.workers import COLUMNS, GONE, GONE_S, Workers
 from harness.scheduling import Clock
 
 
@@ -17,46 +17,46 @@ def status(worker_id, computed=0, output=0, *, drafts=0, first=0.0, role=pb.ROLE
     return pb.WorkerStatus(identity=identity, state=pb.WORKER_STATE_READY, load=load, drained=drained)
 
 
-def rows(fleet):
-    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in fleet.rows}
+def rows(workers):
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in workers.rows}
 
 
 def test_a_row_has_rates_and_shares():
     clock = Clock()
-    fleet = Fleet(clock)
-    fleet.update([status("d", 1000, 50)])
+    workers = Workers(clock)
+    workers.update([status("d", 1000, 50)])
     clock.now += 2
-    fleet.update([status("d", 3000, 250, drafts=10, first=0.8)])
-    row = rows(fleet)["d"]
+    workers.update([status("d", 3000, 250, drafts=10, first=0.8)])
+    row = rows(workers)["d"]
     assert (row["prefill_tokens_per_s"], row["output_tokens_per_s"]) == (1000, 100)
     assert row["kv_usage"] == 0.5
     assert (row["running"], row["slots"], row["acceptance"], row["accepted_length"]) == (2, 8, 0.8, 2.5)
-    assert fleet.sums.output_tokens_per_s == 100
+    assert workers.sums.output_tokens_per_s == 100
 
 
 def test_a_rate_lasts_until_the_next_heartbeats():
     clock = Clock()
-    fleet = Fleet(clock)
+    workers = Workers(clock)
     for computed in (0, 500, 500):
-        fleet.update([status("p", computed)])
+        workers.update([status("p", computed)])
         clock.now += 1
-    assert rows(fleet)["p"]["prefill_tokens_per_s"] == 500
+    assert rows(workers)["p"]["prefill_tokens_per_s"] == 500
     clock.now += 2
-    fleet.update([status("p", 500)])
-    assert rows(fleet)["p"]["prefill_tokens_per_s"] == 0
+    workers.update([status("p", 500)])
+    assert rows(workers)["p"]["prefill_tokens_per_s"] == 0
 
 
 def test_no_rate_is_known_while_no_scheduler_answers():
     """The last snapshot's counts stand still, but the workers do not."""
     clock = Clock()
-    fleet = Fleet(clock)
+    workers = Workers(clock)
 
     def rates(*, fresh=True):
         nonlocal output
         output += 100 if fresh else 0
-        fleet.update([status("d", 0, output)], fresh=fresh)
+        workers.update([status("d", 0, output)], fresh=fresh)
         clock.now += 2
-        return rows(fleet)["d"]["output_tokens_per_s"], fleet.sums.output_tokens_per_s
+        return rows(workers)["d"]["output_tokens_per_s"], workers.sums.output_tokens_per_s
 
     output, unknown = 0, (None, None)
     assert [rates(), rates()] == [unknown, (50, 50)]
@@ -65,32 +65,32 @@ def test_no_rate_is_known_while_no_scheduler_answers():
 
 
 def test_acceptance_counts_each_worker_by_its_drafts():
-    fleet = Fleet()
-    fleet.update([status("a", drafts=30, first=0.9), status("b", drafts=10, first=0.1), status("c")])
-    assert fleet.sums.acceptance == 0.7
+    workers = Workers()
+    workers.update([status("a", drafts=30, first=0.9), status("b", drafts=10, first=0.1), status("c")])
+    assert workers.sums.acceptance == 0.7
 
 
 def test_a_worker_that_left_is_shown_for_a_while():
     clock = Clock()
-    fleet = Fleet(clock)
-    fleet.update([status("a"), status("b")])
-    fleet.update([status("a")])
-    assert rows(fleet)["b"]["state"] == GONE
-    assert list(rows(fleet)) == ["a", "b"]
+    workers = Workers(clock)
+    workers.update([status("a"), status("b")])
+    workers.update([status("a")])
+    assert rows(workers)["b"]["state"] == GONE
+    assert list(rows(workers)) == ["a", "b"]
     clock.now += GONE_S
-    fleet.update([status("a")])
-    assert list(rows(fleet)) == ["a"]
+    workers.update([status("a")])
+    assert list(rows(workers)) == ["a"]
 
 
 def test_a_worker_that_comes_back_is_no_longer_gone():
-    fleet = Fleet()
-    fleet.update([status("a")])
-    fleet.update([])
-    fleet.update([status("a")])
-    assert [(row["id"], row["state"]) for row in rows(fleet).values()] == [("a", "ready")]
+    workers = Workers()
+    workers.update([status("a")])
+    workers.update([])
+    workers.update([status("a")])
+    assert [(row["id"], row["state"]) for row in rows(workers).values()] == [("a", "ready")]
 
 
 def test_a_drained_worker_is_called_drained():
-    fleet = Fleet()
-    fleet.update([status("a", drained=True)])
-    assert rows(fleet)["a"]["state"] == "drained"
+    workers = Workers()
+    workers.update([status("a", drained=True)])
+    assert rows(workers)["a"]["state"] == "drained"

@@ -1,4 +1,4 @@
-"""Workers as the live page shows them: one row each, with rates between two snapshots."""
+"""Workers as rows, with rates between two snapshots."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.protos import scheduler_pb2 as pb
+from baton.services.roles import name_of
 
 GONE_S = 30.0  # how long a worker that has left is still shown
 GONE = "gone"
@@ -15,7 +16,7 @@ _MIB = 1 << 20
 
 
 class Row(NamedTuple):
-    """One worker on the page; sent as a list."""
+    """One worker. The live page gets it as a list."""
 
     id: str
     name: str
@@ -58,7 +59,7 @@ class _Rates:
     output_per_s: float | None = None
 
 
-class Fleet:
+class Workers:
     """The workers of the last snapshot, and those that left shortly before."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -93,12 +94,11 @@ class Fleet:
         capacity, drafting = identity.capacity, load.drafting
         usable = max(1, capacity.num_blocks - 1)
         rates = self._rates.get(identity.worker_id)
-        state = pb.WorkerState.Name(status.state).removeprefix("WORKER_STATE_").lower()
         return Row(
             id=identity.worker_id,
             name=identity.name or identity.worker_id,
-            role=pb.Role.Name(identity.role).removeprefix("ROLE_").lower(),
-            state="drained" if status.drained else state,
+            role=name_of(identity.role),
+            state=state_of(status),
             running=load.running,
             waiting=load.waiting,
             slots=capacity.max_num_seqs,
@@ -139,6 +139,12 @@ class Fleet:
             _sum(one.output_per_s for one in rates),
             round(accepted / drafts, 3) if drafts else None,
         )
+
+
+def state_of(worker: pb.WorkerStatus) -> str:
+    if worker.drained:
+        return "drained"
+    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
 
 
 def _rounded(value: float | None) -> float | None:

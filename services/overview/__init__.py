@@ -1,0 +1,6 @@
+"""The view of a deployment that `baton status`, `baton top` and the live page share.
+
+workers    workers as rows, with rates
+changes    the differences between two sets of rows, in words
+actions    drain, undrain and change of role
+"""
