@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,8 +24,7 @@ from baton import addresses
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.security.names import Role
-from baton.services import identities, roles
+from baton.services import roles
 from baton.services.errors import ServiceError, StartError, describe
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.watch import healthy
@@ -83,7 +81,6 @@ class Deployment:
         self._healthy: set[str] = set()  # routers
         self._checked: set[str] = set()  # routers whose port was checked before their first start
         self._workers: dict[str, str] = {}  # name -> state at the scheduler
-        self._trust: Trust | None = None
         self._trees: dict[tuple[str, str], dict[str, Any]] = {}
         self._orders_taken = 0  # number of the desk's last order that was taken
         self._stopping = threading.Event()
@@ -93,10 +90,7 @@ class Deployment:
         self.ended = False  # by `baton ray down` or a failure
         try:
             self.scheduler_address = self._place_scheduler()
-            if settings.security.tls:
-                self._trust = Trust(settings, self._machines[self._home].address)
-            else:
-                identities.take_on(settings, Role.OPERATOR)
+            self._trust = Trust(settings, self._machines[self._home].address)
         except BaseException:
             cluster.kill(self._desk)
             raise
@@ -180,7 +174,7 @@ class Deployment:
 
     async def _run(self) -> None:
         turns = Turns(self._tell)
-        async with self._trust or nullcontext(), SchedulerClient(self.scheduler_address) as client:
+        async with self._trust, SchedulerClient(self.scheduler_address) as client:
             while not self._stopping.is_set() and not self.ended:
                 try:
                     await asyncio.to_thread(self._turn)
@@ -364,8 +358,7 @@ class Deployment:
         """Return the settings of a role's parts on a node, with addresses that other nodes can reach."""
         tree = self.settings.tree_of(role)
         tree["scheduler"]["address"] = self.scheduler_address
-        if self._trust:
-            tree["security"] = self._trust.section(role)
+        tree["security"] = self._trust.section(role)
         tree["worker"]["listen"] = addresses.join(machine.address, 0)
         if "host" not in self.settings.router.model_fields_set:
             tree["router"]["host"] = machine.address

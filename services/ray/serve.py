@@ -119,12 +119,7 @@ class Scheduler(_Part):
         super().__init__("scheduler", tree)
         self._address = addresses.join(self._host, self._keeper.port(self._host))
         self._tree["scheduler"]["address"] = self._address
-        self._trust: Trust | None = None
-        settings = Settings(**self._tree)
-        if settings.security.tls:
-            self._trust = Trust(settings, self._host)
-        else:
-            identities.take_on(settings, Role.OPERATOR)
+        self._trust = Trust(Settings(**self._tree), self._host)
         self._started: asyncio.Task[None] | None = None
 
     async def meet(self, part: str) -> Meeting:
@@ -132,23 +127,17 @@ class Scheduler(_Part):
         if self._started is None:
             self._started = asyncio.create_task(self._start())
         await self._started
-        return Meeting(self._address, self._section(part), self._section(Role.OPERATOR))
+        return Meeting(self._address, self._trust.section(part), self._trust.section(Role.OPERATOR))
 
     async def __del__(self) -> None:
         """End the scheduler, then its CA."""
         await super().__del__()
-        if self._trust:
-            await self._trust.__aexit__(None, None, None)
+        await self._trust.__aexit__(None, None, None)
 
     async def _start(self) -> None:
-        if self._trust:
-            await self._trust.__aenter__()
-        self._tree["security"] = self._section(self._role)
+        await self._trust.__aenter__()
+        self._tree["security"] = self._trust.section(self._role)
         await self._run(0, self._answers)
-
-    def _section(self, part: str) -> dict[str, Any]:
-        plain: dict[str, Any] = self._tree["security"]
-        return self._trust.section(part) if self._trust else plain
 
     async def _answers(self) -> bool:
         return await _describe(self._address) is not None

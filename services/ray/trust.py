@@ -1,7 +1,7 @@
 """The certificates of a deployment on Ray: its owner, or Serve's replica of the scheduler, is the CA.
 
-Each part joins with a token for its role, which it gets with its settings through Ray. So anyone who can read
-Ray's messages or start actors can join; Ray's own authentication and TLS must prevent that
+With TLS, each part joins with a token for its role, which it gets with its settings through Ray. So anyone
+who can read Ray's messages or start actors can join; Ray's own authentication and TLS must prevent that
 (docs/security.md).
 """
 
@@ -19,8 +19,9 @@ from baton.security.authority import LIFE_S, Authority
 from baton.security.errors import SecurityError
 from baton.security.join_service import JoinService
 from baton.security.names import Role
+from baton.security.tokens import Token
 from baton.services import identities
-from baton.services.config import Settings
+from baton.services.config import REVEAL, Settings
 from baton.services.ray.config import WORKER_ROLES
 from baton.tasks import stop
 
@@ -33,29 +34,34 @@ log = logging.getLogger(__name__)
 
 
 class Trust:
-    """A deployment's CA, which serves while the context is open."""
+    """A deployment's CA, which serves while the context is open; with security.insecure, nothing."""
 
     def __init__(self, settings: Settings, host: str) -> None:
-        """Open or create the CA of `settings`, and become an operator. Raises SecurityError.
+        """Become an operator, and with TLS open or create the CA of `settings`. Raises SecurityError.
 
-        It will listen on a free port of `host`.
+        The CA will listen on a free port of `host`.
         """
-        authority = Authority.at(expanded(settings.security.ca, "security.ca"))
-        identities.take_on(settings, Role.OPERATOR)
-        topic = settings.deployment
-        self._tokens = authority.tokens
-        self._given = {
-            role: authority.tokens.add(
-                role, topic, valid_s=VALID_S, uses=None, life_s=LIFE_S, pin=authority.pin
-            )
-            for role in (Role.SCHEDULER, Role.ROUTER, Role.WORKER, Role.OPERATOR)
-        }
-        self._service = JoinService(authority, topic, addresses.join(host, 0))
+        self._plain = settings.security.model_dump(mode="json", context=REVEAL)
+        self._service: JoinService | None = None
+        self._given: dict[Role, Token] = {}
         self._extending: asyncio.Task[None] | None = None
+        if settings.security.tls:
+            topic, authority = (
+                settings.deployment,
+                Authority.at(expanded(settings.security.ca, "security.ca")),
+            )
+            self._tokens = authority.tokens
+            self._service = JoinService(authority, topic, addresses.join(host, 0))
+            for role in (Role.SCHEDULER, Role.ROUTER, Role.WORKER, Role.OPERATOR):
+                self._given[role] = authority.tokens.add(
+                    role, topic, valid_s=VALID_S, uses=None, life_s=LIFE_S, pin=authority.pin
+                )
+        identities.take_on(settings, Role.OPERATOR)
 
     async def __aenter__(self) -> Self:
-        await self._service.__aenter__()
-        self._extending = keep(self._extend, "validity of the parts' tokens")
+        if self._service:
+            await self._service.__aenter__()
+            self._extending = keep(self._extend, "validity of the parts' tokens")
         return self
 
     async def __aexit__(
@@ -63,7 +69,8 @@ class Trust:
     ) -> None:
         if self._extending:
             await stop(self._extending)
-        await self._service.__aexit__(kind, error, trace)
+        if self._service:
+            await self._service.__aexit__(kind, error, trace)
         for token in self._given.values():
             self._tokens.revoke(token.id)
 
@@ -78,5 +85,7 @@ class Trust:
 
     def section(self, part: str) -> dict[str, Any]:
         """Return the section `security` for a part: a role of workers, router, scheduler or operator."""
+        if self._service is None:
+            return self._plain
         role = Role.WORKER if part in WORKER_ROLES else Role(part)
         return {"tls": True, "join": self._service.address, "token": str(self._given[role])}
