@@ -26,10 +26,10 @@ import aiohttp
 
 from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.simulate import mooncake, profile
-from baton.services.simulate.deployment import Split
+from baton.services.simulate.deployment import Setup, Split
 from baton.services.simulate.figures import Goals
 from baton.services.simulate.profile import Handoff, Profile
-from baton.services.simulate.simulation import Setup, simulate
+from baton.services.simulate.simulation import simulate
 from baton.services.simulate.traces import KINDS, Conversations
 from bench.options import options
 from bench.report import markdown

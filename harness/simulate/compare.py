@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from baton.services.config import PolicySettings
+from baton.services.simulate.deployment import Setup
 from baton.services.simulate.figures import Run
-from baton.services.simulate.simulation import Progress, Setup, simulate
+from baton.services.simulate.simulation import Progress, simulate
 from baton.services.simulate.traces import KINDS, Conversations, Trace
 from harness.simulate.baselines import POLICIES, install
 from harness.stats import median

@@ -17,9 +17,9 @@ from baton.services.cli.tables import Column, fitted
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 from baton.services.simulate import mooncake, profile
-from baton.services.simulate.deployment import Split
+from baton.services.simulate.deployment import Setup, Split
 from baton.services.simulate.figures import Goals
-from baton.services.simulate.simulation import Progress, Setup
+from baton.services.simulate.simulation import Progress
 from baton.services.simulate.traces import KINDS, Conversations, Trace
 from baton.services.simulate.tune import Tried, search
 

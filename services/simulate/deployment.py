@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from prometheus_client import CollectorRegistry
 
@@ -18,9 +18,9 @@ from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.services import roles
-from baton.services.config import SchedulerSettings
+from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.simulate.engine import Machine, SimulatedEngine
-from baton.services.simulate.figures import Gaps
+from baton.services.simulate.figures import Gaps, Goals
 from baton.services.simulate.profile import Profile
 from baton.services.simulate.worker import SimulatedWorker
 
@@ -56,48 +56,54 @@ class Split:
         ]
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A simulation without its trace."""
+
+    split: Split
+    profile: Profile = field(default_factory=Profile)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    goals: Goals = Goals(0.5, 0.05)  # noqa: RUF009 (frozen)
+    events: bool = True  # workers report their caches to the scheduler
+    routers: int = 1
+    # Share of the run during which caches fill; requests that arrive then are not counted.
+    warm_share: float = 0.2
+    seed: int = 0
+
+
 class SimulatedDeployment:
     """A scheduler and its workers, on the loop's virtual time."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        split: Split,
-        profile: Profile,
-        settings: SchedulerSettings,
-        *,
-        block_tokens: int,
-        seed: int,
-        events: bool = True,
-    ) -> None:
-        """Set up the scheduler. Without `events` workers do not report their caches. Raises BadPolicy."""
-        settings = settings.model_copy(update={"prefix_pull_s": 0.0})  # pulls are not simulated
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, block_tokens: int) -> None:
+        """Set up the scheduler. Raises BadPolicy."""
+        profile = setup.profile
+        # Pulls of prefixes are not simulated.
+        settings = setup.scheduler.model_copy(update={"prefix_pull_s": 0.0})
         self._loop = loop
         self._profile = profile
         self._settings = settings
         self._block_tokens = block_tokens
-        self._draw = random.Random(seed)  # noqa: S311 (no secret)
-        self._split = split
+        self._draw = random.Random(setup.seed)  # noqa: S311 (no secret)
+        self._split = setup.split
         self._machine = Machine(profile.engine.cores)
         self.workers: dict[str, SimulatedWorker] = {}  # by id
         self.ledger = Ledger(settings.placement_lease_s, loop.time)
         self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
         self._prefixes: PrefixLedger | None = None
         self._knowledge: Knowledge | None = None
-        if events:
+        if setup.events:
             index = PrefixIndex()
             self._prefixes = PrefixLedger(index, loop.time, heartbeat_s=settings.heartbeat_s)
             self._knowledge = Knowledge(self._prefixes, PrefixMetrics(CollectorRegistry()), loop.time)
-        policy = Policy(settings, settings.policy, random.Random(seed))  # noqa: S311
+        policy = Policy(settings, settings.policy, random.Random(setup.seed))  # noqa: S311
         self.placer = Placer(self.roster, self.ledger, policy, prefixes=self._prefixes, clock=loop.time)
 
     def begin(self) -> None:
         """Start the workers."""
         for number, (name, role) in enumerate(self._split.names()):
             engine = SimulatedEngine(self._loop, self._profile, self._block_tokens, self._machine, number)
-            worker = SimulatedWorker(
-                name, role, profile=self._profile, block_tokens=self._block_tokens, engine=engine
-            )
+            worker = SimulatedWorker(name, role, self._profile, self._block_tokens, engine)
             self.workers[name] = worker
             if refusal := self.roster.register(worker.identity, pb.WORKER_STATE_READY):
                 raise RuntimeError(refusal)

@@ -24,15 +24,13 @@ from baton.scheduler.policy import NoChoice
 from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
 from baton.scheduler.types import RouterReport
 from baton.services.classes import ServiceClass
-from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import NOBODY
 from baton.services.router.waiting import WaitingRoom
-from baton.services.simulate.deployment import SimulatedDeployment
+from baton.services.simulate.deployment import Setup, SimulatedDeployment
 from baton.services.simulate.engine import Job, TooLarge
 from baton.services.simulate.figures import Outcome
-from baton.services.simulate.profile import Profile
 from baton.services.simulate.traces import Ask
 from baton.services.simulate.worker import SimulatedWorker
 
@@ -45,24 +43,23 @@ class SimulatedRouter:
         loop: asyncio.AbstractEventLoop,
         name: str,
         deployment: SimulatedDeployment,
-        *,
-        profile: Profile,
-        scheduler: SchedulerSettings,
-        router: RouterSettings,
+        setup: Setup,
         block_tokens: int,
     ) -> None:
         self._loop = loop
         self._name = name
         self._deployment = deployment
-        self._profile = profile
-        self._request_s = router.request_timeout_s
+        self._profile = setup.profile
+        self._request_s = setup.router.request_timeout_s
         self._block_tokens = block_tokens
         metrics = RouterMetrics(CollectorRegistry())
-        self._waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, clock=loop.time)
+        self._waiting = WaitingRoom(
+            setup.router.max_waiting, setup.router.max_wait_s, metrics, clock=loop.time
+        )
         self._held: dict[str, Attempt] = {}  # placed attempts by request
         self._prefilled: list[Attempt] = []  # not reported yet
         self._finished: list[tuple[Attempt, pb.Finished]] = []
-        self._renew_s = scheduler.placement_lease_s / RENEWALS_PER_LEASE
+        self._renew_s = setup.scheduler.placement_lease_s / RENEWALS_PER_LEASE
         loop.call_later(self._renew_s, self._renew)
 
     async def serve(self, name: str, ask: Ask, outcome: Outcome) -> None:

@@ -5,36 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from baton.services.config import RouterSettings, SchedulerSettings
-from baton.services.simulate.deployment import SimulatedDeployment, Split
-from baton.services.simulate.figures import Goals, Outcome, Run
+from baton.services.simulate.deployment import Setup, SimulatedDeployment
+from baton.services.simulate.figures import Outcome, Run
 from baton.services.simulate.loop import VirtualLoop, run
-from baton.services.simulate.profile import Profile
 from baton.services.simulate.router import SimulatedRouter
 from baton.services.simulate.traces import Ask, Trace
 
-WARM_SHARE = 0.2  # of the run, during which caches fill; requests that arrive then are not counted
 PROGRESS_S = 1.0  # real time between progress reports
 
 # Called with the share of the time that has passed (0 to 1) and the number of finished requests.
 Progress = Callable[[float, int], None]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A simulation without its trace."""
-
-    split: Split
-    profile: Profile = field(default_factory=Profile)
-    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
-    router: RouterSettings = field(default_factory=RouterSettings)
-    goals: Goals = Goals(0.5, 0.05)  # noqa: RUF009 (frozen)
-    events: bool = True  # workers report their caches to the scheduler
-    routers: int = 1
-    warm_share: float = WARM_SHARE
-    seed: int = 0
 
 
 def simulate(setup: Setup, trace: Trace, progress: Progress | None = None) -> Run:
@@ -49,26 +30,9 @@ class _Simulation:
         self._setup = setup
         self._trace = trace
         self._progress = progress
-        block, seed = trace.block_tokens, setup.seed
-        self._deployment = SimulatedDeployment(
-            loop,
-            setup.split,
-            setup.profile,
-            setup.scheduler,
-            block_tokens=block,
-            seed=seed,
-            events=setup.events,
-        )
+        self._deployment = SimulatedDeployment(loop, setup, trace.block_tokens)
         self._routers = [
-            SimulatedRouter(
-                loop,
-                f"router-{number}",
-                self._deployment,
-                profile=setup.profile,
-                scheduler=setup.scheduler,
-                router=setup.router,
-                block_tokens=block,
-            )
+            SimulatedRouter(loop, f"router-{number}", self._deployment, setup, trace.block_tokens)
             for number in range(setup.routers)
         ]
         self._outcomes: list[Outcome] = []

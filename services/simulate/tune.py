@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from baton.services.simulate.deployment import Split
+from baton.services.simulate.deployment import Setup, Split
 from baton.services.simulate.figures import Run
-from baton.services.simulate.simulation import Progress, Setup, simulate
+from baton.services.simulate.simulation import Progress, simulate
 from baton.services.simulate.traces import Trace
 
 ALL_UP_TO = 9  # with more splits not all are simulated

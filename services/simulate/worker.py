@@ -16,13 +16,7 @@ class SimulatedWorker:
     """One worker."""
 
     def __init__(
-        self,
-        name: str,
-        role: pb.Role,
-        *,
-        profile: Profile,
-        block_tokens: int,
-        engine: SimulatedEngine,
+        self, name: str, role: pb.Role, profile: Profile, block_tokens: int, engine: SimulatedEngine
     ) -> None:
         self.worker_id = name
         self.engine = engine

@@ -13,11 +13,10 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import SchedulerSettings
-from baton.services.simulate.deployment import Split
+from baton.services.simulate.deployment import Setup, Split
 from baton.services.simulate.engine import Job, Machine, SimulatedEngine
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
-from baton.services.simulate.simulation import Setup
 from baton.services.simulate.traces import Conversations
 from baton.services.simulate.worker import SimulatedWorker
 from harness.simulate.baselines import POLICIES, RoundRobin

@@ -10,12 +10,12 @@ from baton.services.classes import Classes
 from baton.services.config import RouterSettings, SchedulerSettings
 from baton.services.router.errors import Why
 from baton.services.simulate import tune
-from baton.services.simulate.deployment import Split
+from baton.services.simulate.deployment import Setup, Split
 from baton.services.simulate.figures import Goals, Run
 from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.mooncake import MooncakeTrace
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
-from baton.services.simulate.simulation import Setup, _Simulation, simulate
+from baton.services.simulate.simulation import _Simulation, simulate
 from baton.services.simulate.traces import KINDS, Ask, Conversations, Kind, Trace
 
 PACE = Pace(prefill=[(0, 0.01), (100, 0.11)], decode=[(0, 0.01), (100, 0.21)], overhead_s=0.005)
