@@ -2,7 +2,7 @@
 
 A pipe's reader may have exited or stalled, a disk full, a terminal closed; none of these may crash or block a
 process. Lines that cannot be written now are buffered, up to a limit, and retried. The number of lost lines
-is printed once writing works again.
+is printed once writing works again. There is no writer thread, because the supervisor forks.
 """
 
 from __future__ import annotations
