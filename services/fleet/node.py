@@ -18,7 +18,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,6 @@ from baton.services.fleet.devices import Cores, Devices, cpu_build
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
 from baton.services.leave import leave
-from baton.services.printing import catch_up
 
 Tell = Callable[[dict[str, Any]], None]
 _ROUTER, _SCHEDULER = "router", "scheduler"
@@ -105,11 +103,7 @@ class _Node:
 
     def _wait(self) -> None:
         """Wait for one event and handle it. Raises Stopped."""
-        sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
-        if self._listen:
-            sources.append(_STDIN)
-        limits = [limit for limit in (self._parts.next_start_s, catch_up()) if limit is not None]
-        readable = wait(sources, timeout=min(limits, default=None))
+        readable = self._parts.wait([self._stop, *([_STDIN] if self._listen else [])])
         if self._stop in readable:
             raise Stopped
         if _STDIN in readable:

@@ -7,10 +7,12 @@ at a process limit, the start is retried for as long as it takes, because that i
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from baton.services.errors import StartError
@@ -19,6 +21,7 @@ from baton.services.fleet.endings import OutOfMemory
 from baton.services.fleet.log_files import Rotation
 from baton.services.fleet.processes import Child
 from baton.services.fleet.watch import Seen
+from baton.services.printing import catch_up
 
 STOP_TIMEOUT_S = 15.0
 WATCHER_STOP_S = 1.0  # it has nothing to finish
@@ -33,6 +36,7 @@ NEW_PROGRAMS = (
 )
 
 Say = Callable[[str, str], None]  # a part's name, an event
+Source = socket.socket | Connection | int
 
 
 class Kind(Enum):
@@ -191,6 +195,12 @@ class Parts:
         due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
         left = [max(0.0, min(due) - time.monotonic())] if due else []
         return min([*left, *([self.rotation.due_s] if self.log_dir else [])], default=None)
+
+    def wait(self, sources: Iterable[Source], at_most_s: float | None = None) -> list[object]:
+        """Wait until a source is readable, a part dies or `reap` has work; return what is readable."""
+        due = (at_most_s, self.next_start_s, catch_up())
+        limits = [seconds for seconds in due if seconds is not None]
+        return list(wait([*sources, *self.sentinels], timeout=min(limits, default=None)))
 
     def stop(
         self,

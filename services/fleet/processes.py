@@ -163,6 +163,16 @@ def start_supervisor(*arguments: str, log: Path, cwd: str | None = None) -> subp
         )
 
 
+def end_supervisor(process: subprocess.Popen[str], within_s: float) -> None:
+    """End a supervisor and its parts; kill them if it takes longer."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its children die with it
+        process.wait()
+
+
 class _Descriptor(int):
     """A descriptor, or -1 for none, that is duplicated into a new program."""
 

@@ -11,7 +11,6 @@ import logging
 import socket
 from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import wait
 
 from baton.security.names import Role
 from baton.services import identities
@@ -66,17 +65,12 @@ class _Routers:
             for number in range(len(self._router.group)):
                 work = partial(_serve, self._settings, self._models, self._router, number)
                 self._parts.add(f"router-{number}", Kind.ROUTER, work)
-            while not self._stopped():
+            while self._stop not in self._parts.wait([self._stop]):
                 self._parts.reap()
                 if all(part.given_up for part in self._parts.members):
                     raise StartError("router.processes: each died too often; see their output")
         finally:
             self._end()
-
-    def _stopped(self) -> bool:
-        """Wait for a signal, a death or a due start; return whether it was a signal."""
-        sources: list[socket.socket | int] = [self._stop, *self._parts.sentinels]
-        return self._stop in wait(sources, timeout=self._parts.next_start_s)
 
     def _end(self) -> None:
         """End all processes. Each finishes its streams, and closes its socket once no client waits on it."""

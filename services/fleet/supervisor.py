@@ -13,11 +13,11 @@ from __future__ import annotations
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,14 +25,14 @@ from urllib.parse import quote
 from baton import addresses
 from baton.home import expanded
 from baton.security.names import Role
-from baton.services import credentials, identities, printing, roles
+from baton.services import credentials, identities, roles
 from baton.services.config import Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
 from baton.services.fleet.goals import goals_of
-from baton.services.fleet.parts import Kind, Parts, Say
+from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
 from baton.services.fleet.signals import Stopped, left_on_signals, wake_on_signals
@@ -172,66 +172,111 @@ def supervise(
     whole = started(settings, fleet)
     _check(settings, whole)
     folder = log_folder(log_dir)
-    began = time.monotonic()
-
-    def say(name: str, text: str) -> None:
-        tell({"event": "step", "since_start_s": time.monotonic() - began, "name": name, "text": text})
-
-    parts = Parts(folder, say)
     if settings.security.tls and not settings.security.join:
         from baton.security.authority import Authority
 
         Authority.at(expanded(settings.security.ca, "security.ca"))  # the parts' certificates come from it
     stops: list[socket.socket | int] = [wake_on_signals(), *([] if owner is None else [owner])]
     tell({"event": "begun", "log_dir": str(folder)})
-    # The watcher and its successors share one pipe: messages are small enough to be written atomically.
-    ours, theirs = Pipe(duplex=False)
-    peers = [_peers(one) for one in whole]
-    plans = [
-        Plan(peer.settings, one.fleet.roles, peer.prefix) for peer, one in zip(peers, whole, strict=True)
-    ]
-    found = places_of(plans, lambda own: partial(children.Worker, own), settings.fleet.devices)
-    places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
-    watched = [_watched(settings, peer, places[peer.prefix]) for peer in peers]
+    _Supervisor(settings, whole, folder, tell, stops).run()
 
-    def end() -> None:
-        drain_s = settings.router.drain_timeout_s if parts.serve else 0.0
-        parts.stop(drain_s, told=lambda: tell({"event": "ending", "drain_s": drain_s}))
 
-    def ended() -> None:
-        tell({"event": "ended"})
+class _Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        whole: Sequence[Started],
+        folder: Path,
+        tell: Tell,
+        stops: list[socket.socket | int],
+    ) -> None:
+        """Plan the parts of `whole`. Raises ConfigError and StartError."""
+        self._settings = settings
+        self._whole = whole
+        self._tell = tell
+        self._stops = stops
+        self._began = time.monotonic()
+        self._parts = Parts(folder, self._say)
+        self._peers = [_peers(one) for one in whole]
+        plans = [
+            Plan(peer.settings, one.fleet.roles, peer.prefix)
+            for peer, one in zip(self._peers, whole, strict=True)
+        ]
+        found = places_of(plans, lambda own: partial(children.Worker, own), settings.fleet.devices)
+        self._places = {one.prefix: each for one, each in zip(plans, found, strict=True)}
+        # The watcher and its successors share one pipe: messages are small enough to be written atomically.
+        self._events, self._watchers_end = Pipe(duplex=False)
 
-    try:
-        parts.add("watcher", Kind.WATCHER, partial(_watch, settings, watched, theirs))
-        for one in whole:
-            own = one.model
+    def run(self) -> None:
+        """Start everything, keep it running until a signal, and stop it."""
+        try:
+            self._start()
+            self._until_ready()
+            self._tell({"event": "ready"})
+            while True:
+                self._wait()
+        except Stopped:
+            pass
+        finally:
+            self._end()
+        self._tell({"event": "ended"})
+
+    def _say(self, name: str, text: str) -> None:
+        since_s = time.monotonic() - self._began
+        self._tell({"event": "step", "since_start_s": since_s, "name": name, "text": text})
+
+    def _end(self) -> None:
+        drain_s = self._settings.router.drain_timeout_s if self._parts.serve else 0.0
+        self._parts.stop(drain_s, told=lambda: self._tell({"event": "ending", "drain_s": drain_s}))
+
+    def _start(self) -> None:
+        parts, settings = self._parts, self._settings
+        watched = [_watched(settings, peer, self._places[peer.prefix]) for peer in self._peers]
+        parts.add("watcher", Kind.WATCHER, partial(_watch, settings, watched, self._watchers_end))
+        for one in self._whole:
             _start_schedulers(parts, one)
-            if not Path(own.settings.engine.model).exists():
-                say(
-                    "model",
-                    f"there is no folder {own.settings.engine.model}: it is fetched from Hugging Face",
-                )
-        say("engine", "importing vLLM; the first time takes longest")
-        with left_on_signals(stops, end, ended):
+            model = one.model.settings.engine.model
+            if not Path(model).exists():
+                self._say("model", f"there is no folder {model}: it is fetched from Hugging Face")
+        self._say("engine", "importing vLLM; the first time takes longest")
+        with left_on_signals(self._stops, self._end, lambda: self._tell({"event": "ended"})):
             children.preload(settings, "up")
             # Raises for arguments that vLLM refuses, before a model is loaded.
-            for peer in peers:
+            for peer in self._peers:
                 engine_args(peer.settings.engine)
                 frontend_namespace(peer.settings.engine, peer.settings.router)
-        say("engine", "vLLM imported")
-        for each in places.values():
+        self._say("engine", "vLLM imported")
+        for each in self._places.values():
             each.start(parts)
-        parts.add("router", Kind.ROUTER, partial(children.router, settings, peers))
-        say("processes", "started; the engines load the model")
-        _until_ready(parts, places, say, ours, stops)
-        tell({"event": "ready"})
-        while True:
-            _wait(parts, places, ours, stops)
-    except Stopped:
-        pass
-    finally:
-        end()
-    ended()
+        parts.add("router", Kind.ROUTER, partial(children.router, settings, self._peers))
+        self._say("processes", "started; the engines load the model")
+
+    def _until_ready(self) -> None:
+        parts, spoke = self._parts, time.monotonic()
+        deadline, waited_for = spoke + READY_TIMEOUT_S, parts.waiting_for
+        while parts.waiting_for:
+            self._wait(0.2)
+            now, names = time.monotonic(), ", ".join(parts.waiting_for)
+            if now > deadline:
+                raise StartError(f"not ready after {READY_TIMEOUT_S:.0f} s: {names}; see the logs")
+            if parts.waiting_for != waited_for:
+                spoke, waited_for = now, parts.waiting_for
+            if now - spoke > STILL_WAITING_S:
+                self._say("still", f"waiting for {names}{parts.last_words}")
+                spoke = now
+
+    def _wait(self, at_most_s: float | None = None) -> None:
+        """Wait for one event and handle it. Raises Stopped, and StartError if nothing can serve."""
+        readable = self._parts.wait([*self._stops, self._events], at_most_s)
+        if any(stop in readable for stop in self._stops):
+            raise Stopped
+        if self._events in readable:
+            event = self._events.recv()
+            if isinstance(event, Ordered):
+                self._places[event.prefix].obey(event, self._parts)
+            else:
+                self._parts.note(event)
+        self._parts.reap()
 
 
 def _peers(one: Started) -> Model:
@@ -258,51 +303,6 @@ def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
 def _watch(settings: Settings, watched: Sequence[Watched], events: Connection) -> None:
     identities.take_on(settings, Role.OPERATOR)
     watch(watched, settings.router.url, events)
-
-
-def _until_ready(
-    parts: Parts,
-    places: Mapping[str, Places],
-    say: Say,
-    events: Connection,
-    stops: list[socket.socket | int],
-) -> None:
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    spoke, waited_for = time.monotonic(), parts.waiting_for
-    while parts.waiting_for:
-        _wait(parts, places, events, stops, 0.2)
-        now = time.monotonic()
-        if now > deadline:
-            raise StartError(
-                f"not ready after {READY_TIMEOUT_S:.0f} s: {', '.join(parts.waiting_for)}; see the logs"
-            )
-        if parts.waiting_for != waited_for:
-            spoke, waited_for = now, parts.waiting_for
-        if now - spoke > STILL_WAITING_S:
-            say("still", f"waiting for {', '.join(parts.waiting_for)}{parts.last_words}")
-            spoke = now
-
-
-def _wait(
-    parts: Parts,
-    places: Mapping[str, Places],
-    events: Connection,
-    stops: list[socket.socket | int],
-    at_most_s: float | None = None,
-) -> None:
-    """Wait for one event and handle it. Raises Stopped, and StartError if nothing can serve."""
-    due = (at_most_s, parts.next_start_s, printing.catch_up())
-    limits = [seconds for seconds in due if seconds is not None]
-    readable = wait([*stops, events, *parts.sentinels], timeout=min(limits, default=None))
-    if any(stop in readable for stop in stops):
-        raise Stopped
-    if events in readable:
-        event = events.recv()
-        if isinstance(event, Ordered):
-            places[event.prefix].obey(event, parts)
-        else:
-            parts.note(event)
-    parts.reap()
 
 
 def scheduler_addresses(settings: Settings, number: int) -> list[str]:

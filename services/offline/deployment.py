@@ -23,7 +23,7 @@ from baton.services.errors import ConfigError, ServiceError, StartError
 from baton.services.fleet.endings import ending
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.fleet.ports import reserved
-from baton.services.fleet.processes import start_supervisor
+from baton.services.fleet.processes import end_supervisor, start_supervisor
 from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.client import json_object
 from baton.services.offline.errors import DeploymentEnded
@@ -98,13 +98,7 @@ class OwnDeployment:
         if self._closed or os.getpid() != self.owner:  # a fork of the owner is not the owner
             return
         self._closed = True
-        if self._process.poll() is None:
-            self._process.terminate()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # its children die with it
-            self._process.wait()
+        end_supervisor(self._process, _STOP_S)
         self._reader.join(5.0)
         for port in self._ports:
             port.close()

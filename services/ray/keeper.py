@@ -23,7 +23,7 @@ from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import log_files
 from baton.services.fleet.endings import ending
 from baton.services.fleet.ports import check_port, reserved
-from baton.services.fleet.processes import start_supervisor
+from baton.services.fleet.processes import end_supervisor, start_supervisor
 
 EVENTS = 1_000  # kept until fetched; older ones are dropped
 STARTS = 5  # failed starts of `baton node` in a row; then it stays down and its owner is told
@@ -101,12 +101,7 @@ class Keeper:
         while self._ports:
             self._ports.pop().close()
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()  # its children die with it
-                self._process.wait(END_S)
+            end_supervisor(self._process, END_S)
             _close(self._process.stdin)
 
     def _tell(self) -> None:

@@ -21,7 +21,7 @@ from baton.services.overview.actions import Kind, act
 from baton.services.overview.changes import changes
 from baton.services.overview.workers import GONE, Row, Workers
 from baton.services.top import view
-from baton.services.top.view import Seen
+from baton.services.top.view import Seen, share
 
 REFRESH_S = 1.0
 SHOWN_REQUESTS = 20
@@ -173,11 +173,7 @@ class Top(App[None]):
             f"{flow.requests_s:,.1f} requests/s  {flow.tokens_s:,.0f} tok/s  {flow.waiting} wait"
             f"  TTFT {_times(flow.ttft)}  ITL {_times(flow.itl)}",
         ]
-        lines += [
-            f"{side.name:<8}{side.ready:>4} of {side.workers:<4} run {side.running:<5} wait {side.waiting:<5}"
-            f" KV {_share(side.kv):<5} acc {_share(side.acceptance):<5} {side.tokens_s:,.0f} tok/s"
-            for side in view.sides(found)
-        ]
+        lines += view.sides(found)
         if seen.store_problem:
             lines.insert(0, f"THE STORE IS AWAY: {seen.store_problem}")
         if self._problem:
@@ -323,8 +319,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.state if row.silent_s < 10 else f"silent {row.silent_s:.0f}s",
         str(row.running),
         str(row.waiting),
-        _share(row.kv_usage),
-        f"{_share(row.acceptance)}{' LOW' if row.alarm else ''}",
+        share(row.kv_usage),
+        f"{share(row.acceptance)}{' LOW' if row.alarm else ''}",
         "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
     )
 
@@ -332,10 +328,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _ended(text: str, width: int) -> str:
     """Shorten an id to its end, where ids differ."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 def _times(found: tuple[float, float] | None) -> str:

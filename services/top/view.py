@@ -21,18 +21,6 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Side:
-    name: str
-    ready: int
-    workers: int
-    running: int
-    waiting: int
-    kv: float | None
-    acceptance: float | None
-    tokens_s: float
-
-
-@dataclass(frozen=True)
 class Traffic:
     """The routers' work between two descriptions: rates per second, times in seconds, None if unknown."""
 
@@ -62,8 +50,22 @@ def chosen(of: Iterable[Row], words: str, sort: str) -> list[Row]:
     return sorted(found, key=SORTS[sort])  # type: ignore[arg-type]
 
 
-def sides(of: Sequence[Row]) -> list[Side]:
-    return [_side(name, mine) for name in SIDES if (mine := [row for row in of if row.role == name])]
+def sides(of: Sequence[Row]) -> Iterator[str]:
+    """Yield a line of sums for each side."""
+    for name in SIDES:
+        if mine := [row for row in of if row.role == name]:
+            ready = sum(row.state == "ready" for row in mine)
+            running, waiting = sum(row.running for row in mine), sum(row.waiting for row in mine)
+            kv, accepted = _mean(row.kv_usage for row in mine), _mean(row.acceptance for row in mine)
+            tokens_s = sum(row.output_tokens_per_s or 0.0 for row in mine)
+            yield (
+                f"{name:<8}{ready:>4} of {len(mine):<4} run {running:<5} wait {waiting:<5}"
+                f" KV {share(kv):<5} acc {share(accepted):<5} {tokens_s:,.0f} tok/s"
+            )
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def changes(before: pb.Description, now: pb.Description) -> Iterator[str]:
@@ -88,19 +90,6 @@ def traffic(now: Seen, before: Seen | None) -> Traffic:
         waiting=sum(one.load.waiting for one in now.description.routers),
         ttft=_quantiles([_more(new.first_token, was.first_token) for new, was in routers]),
         itl=_quantiles([_more(new.gap, was.gap) for new, was in routers]),
-    )
-
-
-def _side(name: str, of: Sequence[Row]) -> Side:
-    return Side(
-        name=name,
-        ready=sum(row.state == "ready" for row in of),
-        workers=len(of),
-        running=sum(row.running for row in of),
-        waiting=sum(row.waiting for row in of),
-        kv=_mean(row.kv_usage for row in of),
-        acceptance=_mean(row.acceptance for row in of),
-        tokens_s=sum(row.output_tokens_per_s or 0.0 for row in of),
     )
 
 

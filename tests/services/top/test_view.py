@@ -69,8 +69,8 @@ def test_workers_are_found_and_sorted() -> None:
     assert [row.id for row in view.chosen(found, "DECODE ready", "KV")] == ["decode-a", "decode-c"]
     assert view.chosen(found, "drained", "name") == []
     prefill, decode = view.sides(found)
-    assert (prefill.name, prefill.workers, decode.running, decode.waiting) == ("prefill", 1, 11, 9)
-    assert decode.kv == 0.45
+    assert prefill.split()[:4] == ["prefill", "1", "of", "1"]
+    assert "run 11    wait 9     KV 45%" in decode
 
 
 def test_routers_that_come_and_go_and_the_store_are_told() -> None:
