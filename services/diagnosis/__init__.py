@@ -9,4 +9,5 @@ deployment    checks through the scheduler: versions, clocks, handoffs
 doctor        all of them, in order
 secrets       keeps secrets out of a bundle
 bundle        the archive for a bug report
+metrics       the metrics of all processes, for that archive
 """

@@ -22,7 +22,7 @@ from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.services.config import ENV_PREFIX, Settings
-from baton.services.diagnosis import figures
+from baton.services.diagnosis import metrics
 from baton.services.diagnosis.doctor import examine
 from baton.services.diagnosis.secrets import Hider, masked
 
@@ -84,7 +84,7 @@ async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, s
     description, problem = await _described(settings)
     status = MessageToDict(description, preserving_proto_field_name=True) if description else problem
     yield "status.json", json.dumps(status, indent=2)
-    for name, text in (await figures.gathered(settings, description)).items():
+    for name, text in (await metrics.gathered(settings, description)).items():
         yield f"metrics/{name}.txt", text
     for path in _logs(log_dir):
         yield f"logs/{path.name}", _end(path)

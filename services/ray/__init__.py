@@ -8,7 +8,7 @@
     turns.py       its pauses and reports when Ray fails
     nodes.py       the nodes in use, the routers on them, and how parts are ended
     slots.py       the wanted workers and their placement groups
-    fleet.py       the scheduler's orders for workers, and requests to Ray's autoscaler
+    orders.py      the scheduler's orders for workers, and requests to Ray's autoscaler
     desk.py        the actor that other processes call: `baton ray status`, `scale`, `down`
     trust.py       the CA and the tokens of the parts
     serve.py       the same parts as an application of Ray Serve

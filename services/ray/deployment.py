@@ -4,7 +4,7 @@ Twice a second it checks where Ray placed each worker, tells each node's keeper 
 reports, and asks Baton's scheduler which workers are ready. This process owns everything: when it ends, for
 whatever reason, Ray ends all parts on every node.
 
-The numbers of workers come from `scale`, or from the scheduler's orders if `autoscale.mode` is on (fleet.py).
+The numbers of workers come from `scale`, or from the scheduler's orders if `autoscale.mode` is on.
 
 A turn costs one call to each node in use, three to Ray (nodes, placement groups, desk) and one to the
 scheduler. A keeper gets its parts only when they change. The scheduler's orders are fetched once a second.
@@ -32,9 +32,9 @@ from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
-from baton.services.ray.fleet import Fleet, Room
 from baton.services.ray.keeper import Keeper
 from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start, place_routers
+from baton.services.ray.orders import OrderedWorkers, Room
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
 from baton.services.ray.turns import TURN_S, Turns
@@ -72,7 +72,7 @@ class Deployment:
         # On this node, so that the death of another one cannot affect it.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
-        self._fleet = Fleet(settings) if settings.autoscale.mode == "on" else None
+        self._chosen = OrderedWorkers(settings) if settings.autoscale.mode == "on" else None
         self._room = Room()
         self._slots = Slots(settings, self._name, self._tell)
         self._nodes: dict[tuple[str, str], Node] = {}  # (node's id, runtime environment) -> node
@@ -119,7 +119,7 @@ class Deployment:
         scheduler decides.
         """
         bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}
-        numbers = checked(prefill, decode, bounds, decided=self._fleet is not None)
+        numbers = checked(prefill, decode, bounds, decided=self._chosen is not None)
         with self._lock:
             self._numbers |= numbers
 
@@ -179,8 +179,8 @@ class Deployment:
                 try:
                     await asyncio.to_thread(self._turn)
                     await self._look(client)
-                    if self._fleet and self._ready:
-                        await self._fleet.ask(client)
+                    if self._chosen and self._ready:
+                        await self._chosen.ask(client)
                     wait_s = turns.went_well()
                 except Exception as error:  # noqa: BLE001 (Ray may be down, and running parts do not need the loop)
                     wait_s = turns.failed(error)
@@ -194,9 +194,9 @@ class Deployment:
             self._machines = machines
             for key in [key for key in self._nodes if key[0] not in machines]:
                 self._tell(self._nodes.pop(key).machine.name, "this node is dead")
-            self._slots.match(self._fleet.roles if self._fleet else self._slots.by_number(self._numbers))
+            self._slots.match(self._chosen.roles if self._chosen else self._slots.by_number(self._numbers))
             self._slots.locate(cluster.places(), machines)
-            if self._fleet:
+            if self._chosen:
                 self._room.want([(slot.bundle, slot.labels) for slot in self._slots if not slot.leaving])
             self._place_routers()
             orders = self._orders()
@@ -211,7 +211,7 @@ class Deployment:
         (ordered,) = cluster.get([self._desk.publish.remote(status)], ANSWER_S)
         if ordered is not None:
             count, numbers, down = ordered
-            if count != self._orders_taken and numbers and not self._fleet:
+            if count != self._orders_taken and numbers and not self._chosen:
                 self.scale(**numbers)
             self._orders_taken = count
             self.ended = self.ended or down
@@ -399,7 +399,7 @@ class Deployment:
             "scheduler": self.scheduler_address,
             "urls": self.urls,
             "autoscale": self.settings.autoscale.mode,
-            "wanted": self._fleet.numbers if self._fleet else dict(self._numbers),
+            "wanted": self._chosen.numbers if self._chosen else dict(self._numbers),
             "bounds": {role: list(self.settings.bounds(role)) for role in WORKER_ROLES},
             "nodes": [
                 {"name": one.name, "address": one.address, "id": one.id} for one in self._machines.values()

@@ -137,13 +137,6 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
     assert not worker.given_up, "all of its restarts were left"
 
 
-def test_the_pause_after_an_engine_that_fails_is_bounded() -> None:
-    patience = Patience()
-    pauses = [min(patience.before_restart_s(number), patience.most_s) for number in range(1, 12)]
-    assert pauses[0] == 0
-    assert max(pauses) == pauses[-1] == patience.most_s == 30
-
-
 def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None:
     worker = fleet.parts.add("mixed-0", Kind.WORKER, lambda: os._exit(ENGINE_FAILED))
     with pytest.raises(StartError, match="mixed-0 could not start"):

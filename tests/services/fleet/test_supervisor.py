@@ -6,7 +6,7 @@ import pytest
 
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from baton.services.fleet.supervisor import Fleet, scheduler_addresses
+from baton.services.fleet.supervisor import scheduler_addresses
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,3 @@ def test_other_numbers_of_addresses_than_schedulers_are_refused() -> None:
     for number in (1, 3):
         with pytest.raises(ConfigError, match=f"names 2 schedulers and --schedulers is {number}"):
             scheduler_addresses(settings, number)
-
-
-def test_a_fleet_is_told_in_words() -> None:
-    assert str(Fleet(1, 2, 0)) == "1 prefill + 2 decode"
-    assert str(Fleet(0, 0, 1, schedulers=2)) == "1 mixed, 2 schedulers"

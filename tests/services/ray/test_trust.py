@@ -43,3 +43,8 @@ async def test_tokens_are_good_while_the_owner_lives(
 
         await until(later)
     assert not expiries(settings)  # a proper end revokes them
+
+
+def test_without_tls_parts_get_the_settings_own_section() -> None:
+    plain = Trust(Settings(security={"insecure": True}), "127.0.0.1").section("worker")  # type: ignore[arg-type]
+    assert (plain["tls"], plain["insecure"]) == (False, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A deployment that only runs its loop; each turn fails."""
     made: Any = Deployment.__new__(Deployment)
     made.scheduler_address = "127.0.0.1:1"
-    made._trust = made._fleet = None
+    made._trust, made._chosen = nullcontext(), None
     made._stopping = threading.Event()
     made._failure, made.ended, made.told, made.count = "", False, [], 0
     made._tell = lambda name, text: made.told.append((name, text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.autoscale.histogram import SECONDS, Histogram, quantile
+from baton.autoscale.histogram import SECONDS, Histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.services.overview.workers import Workers
 from baton.services.top import view
@@ -42,16 +42,6 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert 0.01 / 1.25 <= flow.itl[1] <= 0.01 * 1.25
     alone = view.traffic(now, None)
     assert (alone.requests_s, alone.ttft, alone.waiting) == (0.0, None, 2)
-
-
-def test_its_quantiles_are_those_of_the_live_page() -> None:
-    first = [number / 100 for number in range(1, 101)]
-    nothing, some = router(0, 0, [], []), router(100, 100, first, [1e9])
-    flow = view.traffic(
-        Seen(2.0, pb.Description(routers=[some])), Seen(1.0, pb.Description(routers=[nothing]))
-    )
-    for seen, counts in ((flow.ttft, some.load.first_token), (flow.itl, some.load.gap)):
-        assert seen == (quantile(counts, SECONDS, 0.5), quantile(counts, SECONDS, 0.99))
 
 
 def test_workers_are_found_and_sorted() -> None:

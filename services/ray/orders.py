@@ -24,7 +24,7 @@ ORDERS_S = 1.0  # between two calls for orders
 ROOM_S = 5.0  # between two messages to Ray's autoscaler
 
 
-class Fleet:
+class OrderedWorkers:
     """The places, and the workers that should run in them."""
 
     def __init__(self, settings: ClusterSettings) -> None:

@@ -8,16 +8,16 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.errors import ServiceError
-from baton.services.ray import fleet
+from baton.services.ray import orders
 from baton.services.ray.config import read
 from baton.services.ray.desk import Remote
-from baton.services.ray.fleet import Fleet, Room
+from baton.services.ray.orders import OrderedWorkers, Room
 from harness.deployment import MODEL
 
 CPU = {"CPU": 1.0}
 
 
-def made(prefill: dict[str, Any] | None = None, least: int = 1) -> Fleet:
+def made(prefill: dict[str, Any] | None = None, least: int = 1) -> OrderedWorkers:
     limits = {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": 2}}}
     tree = {
         "engine": {"model": str(MODEL)},
@@ -25,10 +25,10 @@ def made(prefill: dict[str, Any] | None = None, least: int = 1) -> Fleet:
         "prefill_config": {**limits, **(prefill or {})},
         "decode_config": limits,
     }
-    return Fleet(read(tree))
+    return OrderedWorkers(read(tree))
 
 
-def places(one: Fleet) -> dict[str, list[pb.Role]]:
+def places(one: OrderedWorkers) -> dict[str, list[pb.Role]]:
     return {place.name: list(place.roles) for place in one._places}
 
 
@@ -75,7 +75,7 @@ class Schedulers:
 
 
 async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "ORDERS_S", 0.0)
+    monkeypatch.setattr(orders, "ORDERS_S", 0.0)
     one, schedulers = made(), Schedulers()
 
     async def told(fence: int, **orders: pb.Role) -> dict[str, str]:
@@ -107,7 +107,7 @@ async def test_orders_are_asked_for_about_once_a_second() -> None:
 def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[dict[str, float]], list[dict[str, str]]]] = []
     now = 100.0
-    monkeypatch.setattr(fleet.time, "monotonic", lambda: now)
+    monkeypatch.setattr(orders.time, "monotonic", lambda: now)
     room = Room(lambda bundles, labels: calls.append((bundles, labels)))
     room.want([(CPU, {}), ({"GPU": 1.0}, {"zone": "a"})])
     assert calls == [([CPU, {"GPU": 1.0}], [{}, {"zone": "a"}])]
@@ -116,10 +116,10 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch: pytest.Mon
     assert len(calls) == 1
     room.want([(CPU, {})])
     assert calls[1:] == [([CPU], [{}])]
-    now += fleet.ROOM_S / 2
+    now += orders.ROOM_S / 2
     room.want([(CPU, {}), (CPU, {})])  # before ROOM_S
     assert len(calls) == 2
-    now += fleet.ROOM_S
+    now += orders.ROOM_S
     room.want([(CPU, {}), (CPU, {})])
     assert calls[2:] == [([CPU, CPU], [{}, {}])]
     room.leave()
