@@ -238,13 +238,12 @@ def top(settings: Settings) -> None:
 
     For scripts use `baton status`.
     """
-    import asyncio
-
-    from baton.services.top.app import Top, reachable  # late: imports textual
+    from baton.services.cli.status import describe_all
+    from baton.services.top.app import Top  # late: imports textual
 
     become_operator(settings)
     addresses = addresses_of(settings)
-    asyncio.run(reachable(addresses.values()))
+    describe_all(addresses)  # raises, before a screen is opened, if no scheduler answers
     Top(addresses).run()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import sys
@@ -22,7 +21,7 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
-from baton.services.overview.actions import Kind, act
+from baton.services.overview.actions import Kind, act, first_answer
 from baton.services.overview.workers import state_of
 from baton.services.roles import name_of as role_name
 
@@ -155,10 +154,7 @@ def _ask(address: str, question: Callable[[SchedulerClient], Awaitable[T]]) -> T
 
     async def ask() -> T:
         async with SchedulerClient(address) as client:
-            for _ in range(client.schedulers - 1):
-                with contextlib.suppress(SchedulerUnavailable):
-                    return await question(client)  # the next call goes to another one
-            return await question(client)
+            return await first_answer(client, question)
 
     return asyncio.run(ask())
 

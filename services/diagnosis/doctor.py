@@ -15,6 +15,7 @@ from baton.services.config import Settings
 from baton.services.diagnosis import certificates, deployment, local, stores
 from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.machine import Needs
+from baton.services.overview.actions import first_answer
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:
@@ -50,12 +51,10 @@ async def examine(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _describe(client: SchedulerClient) -> tuple[pb.Description | None, Finding | None]:
-    answer, scheduler = None, About("scheduler", client.address)
-    for _ in range(client.schedulers):
-        try:
-            return await client.describe(), None
-        except SchedulerUnavailable as error:
-            answer = scheduler.ok(f"no deployment was looked at: {error}")
-        except SchedulerError as error:
-            return None, scheduler.wrong(str(error), "docs/security.md")
-    return None, answer
+    scheduler = About("scheduler", client.address)
+    try:
+        return await first_answer(client, SchedulerClient.describe), None
+    except SchedulerUnavailable as error:
+        return None, scheduler.ok(f"no deployment was looked at: {error}")
+    except SchedulerError as error:
+        return None, scheduler.wrong(str(error), "docs/security.md")

@@ -1,18 +1,30 @@
-"""Operators' actions on a worker, from `baton drain`, `undrain` and `role`, `baton top` and the live page."""
+"""Operators' questions to schedulers, and actions on a worker: drain, undrain and change of role."""
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
 
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerUnavailable
 from baton.services import roles
 from baton.services.errors import ServiceError
 
+T = TypeVar("T")
 Kind = Literal["drain", "undrain", "role"]
 
 
 class ActionRefused(ServiceError):
     """The action was not carried out; the text says why."""
+
+
+async def first_answer(scheduler: SchedulerClient, question: Callable[[SchedulerClient], Awaitable[T]]) -> T:
+    """Ask the schedulers in turn until one answers. Raises SchedulerUnavailable if none does."""
+    for _ in range(scheduler.schedulers - 1):
+        with contextlib.suppress(SchedulerUnavailable):
+            return await question(scheduler)  # the next call goes to another one
+    return await question(scheduler)
 
 
 async def act(scheduler: SchedulerClient, kind: Kind, worker: str, role: str = "") -> str:

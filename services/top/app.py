@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import App, ComposeResult
@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.errors import SchedulerError, SchedulerUnavailable
+from baton.scheduler.errors import SchedulerError
 from baton.services.errors import ServiceError
 from baton.services.overview.actions import Kind, act
 from baton.services.overview.changes import changes
@@ -294,22 +294,6 @@ class Top(App[None]):
         self.notify(said, timeout=8)
         self._note(f"asked: {said}")
         await self.look()
-
-
-async def reachable(addresses: Iterable[str]) -> None:
-    """Raise SchedulerUnavailable if no scheduler answers, before a screen is opened."""
-    problem: SchedulerUnavailable | None = None
-    for address in addresses:
-        async with SchedulerClient(address) as client:
-            for _ in range(client.schedulers):
-                try:
-                    await client.describe()
-                except SchedulerUnavailable as error:
-                    problem = error
-                else:
-                    return
-    if problem:
-        raise problem
 
 
 def _cells(row: Row) -> tuple[str, ...]:
