@@ -121,7 +121,7 @@ def _temporary() -> Path:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
     made = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-    _lock(made)  # until this process and its children have ended
+    _lock(made)  # held until this process and its children have ended
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
 

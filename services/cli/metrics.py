@@ -32,7 +32,7 @@ def targets(settings: Settings) -> None:
     from baton.services.cli.status import describe
 
     become_operator(settings)
-    known: dict[str, members.Member] = {}  # by id: each model's scheduler lists the routers
+    known: dict[str, members.Member] = {}  # id -> process; each model's scheduler lists the routers
     for address in addresses_of(settings).values():
         told = describe(address)
         found = members.members((worker.identity for worker in told.workers), told.processes)

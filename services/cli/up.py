@@ -28,7 +28,7 @@ def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
     whole = started(settings, fleet)
     if settings.ops.listen is None:
         settings.ops.listen = beside_router(settings, [one.model for one in whole])
-    width = 12 + max(len(one.model.prefix) for one in whole)  # of the column of names
+    width = 12 + max(len(one.model.prefix) for one in whole)  # column of names
 
     def tell(event: dict[str, Any]) -> None:
         match event["event"]:

@@ -161,7 +161,7 @@ def _explained(one: dict[str, Any], tree: type[Settings]) -> str:
     path = [str(part) for part in one["loc"]]
     kind, value, message = one["type"], one["input"], one["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        # Without a space after the colon, the key includes its value, which may be a secret.
+        # If there is no space after the colon, the key includes its value, which may be a secret.
         path[-1] = _UP_TO_A_VALUE.split(path[-1])[0]
         return unknown(path, tree)
     where = ".".join(path)

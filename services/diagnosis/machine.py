@@ -20,11 +20,11 @@ WORKER_FILES = 1024  # connections of routers and of pulls, the model's files, l
 class Needs:
     """The configuration's demands on a machine. Sizes are in bytes; 0 if unknown."""
 
-    shm: int = 0  # for one worker's saved KV, all ranks
+    shm: int = 0  # one worker's saved KV, all ranks
     uses_shm: bool = True
     files: int = WORKER_FILES
     files_key: str = ""  # the setting that `files` follows from
-    memory: int = 0  # for one worker that will be started
+    memory: int = 0  # memory of one worker that will be started
 
     @classmethod
     def of_worker(cls, settings: Settings, weights: int) -> Needs:

@@ -16,7 +16,7 @@ from baton.services import credentials
 from baton.services.config import Settings
 
 MOST = 64  # processes of those that the scheduler lists
-MOST_BYTES = 1 << 20  # of each answer
+MOST_BYTES = 1 << 20  # per answer
 TIMEOUT_S = 5.0
 AT_ONCE = 16
 _NOT_IN_NAMES = re.compile(r"[^\w.-]")

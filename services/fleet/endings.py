@@ -71,7 +71,7 @@ def _folders() -> Iterator[Path]:
             if controllers == "" or "memory" in controllers.split(","):
                 base = _CGROUPS / "memory" if controllers else _CGROUPS
                 yield base / path.lstrip("/")
-                yield base  # in a container the path may be that of the host
+                yield base  # a container may see the host's path
 
 
 def _field(file: Path, name: str) -> int | None:

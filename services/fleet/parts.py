@@ -54,7 +54,7 @@ class Patience:
 
     restarts: int = 3  # within `window_s`; a part that dies more often is given up
     window_s: float = 600.0  # older deaths do not count
-    backoff_s: float = 1.0  # before the second restart; the first is immediate
+    backoff_s: float = 1.0  # pause before the second restart; the first is immediate
     growth: float = 4.0
     most_s: float = 30.0  # longest pause before a worker whose engine failed restarts
 
@@ -78,9 +78,9 @@ class Part:
     ready: bool = False
     proven: bool = False  # it was ready once, so it is worth a restart
     given_up: bool = False
-    ordered: bool = False  # by the scheduler: the deployment survives its failure to start
+    ordered: bool = False  # the scheduler ordered it: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
-    failed_starts: int = 0  # in a row, because the machine could not start a process
+    failed_starts: int = 0  # consecutive starts that failed for lack of a process
     deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
     engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give it up
     leaves_by: float | None = None  # time.monotonic; it was told to end, and is killed at this time
@@ -309,7 +309,7 @@ class Parts:
         last = child.last_words(why)
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = ""  # in a larger deployment the owner knows what is left
+        left = ""  # the owner of a larger deployment knows what is left
         if self.whole:
             watches = part.kind is Kind.WATCHER
             left = ", readiness is no longer reported" if watches else ", the others go on serving"

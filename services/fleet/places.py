@@ -25,7 +25,7 @@ class Plan:
 
     settings: Settings
     roles: Sequence[str]  # the first workers' roles
-    prefix: str = ""  # of the workers' names
+    prefix: str = ""  # prefix of the workers' names
 
     @property
     def gpus(self) -> int:
@@ -71,7 +71,7 @@ class Places:
         roles, prefix = fleet.roles, fleet.prefix
         self._roles = {
             f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # of the workers that should run
+        }  # name -> role of each worker that should run
         self.names = [*self._roles, *(f"{prefix}worker-{number}" for number in range(len(roles), most))]
         self._devices = {name: next(shares) for name in self.names}
 

@@ -186,7 +186,7 @@ def _received(copy: Any) -> _Descriptor:
 
 def _child_main(name: str, target: Callable[[], None], output: int, parent: int) -> None:
     setproctitle.setproctitle(f"baton {name}")
-    # In its own process group: Ctrl-C in the terminal reaches only the parent, which stops its children.
+    # Its own process group: Ctrl-C in the terminal then reaches only the parent, which stops its children.
     os.setpgid(0, 0)
     # SIGKILL: without the parent there is no point in a drain.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

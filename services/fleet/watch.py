@@ -30,14 +30,14 @@ CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 class Watched:
     scheduler: str  # its address
     health_url: str  # the router's, for this model
-    prefix: str = ""  # of the names of the model's processes
-    places: Sequence[str] = ()  # for which its scheduler gives orders; none without autoscaling
+    prefix: str = ""  # prefix of the names of the model's processes
+    places: Sequence[str] = ()  # the scheduler gives orders for these; none without autoscaling
 
 
 @dataclass(frozen=True)
 class Seen:
     name: str  # the router, a model's scheduler, or a worker's id
-    detail: str  # for people
+    detail: str  # shown to users
     at: float  # time.monotonic, before the poll; one clock for all processes of a machine
 
 
@@ -45,7 +45,7 @@ class Seen:
 class Ordered:
     """A scheduler's orders: everything that should run in a fleet's places."""
 
-    prefix: str  # of the names of the model's parts
+    prefix: str  # prefix of the names of the model's parts
     fence: int  # rises when another scheduler decides
     roles: dict[str, str]  # place -> the role with which its worker starts
 
@@ -91,7 +91,7 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
 
 
 async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
-    with contextlib.suppress(SchedulerError):  # without an answer nothing changes
+    with contextlib.suppress(SchedulerError):  # no answer: nothing changes
         reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
         if reply.fence:
             roles = {one.name: name_of(one.role) for one in reply.orders}

@@ -19,16 +19,16 @@ import aiohttp
 
 from baton.services.offline.errors import RequestError, Unavailable
 
-PATIENCE_S = 120.0  # without any response: a worker with a large model restarts in a minute or more
+PATIENCE_S = 120.0  # longest time without any response: a large model takes a minute or more to restart
 MAX_LOST = 3  # broken connections for one request, which may itself be the cause
 _CONNECT_S = 10.0
 _GRACE_S = 30.0  # the router ends a request that takes too long; the client does so this much later
-_PAUSE_S = 1.0  # without a Retry-After
+_PAUSE_S = 1.0  # pause if there is no Retry-After
 _MAX_PAUSE_S = 30.0
 _RETRIED = {429, 503}
 _JSON = {"Content-Type": "application/json"}
 _SHOWN = 200  # bytes shown of an unreadable answer
-MOST_BYTES = 64 << 20  # of one event
+MOST_BYTES = 64 << 20  # largest event
 
 T = TypeVar("T")
 Body = dict[str, Any]

@@ -113,7 +113,7 @@ class OwnDeployment:
         own.router.api_key = SecretStr(self.api_key)
         own.scheduler.address = self.scheduler_address
         own.scheduler.store_password_file = ""
-        own.scheduler.store = "memory"  # in a shared store it would get requests of others
+        own.scheduler.store = "memory"  # others would place requests on it through a shared store
         own.scheduler.metrics_port = own.worker.metrics_port = own.router.metrics_port = 0
         return own
 
@@ -163,7 +163,7 @@ class OwnDeployment:
                     f"not ready after {_START_S:.0f} s; see the logs in {self.log_dir}"
                 ) from None
             if event is None:
-                with suppress(subprocess.TimeoutExpired):  # for its exit status
+                with suppress(subprocess.TimeoutExpired):  # waits for its exit status
                     self._process.wait(5.0)
                 self._reason = self._why()
                 raise StartError(f"the deployment could not start: {self._reason}")

@@ -203,7 +203,7 @@ class _Loop:
 
 
 def _close(loop: _Loop, client: Client, deployment: OwnDeployment) -> None:
-    if os.getpid() != deployment.owner:  # in a fork there is no thread that runs the loop
+    if os.getpid() != deployment.owner:  # a fork has no thread that runs the loop
         return
     if loop.is_mine:  # garbage-collected in this thread, which cannot wait for itself
         threading.Thread(target=_close, args=(loop, client, deployment), name="baton close").start()
@@ -257,7 +257,7 @@ class _Streams:
             item = await self._waiting.get()
             if item is None:
                 if batch:
-                    self._waiting.put_nowait(None)  # for the next call
+                    self._waiting.put_nowait(None)  # the next call needs it
                 break
             if isinstance(item, Exception):
                 raise item

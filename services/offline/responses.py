@@ -31,10 +31,10 @@ class Choice:
 class Response:
     """The response to one prompt: `n` choices, or an error and no choice."""
 
-    index: int  # of the prompt
+    index: int  # number of its prompt
     choices: list[Choice] = field(default_factory=list)
     prompt_tokens: int = 0
-    completion_tokens: int = 0  # of all choices
+    completion_tokens: int = 0  # all choices together
     # Statistics, ignored in comparisons; 0 without speculative decoding.
     draft_steps: int = field(default=0, compare=False)  # engine steps in which a draft was verified
     drafted_tokens: int = field(default=0, compare=False)
@@ -69,7 +69,7 @@ class Response:
 class Piece:
     """A piece of one choice as it is generated. The last one has a `finish_reason`, or an `error`."""
 
-    index: int  # of the prompt
+    index: int  # number of its prompt
     choice: int
     text: str
     token_ids: list[int]

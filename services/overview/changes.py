@@ -10,7 +10,7 @@ _SHOWN = 5  # workers named in one line
 # Severities, shown as colours.
 INFO, WARNING, BAD = "info", "warning", "bad"
 
-Rows = Mapping[str, Row]  # by id
+Rows = Mapping[str, Row]  # id -> row
 
 
 def changes(before: Rows, now: Rows) -> Iterator[tuple[str, str]]:

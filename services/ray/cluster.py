@@ -18,7 +18,7 @@ from baton.services.errors import StartError
 LOCAL = "local"  # an address that starts a cluster on this machine, for this process alone
 OBJECT_STORE_BYTES = 80_000_000  # about Ray's minimum; Baton passes no objects through its store
 _LOOPBACK = "127.0.0.1"
-TIMEOUT_S = 30.0  # for an answer from Ray's control service or an actor
+TIMEOUT_S = 30.0  # timeout of calls to Ray's control service and actors
 
 
 @dataclass(frozen=True)

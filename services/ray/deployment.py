@@ -42,7 +42,7 @@ from baton.services.ray.turns import TURN_S, Turns
 START_FAILS_S = 30.0  # a start is given up after turns have failed for this long
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
-SILENT_S = 3.0  # after this a node is shown as not answering; Ray notices later
+SILENT_S = 3.0  # a node is then shown as not answering; Ray notices later
 
 Tell = Callable[[str, str], None]  # a part's name, an event
 
@@ -69,7 +69,7 @@ class Deployment:
                 "ends it; or set scheduler.topic"
             )
         self._home = cluster.here()
-        # On this node, so that the death of another one cannot affect it.
+        # It runs on this node, so that the death of another one cannot affect it.
         self._desk = cluster.actor(Desk, node=self._home, name=NAME, namespace=self._name)
         self._numbers = {role: settings.deploying(role).initial for role in WORKER_ROLES}
         self._chosen = OrderedWorkers(settings) if settings.autoscale.mode == "on" else None
@@ -87,7 +87,7 @@ class Deployment:
         self._lock = threading.RLock()  # guards what `scale` and the loop both change
         self._failure = ""
         self._ready = False
-        self.ended = False  # by `baton ray down` or a failure
+        self.ended = False  # set by `baton ray down` or a failure
         try:
             self.scheduler_address = self._place_scheduler()
             self._trust = Trust(settings, self._machines[self._home].address)

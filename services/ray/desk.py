@@ -15,7 +15,7 @@ from baton.services.ray import cluster
 from baton.services.ray.config import WORKER_ROLES
 
 NAME = "desk"
-END_S = 300.0  # for a deployment to drain
+END_S = 300.0  # longest drain of a deployment
 POLL_S = 0.2
 WHO_DECIDES = (
     "the scheduler chooses the numbers of workers (autoscale.mode is on), within min_replicas and "

@@ -14,7 +14,7 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Report
 from baton.services.ray.turns import TURN_S
 
-ANSWER_S = 2.0  # for the keepers' answers in one turn; a slower node is read in a later turn
+ANSWER_S = 2.0  # longest wait for keepers in one turn; a slower node is read in a later turn
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Node:
     machine: Machine
     keeper: Any
     order: int = -1  # number of the last order sent
-    parts: list[dict[str, Any]] | None = None  # in that order; None: it must be sent again
+    parts: list[dict[str, Any]] | None = None  # sent with that order; None: it must be sent again
     report: Report = field(default_factory=lambda: Report(-1))
     heard: float | None = None  # time.monotonic of its last answer; None before the first
     silent: bool = False

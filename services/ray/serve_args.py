@@ -22,7 +22,7 @@ from baton.services.errors import NOT_YAML, ConfigError
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 
 _ROUTERS = "ingress_deployment_config"
-# For Ray's ingress, which is not used; proxy_* are its names in older versions.
+# Keys of Ray's ingress, which is not used; proxy_* are its names in older versions.
 _IGNORED = ("ingress_cls_config", "proxy_cls_config", "proxy_deployment_config")
 # Fields of LLMConfig for Ray's own server.
 _IGNORED_OF_ENGINES = ("log_engine_metrics", "experimental_configs")
@@ -42,7 +42,7 @@ class ServeArgs:
     """The settings of a Serve application, and Serve's options."""
 
     settings: ClusterSettings
-    options: dict[str, dict[str, Any]]  # by deployment: prefill, decode and router
+    options: dict[str, dict[str, Any]]  # keys: prefill, decode and router
 
 
 def read(args: Any) -> ServeArgs:

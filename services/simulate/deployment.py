@@ -87,7 +87,7 @@ class SimulatedDeployment:
         self._draw = random.Random(setup.seed)  # noqa: S311 (no secret)
         self._split = setup.split
         self._machine = Machine(profile.engine.cores)
-        self.workers: dict[str, SimulatedWorker] = {}  # by id
+        self.workers: dict[str, SimulatedWorker] = {}  # id -> worker
         self.ledger = Ledger(settings.placement_lease_s, loop.time)
         self.roster = Roster("simulated", settings.worker_lease_s, self.ledger, loop.time)
         self._prefixes: PrefixLedger | None = None

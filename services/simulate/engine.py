@@ -37,7 +37,7 @@ class Job:
     given: bool
     over: asyncio.Future[None]  # raises TooLarge
     patience_ms: int = 0
-    order: int = 0  # in the queue; the lowest goes first
+    order: int = 0  # position in the queue; the lowest goes first
     hit: int = 0  # prompt tokens found in the prefix cache
     computed: int = 0  # prompt tokens whose KV is in the cache
     first_piece_at: float = 0.0  # end of the first step with a chunk of it

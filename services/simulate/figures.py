@@ -20,10 +20,10 @@ class Outcome:
     output: int
     first: float = 0.0
     ended: float = 0.0
-    waited_s: float = 0.0  # for room on a worker
+    waited_s: float = 0.0  # wait for room on a worker
     computed: int = 0  # prompt tokens computed
     hit: int = 0  # prompt tokens found in a cache
-    known: int = 0  # as the scheduler expected
+    known: int = 0  # cached tokens that the scheduler expected
     service: str = ""  # name of its class
     problem: str = ""  # why it failed
 
@@ -76,7 +76,7 @@ class Goals:
 class Run:
     """The outcome of one simulation."""
 
-    outcomes: list[Outcome]  # after the warm-up, by arrival
+    outcomes: list[Outcome]  # sorted by arrival, without the warm-up
     seconds: float  # the time in which they arrived
     gaps: Gaps
     goals: Goals

@@ -34,7 +34,7 @@ class Trace(ABC):
     """Requests, some of which follow others."""
 
     block_tokens: int = BLOCK_TOKENS
-    seconds: float  # in which new conversations begin
+    seconds: float  # new conversations begin during this time
 
     @abstractmethod
     def begin(self) -> Iterator[Ask]:

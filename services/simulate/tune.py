@@ -16,7 +16,7 @@ from baton.services.simulate.figures import Run
 from baton.services.simulate.simulation import Progress, simulate
 from baton.services.simulate.traces import Trace
 
-ALL_UP_TO = 9  # with more splits not all are simulated
+ALL_UP_TO = 9  # if there are more splits, only some are simulated
 EQUAL = 0.005  # difference in the share within the goals that does not count
 
 

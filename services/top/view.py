@@ -32,7 +32,7 @@ class Traffic:
 
 
 Sort = Callable[[Row], object]
-# In the order of the key `s`; each puts the most notable workers first.
+# The key `s` cycles through these; each puts the most notable workers first.
 SORTS: Mapping[str, Sort] = {
     "name": lambda row: row.id,
     "load": lambda row: (-row.running - row.waiting, row.id),

@@ -74,21 +74,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
-        # Starlette writes the other kind of form to a file while it arrives.
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-            return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
-        try:
-            key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
-        except ValueError:
-            return _problem(400, "the form has too many fields: send only 'key'")
-        if wait_s := door.wait_s(_host(request.scope), key):
-            return _too_often(wait_s)
-        if not door.fits(key):
-            return RedirectResponse("/ops/login?wrong", status_code=303)
-        response = RedirectResponse("/ops", status_code=303)
-        secure = request.url.scheme == "https"
-        response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
-        return response
+        return await _login(request, door)
 
     @app.get("/ops/first")
     async def first() -> Response:
@@ -131,6 +117,24 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     app.mount("/ops/static", StaticFiles(directory=str(_STATIC)), name="static")
     return app
+
+
+async def _login(request: Request, door: Door) -> Response:
+    # Starlette writes the other kind of form to a file while it arrives.
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
+    try:
+        key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
+    except ValueError:
+        return _problem(400, "the form has too many fields: send only 'key'")
+    if wait_s := door.wait_s(_host(request.scope), key):
+        return _too_often(wait_s)
+    if not door.fits(key):
+        return RedirectResponse("/ops/login?wrong", status_code=303)
+    response = RedirectResponse("/ops", status_code=303)
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
+    return response
 
 
 class Guard:
