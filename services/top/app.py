@@ -90,7 +90,7 @@ class Top(App[None]):
         self._problem = ""
         self._sort = next(iter(view.SORTS))
         self._words = ""
-        self._workers = Workers()
+        self._rows = Workers()
         self._shown: dict[str, tuple[str, ...]] = {}  # worker id -> its cells, in the table's order
         self._events: deque[str] = deque(maxlen=KEPT_EVENTS)
 
@@ -138,10 +138,10 @@ class Top(App[None]):
 
     def _take(self, seen: Seen) -> None:
         self._before, self._now = self._now, seen
-        old = {row.id: row for row in self._workers.rows}
-        self._workers.update(seen.description.workers)
+        old = {row.id: row for row in self._rows.rows}
+        self._rows.update(seen.description.workers)
         if self._before is not None:
-            for _, change in changes(old, {row.id: row for row in self._workers.rows}):
+            for _, change in changes(old, {row.id: row for row in self._rows.rows}):
                 self._note(change)
             for change in view.changes(self._before.description, seen.description):
                 self._note(change)
@@ -150,20 +150,20 @@ class Top(App[None]):
         self._events.appendleft(f"{time.strftime('%H:%M:%S')} {event}")
 
     @property
-    def _there(self) -> list[Row]:
-        return [row for row in self._workers.rows if row.state != GONE]
+    def _present(self) -> list[Row]:
+        return [row for row in self._rows.rows if row.state != GONE]
 
     def _show(self) -> None:
         if self._now is None:
             self.query_one("#head", Static).update(self._problem)
             return
         self.query_one("#head", Static).update(self._head(self._now))
-        self._fill(view.chosen(self._there, self._words, self._sort))
+        self._fill(view.chosen(self._present, self._words, self._sort))
         self._fill_requests(self._now.description.handoffs[:SHOWN_REQUESTS])
         self.query_one("#events", Static).update("\n".join(list(self._events)[:3]) or "no events yet")
 
     def _head(self, now: Seen) -> str:
-        seen, flow, found = now.description, view.traffic(now, self._before), self._there
+        seen, flow, found = now.description, view.traffic(now, self._before), self._present
         several = len(self._addresses) > 1
         which = f"model {self._model} of {len(self._addresses)} (m: the next), " if several else ""
         lines = [
@@ -234,7 +234,7 @@ class Top(App[None]):
         self._model = names[(names.index(self._model) + 1) % len(names)]
         client, self._client = self._client, SchedulerClient(self._addresses[self._model])
         self._now = self._before = None
-        self._workers = Workers()
+        self._rows = Workers()
         self._problem = f"asking the scheduler of {self._model}"
         await client.close()
         await self.look()
@@ -264,7 +264,7 @@ class Top(App[None]):
         self._ask("Undrain", "it takes requests again", "undrain")
 
     def action_flip(self) -> None:
-        row = next((row for row in self._there if row.id == self._selected()), None)
+        row = next((row for row in self._present if row.id == self._selected()), None)
         other = _OTHER.get(row.role, "") if row else ""
         if row is not None and not other:
             self.notify(f"{row.id} is {row.role}: it does both", severity="warning")
