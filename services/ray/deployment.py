@@ -16,8 +16,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from baton import addresses
@@ -32,8 +32,7 @@ from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
-from baton.services.ray.keeper import Keeper
-from baton.services.ray.nodes import ANSWER_S, Node, end_in_order, failed_start, place_routers
+from baton.services.ray.nodes import ANSWER_S, Node, Nodes, place_routers
 from baton.services.ray.orders import OrderedWorkers, Room
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
@@ -42,7 +41,6 @@ from baton.services.ray.turns import TURN_S, Turns
 START_FAILS_S = 30.0  # a start is given up after turns have failed for this long
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
 STILL_WAITING_S = 10.0
-SILENT_S = 3.0  # a node is then shown as not answering; Ray notices later
 
 Tell = Callable[[str, str], None]  # a part's name, an event
 
@@ -61,7 +59,6 @@ class Deployment:
         self.settings = settings
         self._loopback = loopback
         self._tell: Tell = tell or (lambda _name, _text: None)
-        self._log_dir = os.path.abspath(log_dir) if log_dir else ""
         self._name = namespace(settings.scheduler.topic)
         if cluster.named(NAME, self._name) is not None:
             raise StartError(
@@ -75,7 +72,7 @@ class Deployment:
         self._chosen = OrderedWorkers(settings) if settings.autoscale.mode == "on" else None
         self._room = Room()
         self._slots = Slots(settings, self._name, self._tell)
-        self._nodes: dict[tuple[str, str], Node] = {}  # (node's id, runtime environment) -> node
+        self._nodes = Nodes(os.path.abspath(log_dir) if log_dir else "", self._tell)
         self._machines: dict[str, Machine] = {}
         self._routers: dict[str, str] = {}  # name -> node's id
         self._healthy: set[str] = set()  # routers
@@ -158,10 +155,7 @@ class Deployment:
         """Drain and end all parts: routers first, the scheduler last. Idempotent."""
         self._stopping.set()
         self._thread.join(60.0)
-        if self._nodes:
-            end_in_order(self._nodes.values(), self.settings)
-            cluster.get([node.keeper.end.remote() for node in self._nodes.values()])
-            self._nodes.clear()
+        self._nodes.end(self.settings)
         self._slots.close()
         self._room.leave()
         cluster.kill(self._desk)
@@ -192,8 +186,7 @@ class Deployment:
         machines = cluster.machines(loopback=self._loopback)
         with self._lock:
             self._machines = machines
-            for key in [key for key in self._nodes if key[0] not in machines]:
-                self._tell(self._nodes.pop(key).machine.name, "this node is dead")
+            self._nodes.drop_dead(machines)
             self._slots.match(self._chosen.roles if self._chosen else self._slots.by_number(self._numbers))
             self._slots.locate(cluster.places(), machines)
             if self._chosen:
@@ -203,10 +196,12 @@ class Deployment:
         if why := self._port_taken():
             self._failure, self.ended = why, True
             return
-        self._order(orders)
-        self._hear()
+        self._nodes.order(orders)
+        if (why := self._nodes.hear()) and not self._ready:
+            self._failure, self.ended = why, True
         with self._lock:
-            self._let_go()
+            self._slots.let_go(self._nodes.busy)
+            self._nodes.drop_idle()
             status = self._status()
         (ordered,) = cluster.get([self._desk.publish.remote(status)], ANSWER_S)
         if ordered is not None:
@@ -234,63 +229,27 @@ class Deployment:
         port, found = self.settings.router.port, []
         for node in new.values():
             host = self._tree("router", self._machines[node])["router"]["host"]
-            found.append(self._nodes[self._key(node, {})].keeper.why_not.remote("router.port", host, port))
+            keeper = self._nodes.at(self._machines[node]).keeper
+            found.append(keeper.why_not.remote("router.port", host, port))
         for node, why in zip(new.values(), cluster.get(found), strict=True):
             if why:
                 return f"{self._machines[node].name}: {why}"
         return ""
 
-    def _orders(self) -> dict[tuple[str, str], list[PartOrder]]:
-        orders: dict[tuple[str, str], list[PartOrder]] = {key: [] for key in self._nodes}
-        plain = self._key(self._home, {})
-        orders.setdefault(plain, []).append(self._ordered("scheduler", "scheduler", self._home))
+    def _orders(self) -> dict[Node, list[PartOrder]]:
+        orders: dict[Node, list[PartOrder]] = {}
+
+        def put(part: PartOrder, node: str, runtime_env: Mapping[str, Any] = MappingProxyType({})) -> None:
+            orders.setdefault(self._nodes.at(self._machines[node], runtime_env), []).append(part)
+
+        put(self._ordered("scheduler", "scheduler", self._home), self._home)
         for name, node in self._routers.items():
-            orders.setdefault(self._key(node, {}), []).append(self._ordered(name, "router", node))
+            put(self._ordered(name, "router", node), node)
         for slot in self._slots:
             if slot.starts:
-                runtime_env = self.settings.workers(slot.side).runtime_env
-                one = self._ordered(slot.name, slot.role, slot.node, slot)
-                orders.setdefault(self._key(slot.node, runtime_env), []).append(one)
+                part = self._ordered(slot.name, slot.role, slot.node, slot)
+                put(part, slot.node, self.settings.workers(slot.side).runtime_env)
         return orders
-
-    def _order(self, orders: dict[tuple[str, str], list[PartOrder]]) -> None:
-        """Send the nodes their parts if those changed or the keeper lost them."""
-        for key, ordered in orders.items():
-            parts = [one.to_json() for one in ordered]
-            node = self._nodes[key]
-            if parts != node.parts:
-                node.order, node.parts = node.order + 1, parts
-                node.keeper.run.remote(node.order, parts)
-
-    def _hear(self) -> None:
-        nodes = list(self._nodes.values())
-        reports = cluster.get([node.keeper.report.remote() for node in nodes], ANSWER_S)
-        now = time.monotonic()
-        for node, report in zip(nodes, reports, strict=True):
-            if report is None:
-                if node.heard is not None and now - node.heard > SILENT_S and not node.silent:
-                    node.silent = True
-                    self._tell(node.machine.name, "does not answer; its workers move when Ray finds it dead")
-                continue
-            node.heard, node.silent = now, False
-            for name, text in report.said:
-                self._tell(name, text)
-            if why := "" if self._ready else failed_start(node.machine.name, report):
-                self._failure, self.ended = why, True
-            if report.order != node.order:  # the keeper was restarted
-                node.parts = None
-            node.report = report
-
-    def _let_go(self) -> None:
-        """Remove the placement groups of workers that have left, and the keepers of nodes without parts.
-
-        Ray's autoscaler does not remove a node that has an actor, even one without resources.
-        """
-        running = {name for node in self._nodes.values() for name in node.report.states}
-        ordered = {part["name"] for node in self._nodes.values() for part in node.parts or []}
-        self._slots.let_go(running | ordered)
-        for key in [key for key, node in self._nodes.items() if node.idle]:
-            cluster.kill(self._nodes.pop(key).keeper)
 
     async def _look(self, client: SchedulerClient) -> None:
         """Ask the scheduler which workers are ready, and check the routers."""
@@ -309,7 +268,7 @@ class Deployment:
                 self._tell(name, f"ready: {one.identity.address}{self._slots.back(name)}")
         with self._lock:
             self._follow({one.identity.name: roles.name_of(one.identity.role) for one in description.workers})
-        states = self._states
+        states = self._nodes.states
         for name, node in list(self._routers.items()):
             if states.get(name) != "running":
                 self._healthy.discard(name)
@@ -332,20 +291,10 @@ class Deployment:
         """Start this node's keeper, and return the scheduler's future address."""
         self._machines = cluster.machines(loopback=self._loopback)
         machine = self._machines[self._home]
-        keeper = self._nodes[self._key(self._home, {})].keeper
-        (port,) = cluster.get([keeper.port.remote(machine.address)])
+        (port,) = cluster.get([self._nodes.at(machine).keeper.port.remote(machine.address)])
         if port is None:
             raise StartError(f"the actor on this node ({machine.name}) does not answer: see Ray's logs")
         return addresses.join(machine.address, port)
-
-    def _key(self, node: str, runtime_env: dict[str, Any]) -> tuple[str, str]:
-        """Return the key of a node's keeper for this runtime environment; start the keeper if it is new."""
-        key = node, repr(sorted(runtime_env.items()))
-        if key not in self._nodes:
-            options = {"runtime_env": runtime_env} if runtime_env else {}
-            keeper = cluster.actor(Keeper, self._log_dir, os.getcwd(), node=node, **options)
-            self._nodes[key] = Node(self._machines[node], keeper)
-        return key
 
     def _ordered(self, name: str, role: str, node: str, slot: Slot | None = None) -> PartOrder:
         side = slot.side if slot else role
@@ -370,17 +319,13 @@ class Deployment:
         host = self._machines[node].address if not given or addresses.is_wildcard(given) else given
         return f"http://{addresses.join(host, router.port)}"
 
-    @property
-    def _states(self) -> dict[str, str]:
-        return {name: state for node in self._nodes.values() for name, state in node.report.states.items()}
-
     def _lacking(self) -> list[str]:
         return [
             f"{part['name']} ({part['state']})" for part in self.status()["parts"] if part["state"] != "ready"
         ]
 
     def _status(self) -> dict[str, Any]:
-        states = self._states
+        states = self._nodes.states
         told = [
             (slot.name, slot.role, slot.node, self._state(slot, states.get(slot.name, "")))
             for slot in self._slots
@@ -404,7 +349,7 @@ class Deployment:
             "nodes": [
                 {"name": one.name, "address": one.address, "id": one.id} for one in self._machines.values()
             ],
-            "logs": {node.machine.name: node.report.log_dir for node in self._nodes.values()},
+            "logs": {node.machine.name: node.report.log_dir for node in self._nodes},
             "parts": parts,
         }
 
@@ -416,7 +361,7 @@ class Deployment:
             return "draining"
         if not slot.node:
             return slot.waits
-        if any(node.silent and key[0] == slot.node for key, node in self._nodes.items()):
+        if self._nodes.is_silent(slot.node):
             return f"{slot.host} does not answer"
         if local == "running":
             return self._workers.get(slot.name, "starting")
