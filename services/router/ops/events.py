@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from baton.services.overview.changes import BAD, INFO, WARNING, changes
@@ -17,8 +17,7 @@ KEPT = 300
 class Events:
     """The last events, each [number, Unix time in s, severity, text], numbered upwards."""
 
-    def __init__(self, now_s: Callable[[], float] = time.time) -> None:
-        self._now_s = now_s
+    def __init__(self) -> None:
         self._number = 0
         self._kept: deque[list[Any]] = deque(maxlen=KEPT)
         self._workers: dict[str, Row] | None = None  # rows by id; None before the first snapshot
@@ -26,7 +25,7 @@ class Events:
 
     def add(self, severity: str, text: str) -> None:
         self._number += 1
-        self._kept.append([self._number, round(self._now_s(), 2), severity, text])
+        self._kept.append([self._number, round(time.time(), 2), severity, text])
 
     def after(self, number: int) -> list[list[Any]]:
         """Return the events after this number, oldest first."""
