@@ -21,7 +21,7 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.types import name_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
-from baton.services.overview.actions import Kind, act, first_answer
+from baton.services.overview.commands import Kind, act, first_answer
 from baton.services.overview.workers import state_of
 from baton.services.roles import name_of as role_name
 

@@ -15,7 +15,7 @@ from baton.services.config import Settings
 from baton.services.diagnosis import certificates, deployment, local, stores
 from baton.services.diagnosis.finding import About, Finding
 from baton.services.diagnosis.machine import Needs
-from baton.services.overview.actions import first_answer
+from baton.services.overview.commands import first_answer
 
 
 async def examine(settings: Settings) -> AsyncIterator[Finding]:

@@ -40,7 +40,7 @@ _CHUNK = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class PartOrder:
-    name: str  # unique on the machine, and a worker's in the deployment, because drains are remembered by name
+    name: str  # unique on the machine; a worker's also in the deployment, as drains are remembered by name
     role: str  # a worker's role, or router, or scheduler
     settings: Mapping[str, Any]  # the whole tree, secrets included
     environment: Mapping[str, str] = field(default_factory=dict)  # such as CUDA_VISIBLE_DEVICES

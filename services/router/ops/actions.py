@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services.errors import ServiceError
-from baton.services.overview.actions import ActionRefused, Kind, act
 from baton.services.overview.changes import INFO, WARNING
+from baton.services.overview.commands import ActionRefused, Kind, act
 from baton.services.router.ops.events import Events
 
 log = logging.getLogger("baton.audit")

@@ -30,7 +30,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
-from baton.services.overview.actions import ActionRefused
+from baton.services.overview.commands import ActionRefused
 from baton.services.router.chronicle import LAST, Recent
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits

@@ -10,7 +10,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
-from baton.services.overview.actions import ActionRefused
+from baton.services.overview.commands import ActionRefused
 from baton.services.overview.workers import COLUMNS
 from baton.services.router.ops.actions import Action, Actions
 from baton.services.router.ops.door import COOKIE
