@@ -22,6 +22,7 @@ from baton.services.cli.tables import UNLIMITED, Column, fitted
 from baton.services.config import Settings
 from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError
+from baton.services.fleet.signals import let_next_kill
 from baton.services.leave import leave
 from baton.services.printing import guard, say
 
@@ -129,8 +130,7 @@ def _on_first_signal(stop: threading.Event) -> None:
     def on_signal(number: int, frame: object) -> None:
         del frame
         if number in signals.HURRYING:
-            for one in signals.HURRYING:
-                signal.signal(one, signal.SIG_DFL)
+            let_next_kill()
         stop.set()
 
     for number in signals.ending():

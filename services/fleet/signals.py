@@ -31,7 +31,7 @@ def wake_on_signals() -> socket.socket:
         if os.getpid() != owner:  # a child that has not set its own handlers yet
             os._exit(128 + number)
         if number in signals.HURRYING:
-            _let_next_kill()
+            let_next_kill()
         with suppress(BlockingIOError):  # many SIGHUPs have filled the socket
             writing.send(b"x")
 
@@ -40,7 +40,8 @@ def wake_on_signals() -> socket.socket:
     return reading
 
 
-def _let_next_kill() -> None:
+def let_next_kill() -> None:
+    """Let the next SIGINT or SIGTERM kill this process."""
     for one in signals.HURRYING:
         signal.signal(one, signal.SIG_DFL)
 
@@ -52,7 +53,7 @@ def left_on_signals(
     """Let signals end everything at once, while `stops` is not polled and nothing is forked."""
 
     def end_at_once() -> None:
-        _let_next_kill()  # its children die with it
+        let_next_kill()  # its children die with it
         if signal.SIGHUP in usual:
             signal.signal(signal.SIGHUP, lambda *_: None)
         end()
