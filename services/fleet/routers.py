@@ -41,7 +41,7 @@ def run_routers(settings: Settings, models: Sequence[Model] | None = None) -> No
     with app.opened(settings, models, settings.router.processes) as router:
         leave_on_signals(0)  # importing takes seconds, and nothing is forked yet
         app.preload()
-        _Routers(settings, models, router).run()
+        _run(settings, models, router)
 
 
 def share(router: RouterSettings, number: int) -> RouterSettings:
@@ -51,39 +51,33 @@ def share(router: RouterSettings, number: int) -> RouterSettings:
     return router.model_copy(update={**parts, "metrics_port": port})
 
 
-class _Routers:
-    def __init__(self, settings: Settings, models: Sequence[Model], router: app.Opened) -> None:
-        self._settings = settings
-        self._models = models
-        self._router = router
-        self._parts = Parts(None, lambda name, text: log.warning("%s %s", name, text), whole=False)
-        self._stop = wake_on_signals()
+def _run(settings: Settings, models: Sequence[Model], router: app.Opened) -> None:
+    """Run all processes until a signal. Raises StartError when none is left."""
+    parts = Parts(None, lambda name, text: log.warning("%s %s", name, text), whole=False)
+    stop = wake_on_signals()
+    try:
+        for number in range(len(router.group)):
+            parts.add(f"router-{number}", Kind.ROUTER, partial(_serve, settings, models, router, number))
+        while stop not in parts.wait([stop]):
+            parts.reap()
+            if all(part.given_up for part in parts.members):
+                raise StartError("router.processes: each died too often; see their output")
+    finally:
+        _end(settings, parts, router)
 
-    def run(self) -> None:
-        """Run all processes until a signal. Raises StartError when none is left."""
-        try:
-            for number in range(len(self._router.group)):
-                work = partial(_serve, self._settings, self._models, self._router, number)
-                self._parts.add(f"router-{number}", Kind.ROUTER, work)
-            while self._stop not in self._parts.wait([self._stop]):
-                self._parts.reap()
-                if all(part.given_up for part in self._parts.members):
-                    raise StartError("router.processes: each died too often; see their output")
-        finally:
-            self._end()
 
-    def _end(self) -> None:
-        """End all processes. Each finishes its streams, and closes its socket once no client waits on it."""
-        self._router.group.end()
-        pairs = zip(self._parts.members, self._router.group.sockets, strict=False)
-        sockets = {part.name: sock for part, sock in pairs}
+def _end(settings: Settings, parts: Parts, router: app.Opened) -> None:
+    """End all processes. Each finishes its streams, and closes its socket once no client waits on it."""
+    router.group.end()
+    pairs = zip(parts.members, router.group.sockets, strict=False)
+    sockets = {part.name: sock for part, sock in pairs}
 
-        def close(child: Child) -> None:
-            """Close the socket of a process that died before doing so: clients would wait on it."""
-            with contextlib.suppress(OSError):  # the process closed it
-                sockets[child.name].shutdown(socket.SHUT_RDWR)
+    def close(child: Child) -> None:
+        """Close the socket of a process that died before doing so: clients would wait on it."""
+        with contextlib.suppress(OSError):  # the process closed it
+            sockets[child.name].shutdown(socket.SHUT_RDWR)
 
-        self._parts.stop(self._settings.router.drain_timeout_s, close)
+    parts.stop(settings.router.drain_timeout_s, close)
 
 
 def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:

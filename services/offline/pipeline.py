@@ -90,7 +90,7 @@ class Pipeline:
             raise ConfigError(f"concurrency: {at_once} is not allowed; at least 1")
         self._progress = progress
         tell: Callable[[str], None] = complain if progress else lambda _: None
-        own = self._deployment = OwnDeployment(settings, fleet, log_dir=log_dir, tell=tell)
+        own = self.deployment = OwnDeployment(settings, fleet, log_dir=log_dir, tell=tell)
         endpoint = Endpoint(own.url, settings.router.request_timeout_s, own.api_key, own.check)
         self._loop = _Loop()
         self._client = self._loop.run(_make(endpoint, at_once))
@@ -101,10 +101,6 @@ class Pipeline:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def deployment(self) -> OwnDeployment:
-        return self._deployment
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is also a sequence of texts
@@ -147,8 +143,8 @@ class Pipeline:
         self._close()
 
     def _requests(self, prompts: list[Prompt], options: Options) -> list[Request]:
-        self._deployment.check()
-        return requests(prompts, self._deployment.model, options)
+        self.deployment.check()
+        return requests(prompts, self.deployment.model, options)
 
 
 def fleet_of(prefill: int, decode: int, mixed: int | None) -> Fleet:
