@@ -263,5 +263,4 @@ class FleetSettings(Section):
     devices: Annotated[list[GpuName], Field(min_length=1)] | None = None
     """GPUs in the order in which workers take them, by index or UUID; a GPU listed several times is shared by
     as many workers (docs/operations.md). If unset, each worker has a GPU of its own, from
-    CUDA_VISIBLE_DEVICES
-    or from all."""
+    CUDA_VISIBLE_DEVICES or from all."""
