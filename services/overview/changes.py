@@ -1,4 +1,4 @@
-"""How the workers changed between two snapshots, in words."""
+"""Describe the changes of workers between two snapshots."""
 
 from __future__ import annotations
 
