@@ -16,8 +16,8 @@ from baton.services.config import PolicySettings
 from baton.services.router.chronicle import Recent
 from baton.services.router.load import RouterCounts
 from baton.services.router.ops import server
+from baton.services.router.ops.access import PageAccess
 from baton.services.router.ops.actions import Actions
-from baton.services.router.ops.door import Door
 from baton.services.router.ops.feed import Feed, Sources
 from baton.services.router.ops.series import Series
 from harness.scheduling import Options, identity
@@ -61,7 +61,7 @@ async def live_page(key: str = "", forbidden: str = "", tick_s: float = 0.1) -> 
     ):
         series = Series(lambda: counts.message([]), lambda: 0)
         feed = Feed(Sources(about, lambda: client.standby.workers, lambda: "", series), tick_s)
-        app = server.build_app(feed, recent, Actions([client], feed.events, forbidden), Door(key))
+        app = server.build_app(feed, recent, Actions([client], feed.events, forbidden), PageAccess(key))
         refreshing = asyncio.create_task(_refresh(client))
         try:
             with listen("127.0.0.1", 0) as sock:

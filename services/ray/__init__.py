@@ -5,7 +5,7 @@
     cluster.py     all calls of Ray: nodes, placement groups, actors
     keeper.py      the actor of a node, which owns one `baton node`
     deployment.py  the control loop
-    turns.py       its pauses and reports when Ray fails
+    pauses.py      its pauses and reports when Ray fails
     nodes.py       the nodes in use and their keepers, and the routers on them
     slots.py       the wanted workers and their placement groups
     orders.py      the scheduler's orders for workers, and requests to Ray's autoscaler

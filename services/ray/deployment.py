@@ -34,9 +34,9 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
 from baton.services.ray.nodes import ANSWER_S, Node, Nodes, place_routers
 from baton.services.ray.orders import OrderedWorkers, Room
+from baton.services.ray.pauses import TURN_S, Pauses
 from baton.services.ray.slots import Slot, Slots
 from baton.services.ray.trust import Trust
-from baton.services.ray.turns import TURN_S, Turns
 
 START_FAILS_S = 30.0  # a start is given up after turns have failed for this long
 READY_TIMEOUT_S = 1800.0  # a cluster may first have to start machines
@@ -167,7 +167,7 @@ class Deployment:
             self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:
-        turns = Turns(self._tell)
+        pauses = Pauses(self._tell)
         async with self._trust, SchedulerClient(self.scheduler_address) as client:
             while not self._stopping.is_set() and not self.ended:
                 try:
@@ -175,10 +175,10 @@ class Deployment:
                     await self._look(client)
                     if self._chosen and self._ready:
                         await self._chosen.ask(client)
-                    wait_s = turns.went_well()
+                    wait_s = pauses.went_well()
                 except Exception as error:  # noqa: BLE001 (Ray may be down, and running parts do not need the loop)
-                    wait_s = turns.failed(error)
-                    if turns.failing_s >= START_FAILS_S and not self._ready:
+                    wait_s = pauses.failed(error)
+                    if pauses.failing_s >= START_FAILS_S and not self._ready:
                         self._failure, self.ended = f"{type(error).__name__}: {error}", True
                 await asyncio.sleep(wait_s)
 

@@ -15,7 +15,7 @@ from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.keeper import Keeper, Report
-from baton.services.ray.turns import TURN_S
+from baton.services.ray.pauses import TURN_S
 
 ANSWER_S = 2.0  # longest wait for keepers in one turn; a slower node is read in a later turn
 SILENT_S = 3.0  # a node is then shown as not answering; Ray notices later

@@ -1,7 +1,7 @@
 """The live page of a router: what is running now.
 
     server.py    the page's own port: static files, feed, requests, actions
-    door.py      access: a key, a wait after wrong ones, no requests from other sites' pages
+    access.py    a key, a wait after wrong ones, no requests from other sites' pages
     feed.py      one message for all watchers, encoded once per tick
     flows.py     KV moved between workers
     series.py    the last quarter of an hour, one sample per second

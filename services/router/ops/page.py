@@ -72,8 +72,8 @@ async def live_page(
         yield
         return
     from baton.services.router.ops import server
+    from baton.services.router.ops.access import PageAccess
     from baton.services.router.ops.actions import Actions
-    from baton.services.router.ops.door import Door
     from baton.services.router.ops.feed import Feed, Sources
     from baton.services.router.ops.series import Series
 
@@ -106,6 +106,6 @@ async def live_page(
     )
     chronicle.listeners.append(feed.over)
     actions = Actions([one.scheduler for one in served], feed.events, forbidden)
-    app = server.build_app(feed, chronicle.recent, actions, Door(door.key))
+    app = server.build_app(feed, chronicle.recent, actions, PageAccess(door.key))
     async with server.serving(app, feed, door.sock):
         yield

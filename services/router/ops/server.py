@@ -34,8 +34,8 @@ from baton.services.overview.commands import ActionRefused
 from baton.services.router.chronicle import LAST, Recent
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
+from baton.services.router.ops.access import COOKIE, PageAccess
 from baton.services.router.ops.actions import Action, Actions
-from baton.services.router.ops.door import COOKIE, Door
 from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
 from baton.tasks import spawn
 
@@ -56,9 +56,9 @@ _HEADERS = {
 _OPEN = ("/ops/login", "/ops/static/")
 
 
-def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastAPI:
+def build_app(feed: Feed, recent: Recent, actions: Actions, access: PageAccess) -> FastAPI:
     app = FastAPI(title="Baton live page", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, door=door)
+    app.add_middleware(Guard, access=access)
 
     @app.get("/")
     async def root() -> Response:
@@ -74,7 +74,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
-        return await _login(request, door)
+        return await _login(request, access)
 
     @app.get("/ops/first")
     async def first() -> Response:
@@ -107,7 +107,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
 
     @app.post("/ops/actions")
     async def act(request: Request, action: Action) -> Response:
-        if not door.may_act(request.headers.raw):
+        if not access.may_act(request.headers.raw):
             return _problem(403, "actions must come from the page itself, with the header X-Baton-Ops")
         caller = request.client.host if request.client else "an unknown client"
         try:
@@ -119,7 +119,7 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, door: Door) -> FastA
     return app
 
 
-async def _login(request: Request, door: Door) -> Response:
+async def _login(request: Request, access: PageAccess) -> Response:
     # Starlette writes the other kind of form to a file while it arrives.
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         return _problem(415, f"send the key in a form: Content-Type: {_FORM}")
@@ -127,34 +127,34 @@ async def _login(request: Request, door: Door) -> Response:
         key = parse_qs(await request.body(), max_num_fields=10).get(b"key", [b""])[0]
     except ValueError:
         return _problem(400, "the form has too many fields: send only 'key'")
-    if wait_s := door.wait_s(_host(request.scope), key):
+    if wait_s := access.wait_s(_host(request.scope), key):
         return _too_often(wait_s)
-    if not door.fits(key):
+    if not access.fits(key):
         return RedirectResponse("/ops/login?wrong", status_code=303)
     response = RedirectResponse("/ops", status_code=303)
     secure = request.url.scheme == "https"
-    response.set_cookie(COOKIE, door.cookie(), httponly=True, samesite="strict", secure=secure)
+    response.set_cookie(COOKIE, access.cookie(), httponly=True, samesite="strict", secure=secure)
     return response
 
 
 class Guard:
-    """Refuses requests that the door does not admit, and adds security headers to responses.
+    """Refuses requests that may not see the page, and adds security headers to responses.
 
     Pure ASGI: Starlette's BaseHTTPMiddleware hides why a response broke off.
     """
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, access: PageAccess) -> None:
         self._app = app
-        self._door = door
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        door, path = self._door, scope["path"]
-        given = door.shown(scope["headers"])
-        if given and (wait_s := door.wait_s(_host(scope), *given)):
+        access, path = self._access, scope["path"]
+        given = access.shown(scope["headers"])
+        if given and (wait_s := access.wait_s(_host(scope), *given)):
             await _too_often(wait_s)(scope, receive, send)
             return
-        if not door.opens(scope["headers"]) and not (door.has_key and path.startswith(_OPEN)):
-            await _closed(door, path)(scope, receive, send)
+        if not access.opens(scope["headers"]) and not (access.has_key and path.startswith(_OPEN)):
+            await _closed(access, path)(scope, receive, send)
             return
 
         async def send_with_headers(message: Message) -> None:
@@ -203,8 +203,8 @@ async def serving(app: FastAPI, feed: Feed, sock: socket.socket) -> AsyncIterato
             await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), STOP_S)
 
 
-def _closed(door: Door, path: str) -> Response:
-    if not door.has_key:
+def _closed(access: PageAccess, path: str) -> Response:
+    if not access.has_key:
         return _problem(421, "without ops.key this page answers only to localhost, 127.0.0.1 and [::1]")
     if path == "/ops":
         return RedirectResponse("/ops/login", status_code=303)

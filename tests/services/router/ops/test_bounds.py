@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from baton.addresses import split
-from baton.services.router.ops import door, server
-from baton.services.router.ops.door import FREE_TRIES, Tries
+from baton.services.router.ops import access, server
+from baton.services.router.ops.access import FREE_TRIES, Tries
 from harness.live_page import live_page
 from harness.scheduling import Clock
 from harness.support import CALL_S
@@ -59,7 +59,7 @@ async def test_a_slow_client_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_keys_cannot_be_guessed(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few wrong keys even the right one is ignored for a while."""
     clock = Clock()
-    monkeypatch.setattr(door, "Tries", lambda: Tries(clock))
+    monkeypatch.setattr(access, "Tries", lambda: Tries(clock))
     async with live_page(key="secret") as page, httpx.AsyncClient(base_url=page.url) as client:
 
         async def show(key: str) -> httpx.Response:

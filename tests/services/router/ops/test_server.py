@@ -12,8 +12,8 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import SchedulerSettings
 from baton.services.overview.commands import ActionRefused
 from baton.services.overview.workers import COLUMNS
+from baton.services.router.ops.access import COOKIE
 from baton.services.router.ops.actions import Action, Actions
-from baton.services.router.ops.door import COOKIE
 from harness.live_page import live_page
 from harness.scheduling import until
 from tests.services.router.ops.records import record

@@ -2,14 +2,14 @@
 
 import pytest
 
-from baton.services.router.ops import door as module
-from baton.services.router.ops.door import COOKIE, FREE_TRIES, Door, Tries
+from baton.services.router.ops import access as module
+from baton.services.router.ops.access import COOKIE, FREE_TRIES, PageAccess, Tries
 from harness.scheduling import Clock
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8001", "127.0.0.1:8001", "[::1]:8001"])
 def test_without_a_key_this_machines_names_open_it(host):
-    assert Door("").opens([(b"host", host.encode())])
+    assert PageAccess("").opens([(b"host", host.encode())])
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ def test_without_a_key_this_machines_names_open_it(host):
 )
 def test_without_a_key_other_names_do_not(host):
     """Otherwise another site could point its own name to this machine, and read and drain."""
-    assert not Door("").opens([(b"host", host.encode())])
+    assert not PageAccess("").opens([(b"host", host.encode())])
 
 
 def test_a_key_opens_it_from_anywhere():
-    door = Door("right")
-    assert door.opens([(b"host", b"page.example"), (b"authorization", b"Bearer right")])
-    assert door.opens([(b"cookie", f"a=b; {COOKIE}={door.cookie()}".encode())])
+    access = PageAccess("right")
+    assert access.opens([(b"host", b"page.example"), (b"authorization", b"Bearer right")])
+    assert access.opens([(b"cookie", f"a=b; {COOKIE}={access.cookie()}".encode())])
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,21 @@ def test_a_key_opens_it_from_anywhere():
         (b"authorization", b"Basic right"),
         (b"authorization", b"Bearer "),
         (b"cookie", f"{COOKIE}=right".encode()),
-        (b"cookie", f"{COOKIE}={Door('right').cookie()}".encode()),  # another process's cookie
+        (b"cookie", f"{COOKIE}={PageAccess('right').cookie()}".encode()),  # another process's cookie
         (b"host", b"localhost"),
     ],
 )
 def test_nothing_else_opens_it(header):
-    assert not Door("right").opens([header])
+    assert not PageAccess("right").opens([header])
 
 
 def test_the_cookie_does_not_show_the_key():
-    assert "right" not in Door("right").cookie()
+    assert "right" not in PageAccess("right").cookie()
 
 
 def test_actions_come_from_the_page_itself():
-    assert Door("").may_act([(b"x-baton-ops", b"1")])
-    assert not Door("").may_act([(b"host", b"localhost")])
+    assert PageAccess("").may_act([(b"x-baton-ops", b"1")])
+    assert not PageAccess("").may_act([(b"host", b"localhost")])
 
 
 def test_waits_grow_and_end():

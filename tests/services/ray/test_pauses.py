@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from baton.services.ray import deployment, turns
+from baton.services.ray import deployment, pauses
 from baton.services.ray.deployment import Deployment
-from baton.services.ray.turns import MOST_S, TURN_S, Turns
+from baton.services.ray.pauses import MOST_S, TURN_S, Pauses
 
 
 def test_failures_are_told_and_turns_become_rarer() -> None:
     now, told = 0.0, []
-    one = Turns(lambda _, text: told.append(text), lambda: now)
+    one = Pauses(lambda _, text: told.append(text), lambda: now)
     assert one.went_well() == TURN_S
     waits = []
     for _ in range(100):
@@ -50,9 +50,9 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
         raise RuntimeError("Ray's control service is away")
 
     made._turn = turn
-    for module in (turns, deployment):
+    for module in (pauses, deployment):
         monkeypatch.setattr(module, "TURN_S", 0.001)
-    monkeypatch.setattr(turns, "MOST_S", 0.001, raising=False)
+    monkeypatch.setattr(pauses, "MOST_S", 0.001, raising=False)
     return made
 
 

@@ -29,7 +29,7 @@ MOST_ADDRESSES = 4096
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class Door:
+class PageAccess:
     """Checks each request to the live page."""
 
     def __init__(self, key: str) -> None:

@@ -14,7 +14,7 @@ MOST_S = 5.0  # longest pause after a failed turn, which may delay the end by as
 TELL_S = 60.0  # between two reports of the same failure
 
 
-class Turns:
+class Pauses:
     """Computes the pauses, and reports failures. Not thread-safe."""
 
     def __init__(self, tell: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic) -> None:
