@@ -183,6 +183,11 @@ def say(text: str) -> None:
     put(sys.stdout, text + "\n")
 
 
+def step(since_s: float, name: str, text: str, width: int = 12) -> str:
+    """Return a line about an event of a part, `since_s` seconds after the start."""
+    return f"  [{since_s:5.1f} s] {name:<{width}} {text}"
+
+
 def complain(text: str) -> None:
     put(sys.stderr, text + "\n")
 

@@ -14,7 +14,7 @@ from baton.services.fleet import devices
 from baton.services.fleet.node import PartOrder, run_node
 from baton.services.fleet.supervisor import Fleet, log_folder
 from baton.services.leave import leave
-from baton.services.printing import put, say
+from baton.services.printing import put, say, step
 
 
 def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoReturn:
@@ -36,7 +36,7 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
 
         def tell(event: dict[str, Any]) -> None:
             if event["event"] == "said":
-                say(f"  [{time.monotonic() - began:5.1f} s] {event['name']:<12} {event['text']}")
+                say(step(time.monotonic() - began, event["name"], event["text"]))
 
         run_node(_ordered(settings, fleet), folder, tell, listen=False)
         say("  stopped: no process is left")

@@ -24,7 +24,7 @@ from baton.services.credentials import open_to_all
 from baton.services.errors import ServiceError
 from baton.services.fleet.signals import let_next_kill
 from baton.services.leave import leave
-from baton.services.printing import guard, say
+from baton.services.printing import guard, say, step
 
 if TYPE_CHECKING:
     from baton.services.ray.desk import Remote
@@ -58,7 +58,7 @@ def up(
     began, stop = time.monotonic(), threading.Event()
 
     def tell(name: str, text: str) -> None:
-        say(f"  [{time.monotonic() - began:5.1f} s] {name:<12} {text}")
+        say(step(time.monotonic() - began, name, text))
 
     say(f"Baton {baton.__version__} on Ray ({address}): model {settings.model}")
     _on_first_signal(stop)

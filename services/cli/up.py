@@ -17,7 +17,7 @@ from baton.services.credentials import guarded, open_to_all
 from baton.services.fleet.supervisor import Fleet, started, supervise
 from baton.services.leave import leave
 from baton.services.models import Model
-from baton.services.printing import say
+from baton.services.printing import say, step
 
 
 def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
@@ -36,7 +36,7 @@ def run_up(settings: Settings, fleet: Fleet | None, log_dir: str) -> NoReturn:
                 models = "; ".join(f"model {one.model.name}, {one.fleet}" for one in whole)
                 say(f"Baton {baton.__version__}: {models}, logs in {event['log_dir']}")
             case "step":
-                say(f"  [{event['since_start_s']:5.1f} s] {event['name']:<{width}} {event['text']}")
+                say(step(event["since_start_s"], event["name"], event["text"], width))
             case "ready":
                 say(_banner(settings, [one.model for one in whole]))
             case "ending":

@@ -28,7 +28,7 @@ from baton.services.fleet.supervisor import READY_TIMEOUT_S, Fleet
 from baton.services.offline.client import json_object
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.supervised import Order
-from baton.services.printing import complain
+from baton.services.printing import complain, step
 
 _START_S = READY_TIMEOUT_S + 60.0  # more than the supervisor's own limit, whose error says more
 _STOP_S = 3 * STOP_TIMEOUT_S + 10.0  # the supervisor stops three groups of processes one after another
@@ -182,4 +182,4 @@ class OwnDeployment:
 
 
 def _text(event: Event) -> str:
-    return f"  [{event['since_start_s']:5.1f} s] {event['name']:<12} {event['text']}"
+    return step(event["since_start_s"], event["name"], event["text"])
