@@ -13,7 +13,6 @@ import torch
 
 from harness.support import CALL_S
 
-
 COMPILE = """
 import importlib, sys
 for operation in sys.argv[1:]:
