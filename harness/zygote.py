@@ -18,6 +18,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import selectors
 import shutil
 import signal
@@ -32,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from harness.support import PYTHON, ROOT, eventually
@@ -213,7 +214,9 @@ def run_baton(
 ) -> None:
     """Run Baton's command line as the entry point does. Runs in the forked process."""
     from baton.services.cli.main import main
+    from baton.services.fleet import processes
 
+    processes.subprocess = SimpleNamespace(Popen=_fork_supervisor, PIPE=subprocess.PIPE)
     set_constants(constants)
     os.environ.update(environment)
     if path:  # has the effect of PYTHONPATH
@@ -221,6 +224,22 @@ def run_baton(
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     sys.argv = ["baton", *arguments]
     main()
+
+
+def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    """Fork `python -P -m MODULE ARGUMENT ...` from this process, which has imported vLLM."""
+    module, *arguments = command[3:]
+
+    def become() -> None:
+        """Run in the child, in place of an exec."""
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # Popen returns once its pipe to the child is closed
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        os._exit(0)
+
+    return subprocess.Popen(command, preexec_fn=become, **options)  # noqa: PLW1509 (one thread)
 
 
 class _Client:
