@@ -63,7 +63,7 @@ def test_the_cpu_form(method: str, proposal: str, filters: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("proposal", "dtype"), zip(PROPOSALS, DTYPES, strict=True))
+@pytest.mark.parametrize(("proposal", "dtype"), list(zip(PROPOSALS, DTYPES, strict=True)))
 def test_the_gpu_form(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
     shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
