@@ -307,6 +307,7 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
+    from baton.services.cli import main  # noqa: F401 (commands that are forked need it)
     from baton.services.router import app
     from baton.services.worker import lifecycle
 

@@ -22,6 +22,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
 from harness.support import PATIENCE
+from tests.e2e.sharing import SHARING
 
 # Files that compute alternate with files that wait, so that the workers do not all wait at the same time.
 FIRST = (
@@ -52,21 +53,6 @@ FIRST = (
     "scheduler/test_policy.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
-# The files of e2e that share engines. One worker runs them all, so that these engines start only once.
-SHARING = (
-    "same_answers",
-    "other_packages",
-    "api",
-    "vllm_metrics",
-    "full_disk",
-    "speculation",
-    "chats",
-    "classes",
-    "operations",
-    "tracing",
-    "abuse",
-    "failures",
-)
 # Then come the longest files with engines of their own.
 LONG_FIRST = (
     "ray_hosts",
