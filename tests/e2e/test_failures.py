@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,64 +284,3 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         assert code == 200, text
     eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
     eventually(lambda: idle(two_pairs), 30, "it holds nothing for ended requests")
-
-
-@pytest.mark.timeout(100)
-def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A request is refused after a wait, or served if there is room before that."""
-    config: dict[str, Any] = {
-        "engine": {"max_num_seqs": 2},
-        "scheduler": {"max_queue_factor": 1.0, "worker_lease_s": 60.0},
-        "router": {"max_wait_s": 3.0},  # a busy machine may take a second for two short answers
-    }
-    with deployment(tmp_path_factory.mktemp("full"), **config) as one:
-        one.up(0, 0, mixed=1)
-        client = one.client()
-        identity = one.worker("mixed")["identity"]
-        assert "compatibility_hash" not in identity["capacity"]  # a lone mixed worker hands nothing over
-        worker = one.worker_process(identity["worker_id"])
-        bodies = [
-            {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
-            for stream_wanted in (True, False)
-        ]
-
-        def ask_once(body: dict[str, Any]) -> httpx.Response:
-            return httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
-
-        def fill() -> list[openai.Stream[Any]]:
-            """Start two answers and stop their worker before they end. Retry if they end first."""
-            for _ in range(ROUNDS):
-                running = [
-                    client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG)
-                    for _ in range(2)
-                ]
-                for stream in running:
-                    next(iter(stream))
-                worker.suspend()
-                if len(one.describe().attempts) == 2:
-                    return running
-                worker.resume()
-                for stream in running:
-                    stream.close()
-            raise AssertionError("an answer ended in every round")
-
-        # Both at the same time, because the router soon gives up the stopped worker and its two requests.
-        try:
-            running = fill()
-            with ThreadPoolExecutor(2) as pool:
-                for refused in pool.map(ask_once, bodies):
-                    assert refused.status_code == 503, refused.text
-                    assert "router.max_wait_s" in refused.text
-                    assert int(refused.headers["retry-after"]) >= 1
-                    assert refused.json()["error"]["code"] == 503
-        finally:
-            worker.resume()
-        for stream in running:
-            stream.close()
-        eventually(lambda: idle(one), 10, "there is room again")
-        with ThreadPoolExecutor(3) as pool:
-            # The third waits for one of the others, on a busy machine perhaps for too long.
-            rounds = (
-                {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} for _ in range(3)
-            )
-            assert {200} in rounds
