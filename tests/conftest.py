@@ -55,17 +55,19 @@ FIRST = (
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
 # Then come the longest files with engines of their own.
 LONG_FIRST = (
-    "ray_hosts",
-    "ray_local",
     "ray_serve",
+    "ray_local",
+    "ray_hosts",
+    "bad_start",
     "compose",
     "up",
-    "continuation",
     "offline",
+    "poison",
+    "roles",
+    "continuation",
+    "readme",
     "store_failures",
     "silent_drafter",
-    "bad_start",
-    "readme",
 )
 E2E_FIRST = (*SHARING, *LONG_FIRST)
 SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}
