@@ -35,6 +35,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from harness.support import PYTHON, ROOT, eventually
 
@@ -216,7 +217,8 @@ def run_baton(
     from baton.services.cli.main import main
     from baton.services.fleet import processes
 
-    processes.subprocess = SimpleNamespace(Popen=_fork_supervisor, PIPE=subprocess.PIPE)
+    forking = SimpleNamespace(Popen=_fork_supervisor, PIPE=subprocess.PIPE)
+    mock.patch.object(processes, "subprocess", forking).start()
     set_constants(constants)
     os.environ.update(environment)
     if path:  # has the effect of PYTHONPATH
