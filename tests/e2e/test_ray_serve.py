@@ -270,7 +270,7 @@ def test_a_port_that_another_has_ends_a_start(head: RayHead, tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
-        found |= {"router": {"port": port}, "security": {"ca": str(tmp_path / "ca")}}
+        found |= {"router": {"host": "127.0.0.1", "port": port}, "security": {"ca": str(tmp_path / "ca")}}
         file = tmp_path / "cluster.yaml"
         file.write_text(yaml.safe_dump(found))
         command = [str(BATON), "ray", "up", str(file), "--address", head.address]
