@@ -87,7 +87,7 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
     """One of two prefill workers dies during a prefill; all answers are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
-    asked = prompts()[-16:]
+    asked = prompts()[-16::2]
     if how == "hung":
         asked = [prompt[3:] for prompt in asked]  # not cached by the other case
     victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
@@ -144,7 +144,7 @@ async def read(stream: Any, into: Read) -> Read:
     return into
 
 
-STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 200}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 120}
 ROUNDS = 8  # on a busy machine all streams may end before a client sees that they decode
 KINDS: list[dict[str, Any]] = [
     {},
@@ -153,8 +153,8 @@ KINDS: list[dict[str, Any]] = [
     {"n": 3, "temperature": 1.0, "seed": 7},
     {"temperature": 0.9, "seed": 11, "top_p": 0.9},
     {"stop": ["\x00 never \x00"]},
-    {"logit_bias": {"300": 3.0}, "max_tokens": 400},
-    {"structured_outputs": {"regex": "[a-m]{50}[0-9]{120}x{30}"}, "max_tokens": 200},
+    {"logit_bias": {"300": 3.0}, "max_tokens": 240},
+    {"structured_outputs": {"regex": "[a-m]{30}[0-9]{60}x{30}"}},
 ]
 
 
@@ -249,11 +249,11 @@ async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
     victim = one_pair.worker_process(one_pair.worker("decode")["identity"]["worker_id"])
     async with one_pair.async_client() as client:
         asked = prompts()[:6]
-        running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
+        running = [asyncio.create_task(ask(client, prompt, max_tokens=120)) for prompt in asked]
         await asyncio.to_thread(eventually, lambda: not idle(one_pair), 20, "they run")
         victim.kill()
         got = await asyncio.gather(*running)
-        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
+        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=120) for prompt in asked))
     eventually(lambda: idle(one_pair), 20, "the deployment is idle")
 
 
