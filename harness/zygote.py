@@ -162,9 +162,12 @@ def _launch(folder: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # More OpenMP threads would spin on a busy machine. torch reads its log level on import; a cold start
-        # sets it before that (services/logs.py).
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        # More OpenMP threads would spin on a busy machine. torch and gRPC read their log levels on import; a
+        # cold start sets them before that (services/logs.py, services/cli/entry.py).
+        env={
+            **os.environ,
+            **{"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GRPC_VERBOSITY": "NONE"},
+        },
         check=True,
     )
 
