@@ -18,7 +18,6 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import selectors
 import shutil
 import signal
@@ -241,8 +240,8 @@ def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any)
         os.environ.clear()
         os.environ.update(env)
         sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        os._exit(0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has replaced it)
+        importlib.import_module(module).main()
 
     return subprocess.Popen(command, preexec_fn=become, **options)  # noqa: PLW1509 (one thread)
 
