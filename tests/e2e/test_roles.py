@@ -183,10 +183,10 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
 
         async def read_only(client: Any) -> None:
             while not stop.is_set():
-                await ask(client, [draw.randrange(10, 500) for _ in range(600)], max_tokens=2)
+                await ask(client, [draw.randrange(10, 500) for _ in range(300)], max_tokens=2)
 
         async with one.async_client() as client:
-            load = [asyncio.create_task(read_only(client)) for _ in range(12)]
+            load = [asyncio.create_task(read_only(client)) for _ in range(6)]
             await asyncio.to_thread(eventually, changed, 60, "a decode worker becomes a prefill worker")
             stop.set()
             await asyncio.gather(*load)
