@@ -25,7 +25,7 @@ import yaml
 from baton import addresses
 from harness.deployment import MODEL_NAME
 from harness.ray_head import RayHead, ray_head
-from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, gone
 from tests.deploy.manifests import RayManifests, in_checkout, render
 
 START_S = 150.0
@@ -109,7 +109,7 @@ def head() -> Iterator[RayHead]:
     with ray_head("--num-cpus=4", "--num-gpus=2") as one:
         yield one
         family = psutil.Process(one.process.pid).children(recursive=True)
-    eventually(lambda: not any(one.is_running() for one in family), 20, "nothing is left")
+    eventually(lambda: gone(family), 20, "nothing is left")
 
 
 @pytest.fixture(scope="module")
