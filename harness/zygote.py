@@ -32,8 +32,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from harness.support import PYTHON, ROOT, eventually
 
@@ -160,9 +161,12 @@ def _launch(folder: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         cwd=ROOT,
-        # More OpenMP threads would spin on a busy machine. torch reads its log level on import; a cold start
-        # sets it before that (services/logs.py).
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        # More OpenMP threads would spin on a busy machine. torch and gRPC read their log levels on import; a
+        # cold start sets them before that (services/logs.py, services/cli/entry.py).
+        env={
+            **os.environ,
+            **{"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GRPC_VERBOSITY": "NONE"},
+        },
         check=True,
     )
 
@@ -213,7 +217,10 @@ def run_baton(
 ) -> None:
     """Run Baton's command line as the entry point does. Runs in the forked process."""
     from baton.services.cli.main import main
+    from baton.services.fleet import processes
 
+    forking = SimpleNamespace(Popen=_fork_supervisor, PIPE=subprocess.PIPE)
+    mock.patch.object(processes, "subprocess", forking).start()
     set_constants(constants)
     os.environ.update(environment)
     if path:  # has the effect of PYTHONPATH
@@ -221,6 +228,22 @@ def run_baton(
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
     sys.argv = ["baton", *arguments]
     main()
+
+
+def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:
+    """Fork `python -P -m MODULE ARGUMENT ...` from this process, which has imported vLLM."""
+    module, *arguments = command[3:]
+
+    def become() -> None:
+        """Run in the child, in place of an exec."""
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # Popen returns once its pipe to the child is closed
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [module, *arguments]
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has replaced it)
+        importlib.import_module(module).main()
+
+    return subprocess.Popen(command, preexec_fn=become, **options)  # noqa: PLW1509 (one thread)
 
 
 class _Client:
@@ -288,6 +311,7 @@ def _serve(folder: Path) -> None:
 
 
 def _preload() -> None:
+    from baton.services.cli import main  # noqa: F401 (commands that are forked need it)
     from baton.services.router import app
     from baton.services.worker import lifecycle
 

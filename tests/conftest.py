@@ -22,6 +22,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
 from harness.support import PATIENCE
+from tests.e2e.sharing import SHARING
 
 # Files that compute alternate with files that wait, so that the workers do not all wait at the same time.
 FIRST = (
@@ -52,34 +53,21 @@ FIRST = (
     "scheduler/test_policy.py",
 )
 ENGINES_LAST = ("handoff", "speculation", "services", "fuzz", "harness", "e2e")
-# The files of e2e that share engines. One worker runs them all, so that these engines start only once.
-SHARING = (
-    "same_answers",
-    "other_packages",
-    "api",
-    "vllm_metrics",
-    "full_disk",
-    "speculation",
-    "chats",
-    "classes",
-    "operations",
-    "tracing",
-    "abuse",
-    "failures",
-)
 # Then come the longest files with engines of their own.
 LONG_FIRST = (
-    "ray_hosts",
-    "ray_local",
     "ray_serve",
+    "ray_local",
+    "ray_hosts",
+    "bad_start",
     "compose",
     "up",
-    "continuation",
     "offline",
+    "poison",
+    "roles",
+    "continuation",
+    "readme",
     "store_failures",
     "silent_drafter",
-    "bad_start",
-    "readme",
 )
 E2E_FIRST = (*SHARING, *LONG_FIRST)
 SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,20 @@ import pytest
 
 from harness.collector import SENT_SOON, Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
+from tests.e2e.sharing import SHARING
 
 SLOW_CLIENT_S = 4.0  # of one_pair's router
+SHARING_FILES = {f"test_{name}" for name in SHARING}
+_running: dict[str, Any] = {}  # by fixture
+_ends = ExitStack()  # of what runs
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop them after the last file that shares them, because idle engines slow other tests down."""
+    if nextitem is None or (nextitem.path != item.path and nextitem.path.stem not in SHARING_FILES):
+        _running.clear()
+        _ends.close()
 
 
 @pytest.fixture(scope="session")
@@ -20,29 +33,32 @@ def collector() -> Iterator[Collector]:
         yield one
 
 
-@pytest.fixture(scope="session")
-def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Deployment]:
-    """Start 1P1D with `baton up`, memory store, shm. Tests must leave it as they found it."""
-    config: dict[str, Any] = {
-        # Frequent heartbeats, so that changes show within a second. By default this model recomputes a long
-        # prompt rather than pull it.
-        "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
-        "tracing": collector.settings,
-        "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
-    }
-    constants = {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S}
-    folder = tmp_path_factory.mktemp("one-pair")
-    with deployment(folder, environment=SENT_SOON, constants=constants, **config) as one:
-        yield one.up()
+@pytest.fixture(scope="module")
+def one_pair(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Deployment:
+    """Start 1P1D with `baton up`, memory store, shm, or share it. Tests must leave it as they found it."""
+    if "one_pair" not in _running:
+        config: dict[str, Any] = {
+            # Frequent heartbeats, so that changes show within a second. By default this model recomputes a
+            # long prompt rather than pull it.
+            "scheduler": {"heartbeat_s": 0.2, "prefix_pull_s": 0.01},
+            "tracing": collector.settings,
+            "slo": {"ttft_ms": 1e6},  # no request is traced for being slow
+            "constants": {"baton.services.router.serving:SLOW_CLIENT_S": SLOW_CLIENT_S},
+        }
+        made = deployment(tmp_path_factory.mktemp("one-pair"), environment=SENT_SOON, **config)
+        _running["one_pair"] = _ends.enter_context(made).up()
+    return _running["one_pair"]  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the URL of stock vLLM: one aggregated engine with the same model."""
-    # One core: OpenMP threads that share a busy core spin.
-    one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-    with stock_vllm(tmp_path_factory.mktemp("stock"), one_core) as (url, _):
-        yield url
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the URL of stock vLLM, one aggregated engine with the same model; start it or share it."""
+    if "reference" not in _running:
+        # One core: OpenMP threads that share a busy core spin.
+        one_core = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
+        made = stock_vllm(tmp_path_factory.mktemp("stock"), one_core)
+        _running["reference"], _ = _ends.enter_context(made)
+    return _running["reference"]  # type: ignore[no-any-return]
 
 
 @pytest.fixture

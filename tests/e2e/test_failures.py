@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +87,7 @@ def dead(victim: psutil.Process, how: str) -> Iterator[None]:
 async def test_a_dead_prefill_worker_loses_nothing(two_pairs: Deployment, how: str) -> None:
     """One of two prefill workers dies during a prefill; all answers are right."""
     eventually(lambda: whole(two_pairs), BACK_S, "2P2D is ready")
-    asked = prompts()[-16:]
+    asked = prompts()[-16::2]
     if how == "hung":
         asked = [prompt[3:] for prompt in asked]  # not cached by the other case
     victim = two_pairs.worker_process(two_pairs.worker("prefill")["identity"]["worker_id"])
@@ -145,7 +144,7 @@ async def read(stream: Any, into: Read) -> Read:
     return into
 
 
-STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 200}
+STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 120}
 ROUNDS = 8  # on a busy machine all streams may end before a client sees that they decode
 KINDS: list[dict[str, Any]] = [
     {},
@@ -154,8 +153,8 @@ KINDS: list[dict[str, Any]] = [
     {"n": 3, "temperature": 1.0, "seed": 7},
     {"temperature": 0.9, "seed": 11, "top_p": 0.9},
     {"stop": ["\x00 never \x00"]},
-    {"logit_bias": {"300": 3.0}, "max_tokens": 400},
-    {"structured_outputs": {"regex": "[a-m]{50}[0-9]{120}x{30}"}, "max_tokens": 200},
+    {"logit_bias": {"300": 3.0}, "max_tokens": 240},
+    {"structured_outputs": {"regex": "[a-m]{30}[0-9]{60}x{30}"}},
 ]
 
 
@@ -250,11 +249,11 @@ async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
     victim = one_pair.worker_process(one_pair.worker("decode")["identity"]["worker_id"])
     async with one_pair.async_client() as client:
         asked = prompts()[:6]
-        running = [asyncio.create_task(ask(client, prompt, max_tokens=200)) for prompt in asked]
+        running = [asyncio.create_task(ask(client, prompt, max_tokens=120)) for prompt in asked]
         await asyncio.to_thread(eventually, lambda: not idle(one_pair), 20, "they run")
         victim.kill()
         got = await asyncio.gather(*running)
-        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=200) for prompt in asked))
+        assert got == await asyncio.gather(*(ask(client, prompt, max_tokens=120) for prompt in asked))
     eventually(lambda: idle(one_pair), 20, "the deployment is idle")
 
 
@@ -285,64 +284,3 @@ def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
         assert code == 200, text
     eventually(lambda: whole(two_pairs), 30, "the new scheduler knows all workers")
     eventually(lambda: idle(two_pairs), 30, "it holds nothing for ended requests")
-
-
-@pytest.mark.timeout(100)
-def test_a_full_house_is_503_before_the_stream_starts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A request is refused after a wait, or served if there is room before that."""
-    config: dict[str, Any] = {
-        "engine": {"max_num_seqs": 2},
-        "scheduler": {"max_queue_factor": 1.0, "worker_lease_s": 60.0},
-        "router": {"max_wait_s": 3.0},  # a busy machine may take a second for two short answers
-    }
-    with deployment(tmp_path_factory.mktemp("full"), **config) as one:
-        one.up(0, 0, mixed=1)
-        client = one.client()
-        identity = one.worker("mixed")["identity"]
-        assert "compatibility_hash" not in identity["capacity"]  # a lone mixed worker hands nothing over
-        worker = one.worker_process(identity["worker_id"])
-        bodies = [
-            {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": stream_wanted}
-            for stream_wanted in (True, False)
-        ]
-
-        def ask_once(body: dict[str, Any]) -> httpx.Response:
-            return httpx.post(f"{one.url}/v1/completions", json=body, timeout=CALL_S)
-
-        def fill() -> list[openai.Stream[Any]]:
-            """Start two answers and stop their worker before they end. Retry if they end first."""
-            for _ in range(ROUNDS):
-                running = [
-                    client.completions.create(model=MODEL_NAME, prompt="x", stream=True, **LONG)
-                    for _ in range(2)
-                ]
-                for stream in running:
-                    next(iter(stream))
-                worker.suspend()
-                if len(one.describe().attempts) == 2:
-                    return running
-                worker.resume()
-                for stream in running:
-                    stream.close()
-            raise AssertionError("an answer ended in every round")
-
-        # Both at the same time, because the router soon gives up the stopped worker and its two requests.
-        try:
-            running = fill()
-            with ThreadPoolExecutor(2) as pool:
-                for refused in pool.map(ask_once, bodies):
-                    assert refused.status_code == 503, refused.text
-                    assert "router.max_wait_s" in refused.text
-                    assert int(refused.headers["retry-after"]) >= 1
-                    assert refused.json()["error"]["code"] == 503
-        finally:
-            worker.resume()
-        for stream in running:
-            stream.close()
-        eventually(lambda: idle(one), 10, "there is room again")
-        with ThreadPoolExecutor(3) as pool:
-            # The third waits for one of the others, on a busy machine perhaps for too long.
-            rounds = (
-                {answer.status_code for answer in pool.map(ask_once, [bodies[1]] * 3)} for _ in range(3)
-            )
-            assert {200} in rounds

@@ -82,7 +82,7 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
         await until_same(page, watched)
 
         running = [
-            asyncio.create_task(ask(client, prompts()[number * 4], max_tokens=250)) for number in range(6)
+            asyncio.create_task(ask(client, prompts()[number * 4], max_tokens=150)) for number in range(6)
         ]
 
         async def decodes() -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
@@ -17,17 +18,21 @@ import openai
 import pytest
 
 from baton import pipeline
-from baton.services.errors import StartError
 from baton.services.offline.errors import DeploymentEnded
 from baton.services.offline.pipeline import Pipeline
+from harness import zygote
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, family, gone
+from harness.support import CALL_S, PATIENCE, eventually, family, gone
 
 MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
-LINES = 120  # of a batch
+LINES = 80  # of a batch
+FLAGS = [
+    *("--model", str(MODEL), "--dtype", "float32", "--served-model-name", MODEL_NAME),
+    *("--max-model-len", "1024", "--kv-cache-gib", "0.25", "--max-num-seqs", "8"),
+]
 GREEDY: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
 
 
@@ -101,6 +106,14 @@ def test_several_answers_with_logprobs(pair: Pipeline) -> None:
         assert [len(token.top) >= 2 for token in choice.logprobs] == [True] * len(choice.token_ids)
 
 
+def line(number: int, prompt: Any) -> str:
+    """Return a batch's request."""
+    path, asked = ("chat/completions", "messages") if prompt is CHAT else ("completions", "prompt")
+    body = {asked: prompt, "ignore_eos": True, **GREEDY}
+    one = {"custom_id": f"{number}", "method": "POST", "url": f"/v1/{path}", "body": body}
+    return json.dumps(one) + "\n"
+
+
 @pytest.fixture
 def ctrl_c_interrupts() -> Iterator[None]:
     """Handle SIGINT even if the shell that started pytest ignored it."""
@@ -129,29 +142,15 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
 def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
     """A killed batch's deployment ends with it, and `pair` answers the rest with the same answers."""
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    with requests.open("w") as file:
-        for number in range(LINES):
-            prompt = PROMPTS[number % len(PROMPTS)]
-            path, asked = ("chat/completions", "messages") if prompt is CHAT else ("completions", "prompt")
-            body = {asked: prompt, "ignore_eos": True, **GREEDY}
-            one = {"custom_id": f"{number}", "method": "POST", "url": f"/v1/{path}", "body": body}
-            file.write(json.dumps(one) + "\n")
-    command = [str(BATON), "batch", str(requests), str(answers)]
-    flags = {
-        "--model": str(MODEL),
-        "--dtype": "float32",
-        "--served-model-name": MODEL_NAME,
-        "--max-model-len": "1024",
-        "--kv-cache-gib": "0.25",
-        "--max-num-seqs": "8",
-        "--log-dir": str(tmp_path / "logs"),
-    }
-    own_command = [*command, *(word for flag in flags.items() for word in flag)]
-    process = subprocess.Popen(own_command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    requests.write_text("".join(line(number, PROMPTS[number % len(PROMPTS)]) for number in range(LINES)))
+    command = ["batch", str(requests), str(answers)]
+    process = zygote.shared().baton(
+        "batch", [*command, *FLAGS, "--log-dir", str(tmp_path / "logs")], tmp_path
+    )
     try:
 
         def some() -> bool:
-            assert process.poll() is None
+            assert process.poll() is None, process.text
             return answers.exists() and answers.read_bytes().count(b"\n") >= 20
 
         eventually(some, 120, "some are answered", 0.01)
@@ -165,8 +164,8 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
     assert before.count(b"\n") < LINES
     own = pair.deployment
     there = ["--url", own.url, "--api-key", own.api_key]
-    again = subprocess.run([*command, *there], cwd=ROOT, capture_output=True, timeout=CALL_S, check=False)
-    assert again.returncode == 0, again.stderr
+    again = zygote.shared().baton("again", [*command, *there], tmp_path)
+    assert again.wait(CALL_S) == 0, again.text
     assert answers.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     texts: dict[int, set[str]] = defaultdict(set)
     found = [json.loads(line) for line in answers.read_text().splitlines()]
@@ -180,7 +179,12 @@ def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path
 
 @pytest.mark.timeout(180)
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"mixed-0 could not start: .*KV cache") as error:
-        pipeline(MODEL, **{**SETTINGS, "kv_cache_gib": 0.001}, log_dir=tmp_path, progress=False)
-    log = Path(str(error.value).rpartition("(log: ")[2].removesuffix(")"))
+    (tmp_path / "in.jsonl").write_text(line(0, "x"))
+    command = ["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), *FLAGS]
+    process = zygote.shared().baton("batch", [*command, "--kv-cache-gib", "0.001"], tmp_path)
+    assert process.wait(CALL_S) == 1, process.text
+    said = process.text.splitlines()[-1]
+    assert re.match(r"baton: error: mixed-0 could not start: .*KV cache", said)
+    log = Path(said.rpartition("(log: ")[2].removesuffix(")"))
     assert "KV cache" in log.read_text()
+    shutil.rmtree(log.parent)

@@ -15,7 +15,7 @@ from harness.support import CALL_S, eventually
 
 pytestmark = pytest.mark.timeout(300)
 
-STREAMS, TOKENS = 8, 100
+STREAMS, TOKENS = 8, 70
 FAILED = "its engine failed"  # in the output of `baton up`
 KILLED = "died (signal SIGKILL)"  # likewise
 

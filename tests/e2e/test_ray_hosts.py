@@ -1,7 +1,7 @@
 """`baton ray up` on two hosts of harness/ray_hosts.py: Ray on both, prefill on one, decode on the other.
 
-Some of test_api's tests run through them. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py` runs all
-of them, and then kills a host.
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_hosts.py` runs all of test_api's tests through them, and then
+kills a host.
 """
 
 from __future__ import annotations
@@ -31,15 +31,6 @@ from tests.e2e import test_api
 
 EVERY = 3  # use every third prompt
 MAX_TOKENS = 16
-# The tests of test_api that always run: streams, grammars, tools, drafts, errors.
-CHOSEN = (
-    "test_streamed_chat",
-    "test_a_json_schema_is_kept",
-    "test_tools",
-    "test_the_answers_were_drafted",
-    "test_models_and_tokenize",
-    "test_a_wrong_request_gets_the_same_answer",
-)
 LONG = 300  # tokens of the answer during which a host dies
 CLIENTS = 4
 
@@ -96,15 +87,9 @@ def one_pair(hosts: RayHosts) -> Iterator[Served]:
         yield Served(url, stack)
 
 
-# pytest finds the tests of test_api among this module's names.
-clients = test_api.clients
-globals().update(
-    {
-        name: one
-        for name, one in vars(test_api).items()
-        if name in CHOSEN or (name.startswith("test_") and "WHOLE_TABLE" in os.environ)
-    }
-)
+if "WHOLE_TABLE" in os.environ:  # pytest finds test_api's tests among this module's names
+    clients = test_api.clients
+    globals().update({name: one for name, one in vars(test_api).items() if name.startswith("test_")})
 
 
 @pytest.mark.timeout(400)

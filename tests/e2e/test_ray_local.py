@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -43,20 +42,6 @@ import sys
 from baton.ray import deploy
 with deploy(sys.argv[1], tell=lambda *said: print(*said, flush=True)) as deployment:
     print("READY", deployment.urls, flush=True)
-"""
-VISIBLE = """
-import json, sys, time
-import ray
-from baton.services.ray import cluster
-ray.init("local", num_cpus=1, num_gpus=2, include_dashboard=False, object_store_memory=80_000_000)
-bundles = [{"CPU": 0.1, "GPU": 1.0}] * 2
-groups = [cluster.reserve(f"worker-{at}", bundle, {}) for at, bundle in enumerate(bundles)]
-deadline = time.monotonic() + float(sys.argv[1])
-while not all(place.node for place in cluster.places().values()) and time.monotonic() < deadline:
-    time.sleep(0.1)
-asked = [cluster.visible(group, bundle) for group, bundle in zip(groups, bundles)]
-print(json.dumps(cluster.get(asked, float(sys.argv[1]))))
-cluster.disconnect()
 """
 
 
@@ -203,20 +188,6 @@ def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
     eventually(lambda: nothing_is_left(everything), 20, "processes and shared memory are gone")
 
 
-@pytest.mark.timeout(200)
-def test_a_port_that_another_has_ends_the_start(local: Local) -> None:
-    """Otherwise the other server, such as a `baton up`, would pass for this deployment's router."""
-    local.write()
-    with (
-        socket.create_server(("127.0.0.1", local.port)),
-        local.start(str(BATON), "ray", "up", local.file) as up,
-    ):
-        assert up.wait(CALL_S) == 1, local.text
-    told = local.text.splitlines()[-1]
-    assert f"router.port: cannot listen on 127.0.0.1:{local.port}: Address already in use" in told
-    assert "Ready." not in local.text
-
-
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts once more")
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
@@ -236,20 +207,3 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
     assert "KeyboardInterrupt" in local.text
     assert "READY" not in local.text
     eventually(lambda: nothing_is_left(everything), 20, "processes and shared memory are gone")
-
-
-@pytest.mark.timeout(200)
-def test_workers_of_one_node_see_different_gpus(local: Local) -> None:
-    """Ray assigns GPUs that do not exist but are declared."""
-    done = subprocess.run(
-        [str(PYTHON), "-c", VISIBLE, str(CALL_S / 2)],
-        env=local.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=CALL_S * 2,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [one["CUDA_VISIBLE_DEVICES"] for one in json.loads(done.stdout.splitlines()[-1])]
-    assert sorted(found) == ["0", "1"]

@@ -1,4 +1,4 @@
-"""`baton.ray:build_pd_openai_app` served by a real Ray Serve, and called by OpenAI's client.
+"""A running Ray cluster: an application of Ray Serve, a start that fails, and the workers' GPUs.
 
 The application is the serveConfigV2 of deploy/kubernetes/overlays/ray, with this machine's paths and shorter
 intervals. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` tests autoscaling, too.
@@ -6,8 +6,10 @@ intervals. `WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_serve.py` tests auto
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ import yaml
 from baton import addresses
 from harness.deployment import MODEL_NAME
 from harness.ray_head import RayHead, ray_head
-from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port
+from harness.support import BATON, CALL_S, INTERRUPTIBLE, PYTHON, ROOT, eventually, free_port, gone
 from tests.deploy.manifests import RayManifests, in_checkout, render
 
 START_S = 150.0
@@ -34,6 +36,19 @@ SCALING |= {"downscale_delay_s": 4, "metrics_interval_s": 0.5, "look_back_period
 STREAMS = 2
 PAUSE_S = 0.3  # between a client's requests
 TOKENS = 160
+# Each worker's GPU. Ray assigns GPUs that are declared but do not exist.
+VISIBLE = """
+import json, sys
+import ray
+from baton.services.ray import cluster
+cluster.connect(sys.argv[1])
+bundles = [{"CPU": 0.1, "GPU": 1.0}] * 2
+groups = [cluster.reserve(f"worker-{at}", bundle, {}) for at, bundle in enumerate(bundles)]
+ray.get([group.ready() for group in groups], timeout=float(sys.argv[2]))
+asked = [cluster.visible(group, bundle) for group, bundle in zip(groups, bundles)]
+print(json.dumps(cluster.get(asked, float(sys.argv[2]))))
+cluster.disconnect()
+"""
 
 
 class Served(NamedTuple):
@@ -90,46 +105,44 @@ def configuration(port: int, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def head() -> Iterator[RayHead]:
+    with ray_head("--num-cpus=4", "--num-gpus=2") as one:
+        yield one
+        family = psutil.Process(one.process.pid).children(recursive=True)
+    eventually(lambda: gone(family), 20, "nothing is left")
+
+
+@pytest.fixture(scope="module")
+def served(head: RayHead, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder, port = tmp_path_factory.mktemp("serve"), free_port()
     file, log = folder / "serve.yaml", folder / "serve.log"
     file.write_text(yaml.safe_dump(configuration(port, folder)))
-    with ray_head("--num-cpus=4") as head:
-        command = [
-            *INTERRUPTIBLE,
-            str(PYTHON.with_name("serve")),
-            "run",
-            str(file),
-            "--address",
-            head.address,
-        ]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=head.environment, cwd=folder
-            )
-        one = Served(f"http://127.0.0.1:{port}/v1", head, folder / "ca")
+    serve = [str(PYTHON.with_name("serve")), "run", str(file), "--address", head.address]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*INTERRUPTIBLE, *serve], stdout=out, stderr=subprocess.STDOUT, env=head.environment, cwd=folder
+        )
+    one = Served(f"http://127.0.0.1:{port}/v1", head, folder / "ca")
 
-        def serving() -> bool:
-            text = log.read_text()
-            assert process.poll() is None, text[-5000:]
-            assert "DEPLOY_FAILED" not in text, text[-5000:]
-            try:
-                with one.client() as client:
-                    return bool(client.models.list().data)
-            except openai.APIError:
-                return False
-
+    def serving() -> bool:
+        text = log.read_text()
+        assert process.poll() is None, text[-5000:]
+        assert "DEPLOY_FAILED" not in text, text[-5000:]
         try:
-            eventually(serving, START_S, f"Serve runs the application; {log}", every_s=1.0)
-            yield one
-            process.send_signal(signal.SIGINT)
-            process.wait(CALL_S)
-            eventually(lambda: not any(map(one.parts, ("decode", "prefill"))), 20, "no worker is left")
-        finally:
-            process.kill()
-            process.wait(10)
-        family = psutil.Process(head.process.pid).children(recursive=True)
-    eventually(lambda: not any(one.is_running() for one in family), 20, "nothing is left")
+            with one.client() as client:
+                return bool(client.models.list().data)
+        except openai.APIError:
+            return False
+
+    try:
+        eventually(serving, START_S, f"Serve runs the application; {log}", every_s=1.0)
+        yield one
+        process.send_signal(signal.SIGINT)
+        process.wait(CALL_S)
+        eventually(lambda: not any(map(one.parts, ("decode", "prefill"))), 20, "no worker is left")
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 @pytest.mark.timeout(700)
@@ -238,3 +251,38 @@ def test_decode_workers_follow_the_streams_and_one_given_up_is_replaced(served: 
 
 def _names(served: Served) -> set[str]:
     return {_title(one) for one in served.parts("decode")} - {""}
+
+
+@pytest.mark.timeout(200)
+def test_workers_of_one_node_see_different_gpus(head: RayHead) -> None:
+    command = [str(PYTHON), "-c", VISIBLE, head.address, str(CALL_S / 2)]
+    done = subprocess.run(
+        command, env=head.environment, cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [one["CUDA_VISIBLE_DEVICES"] for one in json.loads(done.stdout.splitlines()[-1])]
+    assert sorted(found) == ["0", "1"]
+
+
+@pytest.mark.timeout(200)
+def test_a_port_that_another_has_ends_a_start(head: RayHead, tmp_path: Path) -> None:
+    """Otherwise the other server, such as a `baton up`, would pass for the deployment's router."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())
+        found |= {"router": {"host": "127.0.0.1", "port": port}, "security": {"ca": str(tmp_path / "ca")}}
+        file = tmp_path / "cluster.yaml"
+        file.write_text(yaml.safe_dump(found))
+        command = [str(BATON), "ray", "up", str(file), "--address", head.address]
+        done = subprocess.run(
+            command,
+            env=head.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            check=False,
+        )
+    assert done.returncode == 1, done
+    assert f"router.port: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "Ready." not in done.stdout

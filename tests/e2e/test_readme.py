@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from baton.services.config import load
+from baton.services.decode.proposers import validation
 from harness.support import PATIENCE, ROOT, eventually
 from harness.zygote import Forked
 from tests.e2e.readme import Reader, reader, shell_blocks
@@ -51,15 +54,6 @@ def headings(text: str) -> list[str]:
     return [" ".join(f"{lines[at - 2]} {lines[at - 1]}".split()) for at in rules]
 
 
-def ready(person: Reader) -> bool:
-    try:
-        person.shell("curl -fsS http://127.0.0.1:8000/health")
-        told = json.loads(person.shell("baton status --json"))
-    except AssertionError:
-        return False
-    return [one["state"] for one in told.get("workers", [])] == ["WORKER_STATE_READY"] * 2
-
-
 @pytest.mark.timeout(600)
 def test_the_parts_one_by_one(person: Reader) -> None:
     started: dict[str, Forked] = {}
@@ -67,7 +61,14 @@ def test_the_parts_one_by_one(person: Reader) -> None:
         started[arguments[0]] = person.start(arguments)
     assert set(started) == {"scheduler", "prefill", "decode", "router"}
 
-    eventually(lambda: ready(person), READY_S, "all parts are ready", 0.5)
+    def ready() -> bool:
+        assert all(one.poll() is None for one in started.values()), [one.text for one in started.values()]
+        with contextlib.suppress(AssertionError):
+            person.shell("curl -fsS http://127.0.0.1:8000/health")
+            return all("ready on" in started[role].text for role in ("prefill", "decode"))
+        return False
+
+    eventually(ready, READY_S, "all parts are ready", 0.2)
     answer = json.loads(person.shell(block(ASK)))
     assert answer["model"] == "baton-demo"
     assert answer["choices"][0]["message"]["content"]
@@ -102,19 +103,25 @@ def test_each_way_of_drafting(person: Reader) -> None:
     methods = [json.loads(arguments[-1])["method"] for arguments in commands]
     assert methods == ["mtp", "ngram", "mtp"]
     for arguments, method in zip(commands, methods, strict=True):
-        process = person.start(arguments)
+        model, drafts = arguments[arguments.index("--model") + 1], json.loads(arguments[-1])
+        settings = load({"engine": {"model": str(ROOT / model), "speculative_config": drafts}})
+        found = validation.check(settings.engine)
+        assert found is not None
+        assert found.name == method
 
-        def begun(process: Forked = process) -> bool:
-            assert process.poll() is None, process.text
-            return "Ready." in process.text
+    process = person.start(commands[-1])
 
-        eventually(begun, READY_S, f"ready: {arguments}")
-        told = json.loads(person.shell("baton status --json"))
-        drafts = [one["identity"]["capacity"]["speculative_method"] for one in told["workers"]]
-        assert len(drafts) == 2
-        assert all(one.startswith(method) for one in drafts)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60 * PATIENCE) == 0
+    def begun() -> bool:
+        assert process.poll() is None, process.text
+        return "Ready." in process.text
+
+    eventually(begun, READY_S, f"ready: {commands[-1]}")
+    told = json.loads(person.shell("baton status --json"))
+    served = [one["identity"]["capacity"]["speculative_method"] for one in told["workers"]]
+    assert len(served) == 2
+    assert all(one.startswith(methods[-1]) for one in served)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60 * PATIENCE) == 0
 
 
 @pytest.mark.timeout(600)
@@ -126,7 +133,9 @@ def test_a_batch(person: Reader) -> None:
         "body": {"model": "baton-demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
     }
     (person.folder / "in.jsonl").write_text(json.dumps(request) + "\n")
-    person.shell(block(BATCH), timeout_s=READY_S)
+    (command,) = person.commands(block(BATCH))
+    process = person.start(command)
+    assert process.wait(READY_S) == 0, process.text
     (answer,) = [json.loads(line) for line in (person.folder / "out.jsonl").read_text().splitlines()]
     assert answer["custom_id"] == "one"
     assert answer["response"]["status_code"] == 200

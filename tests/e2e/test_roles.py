@@ -18,7 +18,7 @@ from harness.greedy import ask
 from harness.prompts import prompts
 from harness.support import CALL_S, eventually
 
-FLIPS = 6
+FLIPS = 4
 AT_ONCE = 6  # requests
 PROMPTS, TOKENS = 8, 24  # of the load
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
@@ -27,7 +27,8 @@ ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Start 1P2D. Tests leave it with these roles."""
-    with deployment(tmp_path_factory.mktemp("trio"), scheduler={"heartbeat_s": 0.2}) as one:
+    scheduler = {"heartbeat_s": 0.2, "worker_lease_s": 2.0}
+    with deployment(tmp_path_factory.mktemp("trio"), scheduler=scheduler) as one:
         yield one.up(1, 2)
 
 
@@ -79,7 +80,7 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
     wrong = [number for number, answer in got if answer != expected[number]]
     print(f"{FLIPS} role changes under {len(got)} requests: {len(wrong)} wrong, {len(seen)} different fleets")
     assert not wrong
-    assert len(seen) > 3
+    assert len(seen) > 2
     assert len(got) > FLIPS  # one after each change, and the last ones in flight
     eventually(lambda: idle(trio), 20, "the deployment is idle")
 
@@ -182,10 +183,10 @@ async def test_the_scheduler_balances_by_itself(tmp_path_factory: pytest.TempPat
 
         async def read_only(client: Any) -> None:
             while not stop.is_set():
-                await ask(client, [draw.randrange(10, 500) for _ in range(900)], max_tokens=2)
+                await ask(client, [draw.randrange(10, 500) for _ in range(300)], max_tokens=2)
 
         async with one.async_client() as client:
-            load = [asyncio.create_task(read_only(client)) for _ in range(12)]
+            load = [asyncio.create_task(read_only(client)) for _ in range(6)]
             await asyncio.to_thread(eventually, changed, 60, "a decode worker becomes a prefill worker")
             stop.set()
             await asyncio.gather(*load)

@@ -17,7 +17,7 @@ from harness.scheduling import RedisServer
 from harness.support import CALL_S
 
 MAX_TOKENS = 20
-EVERY = 2  # use every second prompt
+EVERY = 3  # use every third prompt
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,10 @@ class Setup:
 
 SETUPS = [
     Setup(1, "memory", "shm", prefix_caching=True, drafts="none"),
-    Setup(1, "redis", "tcp", prefix_caching=False, drafts="auto", tls=True),
-    Setup(1, "redis", "shm", prefix_caching=False, drafts="hybrid"),
+    Setup(1, "redis", "tcp", prefix_caching=False, drafts="hybrid", tls=True),
     Setup(2, "memory", "tcp", prefix_caching=True, drafts="eagle3"),
 ]
-DRAFTS: dict[str, dict[str, Any]] = {  # engine settings
-    "auto": {"speculative_config": {"method": "mtp", "num_speculative_tokens": "auto"}},
+DRAFTS: dict[str, dict[str, Any]] = {  # engine settings; test_api compares MTP of an automatic length
     "none": {"speculative_config": None},
     "hybrid": {
         "speculative_config": {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
@@ -116,7 +114,7 @@ async def answers(client: openai.AsyncOpenAI, asked: list[list[int]], at_a_time:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("at_a_time", "every"), [(1, 8), (8, 1)], ids=["alone", "together"])
+@pytest.mark.parametrize(("at_a_time", "every"), [(1, 6), (8, 1)], ids=["alone", "together"])
 async def test_token_for_token(deployed: Deployment, expected: list[Any], at_a_time: int, every: int) -> None:
     """Send some prompts one at a time, and all of them eight at a time."""
     got = await answers(deployed.async_client(), prompts()[::EVERY][::every], at_a_time)
@@ -136,7 +134,7 @@ def test_the_prompts_were_read_by_the_prefill_workers(deployed: Deployment, setu
     decode = {one["worker_id"] for one in workers if one["role"] == "ROLE_DECODE"}
     assert (len(prefill), len(decode)) == (setup.pairs, setup.pairs)
     done = [past for past in status["handoffs"] if int(past["cost"].get("output_tokens", 0)) > 1]
-    assert len(done) > 20
+    assert len(done) > 15
     assert {past["prefill_worker_id"] for past in done} == prefill
     assert {past["decode_worker_id"] for past in done} == decode
     assert {past["cost"].get("transport") for past in done} <= {setup.transport, "", None}

@@ -82,6 +82,8 @@ def test_it_serves_whatever_becomes_of_its_output(tmp_path: Path) -> None:
 
         fill(fifo)  # the reader does not read
         first = another_worker(one)
+        # A lone mixed worker hands nothing over.
+        assert "compatibility_hash" not in one.worker("mixed")["identity"]["capacity"]
         one.worker_process(first).kill()
         second = another_worker(one, first)
 

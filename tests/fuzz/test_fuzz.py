@@ -21,8 +21,8 @@ from tests.fuzz.cuts import Cut, cuts, perform
 if TYPE_CHECKING:
     from schemathesis import Case
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2"))  # an operation; each is sent as several bodies
-CUTS = 25 * EXAMPLES
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1"))  # an operation; each is sent as several bodies
+CUTS = 40 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
     database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False

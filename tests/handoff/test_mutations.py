@@ -1,4 +1,4 @@
-"""A thousand mutations, none accepted. For more: python -m tests.handoff.mutations."""
+"""Four hundred mutations, none accepted. For more: python -m tests.handoff.mutations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.handoff import mutations
 
-NUMBER = 1150
+NUMBER = 450
 
 
 @pytest.mark.timeout(120)
@@ -15,4 +15,4 @@ def test_a_wrong_handoff_is_refused_each_time() -> None:
     print(tally)
     assert tally.wrong == []
     assert tally.refused == tally.tried
-    assert tally.tried.total() >= 1000
+    assert tally.tried.total() >= 400

@@ -6,9 +6,10 @@ that a state fits.
 
 from __future__ import annotations
 
+import functools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,7 +78,8 @@ def engine(request: pytest.FixtureRequest) -> EngineProcess:
     return found
 
 
-def clear(engine: EngineProcess, length: int, start: Sequence[int] = ()) -> list[int]:
+@functools.cache
+def clear(engine: EngineProcess, length: int, start: tuple[int, ...] = ()) -> list[int]:
     """Return `start` and `length` more tokens, whose answer has no near-ties."""
     texts = {
         f"text-{length}-{number}": [*start, *language.prompt(number, 2 * length)[-length:]]
@@ -181,7 +183,7 @@ def test_the_next_turn_loads_its_beginning_and_saves_it_with_the_rest(
     kept = windows.call(groups)
     asked, name = clear(windows, 150), f"chat-{transport}"
     written = windows.call(generate, f"{name}-first", asked, WRITTEN)
-    chat = clear(windows, 100, [*asked, *written])
+    chat = clear(windows, 100, (*asked, *written))
     held = (len(asked) + len(written) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token has no KV
     beginning = windows.call(save_beginning, f"{name}-prefix", chat[: held + 1])
     assert beginning.saved is not None
@@ -274,7 +276,7 @@ def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) 
     """The missing blocks of each group are not adjacent, so there are several pulls."""
     windows.call(forget)
     start = language.prompt(99, 200)[: 3 * BLOCK_SIZE]
-    prompt = clear(windows, 70, start)
+    prompt = clear(windows, 70, tuple(start))
     expected = windows.call(generate, "apart-alone", prompt, WRITTEN)
     first, manifest = read(windows, "apart", prompt)
     full, window = manifest.groups

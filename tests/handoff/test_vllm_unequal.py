@@ -99,7 +99,7 @@ def hand_over(made: Pair, draw: Sequence[list[int]]) -> list[Answer]:
 def test_heads_of_a_model_and_its_drafter_are_joined_and_cut(tmp_path: Path) -> None:
     model, drafter = checkpoints.qwen2(tmp_path / "qwen2"), checkpoints.eagle(tmp_path / "eagle")
     draw = random.Random(1)
-    prompts = [draw.choices(range(2, checkpoints.VOCAB), k=length) for length in range(33, 333, 15)]
+    prompts = [draw.choices(range(2, checkpoints.VOCAB), k=length) for length in range(33, 333, 45)]
     with pair(Options(model, "one", drafter=drafter, engine=OWN)) as made:
         answers = hand_over(made, prompts)
         assert {one.loaded.transport for one in answers if one.loaded} == {"shm"}
@@ -121,7 +121,7 @@ def test_a_latent_that_all_ranks_have_is_pulled_once(tmp_path: Path) -> None:
     model = tmp_path / "deepseek"
     deepseek_v3(model)
     draw = random.Random(1)
-    prompts = [draw.choices(range(2, 300), k=length) for length in range(33, 113, 4)]
+    prompts = [draw.choices(range(2, 300), k=length) for length in range(33, 113, 12)]
     options = Options(model, "one", transports=("tcp",), engine=OWN | MLA)
     with pair(options) as made:
         answers = hand_over(made, prompts)

@@ -13,14 +13,20 @@ import torch
 
 from harness.support import CALL_S
 
+COMPILE = """
+import importlib, sys
+for operation in sys.argv[1:]:
+    importlib.import_module(f"tests.kernels.{operation}.compile_all").main()
+"""
+OPERATIONS = ("kv_pack", "ngram_match", "verify")
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="each operation's tests compile its kernels")
-@pytest.mark.parametrize("operation", ["kv_pack", "ngram_match", "verify"])
-def test_kernels_compile_without_a_gpu(operation: str) -> None:
+def test_kernels_compile_without_a_gpu() -> None:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.kernels.{operation}.compile_all"],
+        [sys.executable, "-c", COMPILE, *OPERATIONS],
         cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
@@ -30,5 +36,5 @@ def test_kernels_compile_without_a_gpu(operation: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     forms = [ast.literal_eval(line) for line in done.stdout.splitlines()]
-    assert forms
+    assert len(forms) >= len(OPERATIONS)
     assert all(all(variants.values()) for variants in forms)

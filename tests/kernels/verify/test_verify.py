@@ -17,6 +17,7 @@ Verify = Callable[..., Verified]
 
 PROPOSALS = ["one-hot", "probs", "logits"]
 METHODS = ["standard", "block"]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def check(one: Verify, job: Job, device: str = "cpu", **more: int) -> Verified:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("filters", ["", "k", "p", "m", "kp", "kpm"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cpu_form(method: str, proposal: str, filters: str, dtype: torch.dtype) -> None:
     shape = Shape(requests=8, method=method, proposal=proposal, filters=filters, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):
@@ -62,8 +63,7 @@ def test_the_cpu_form(method: str, proposal: str, filters: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("proposal", "dtype"), list(zip(PROPOSALS, DTYPES, strict=True)))
 def test_the_gpu_form(gpu: Verify, device: str, method: str, proposal: str, dtype: torch.dtype) -> None:
     shape = Shape(method=method, proposal=proposal, dtype=dtype)  # type: ignore[arg-type]
     for seed, packed in enumerate((True, False)):

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import random
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
+from vllm.renderers.params import TokenizeParams
 from vllm.tokenizers import get_tokenizer
 from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
-from baton.services.router.vllm import pieces
+from baton.services.router.vllm import pieces, tokenizing
+from harness import zygote
 from harness.deployment import MODEL
-from harness.support import ROOT
 
 WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
 RUNS = (
@@ -180,42 +181,42 @@ def test_tokenizers_with_other_parts_get_the_text_whole(change: Callable[[Tokeni
     assert pieces.cutter_of(tokenizer) is None
 
 
-MEASURE = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from vllm.renderers.base import BaseRenderer
-from vllm.renderers.params import TokenizeParams
-from vllm.tokenizers import get_tokenizer
-from baton.services.router.vllm import tokenizing
-
-def memory(name):
-    return int(Path("/proc/self/status").read_text().partition(name + ":")[2].split()[0]) << 10
-
-tokenizing.bound_tokenizing()
-tokenizer = get_tokenizer(sys.argv[1])
-renderer = SimpleNamespace(
-    get_tokenizer=lambda: tokenizer,
-    model_config=SimpleNamespace(max_model_len=1 << 20),
-    _wants_offsets=lambda *_: False,
-    _build_tokens_prompt=BaseRenderer._build_tokens_prompt,
-)
-params = TokenizeParams(max_total_tokens=1 << 20)
-run = lambda text: BaseRenderer._tokenize_prompt(renderer, {"prompt": text}, params)["prompt_token_ids"]
-run("Hello world. " * 10_000)
-for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000):
-    Path("/proc/self/clear_refs").write_text("5")
-    before = memory("VmRSS")
-    ids = run(text)
-    print(len(ids), (memory("VmHWM") - before) / len(text))
-    del ids
-"""
+def memory(name: str) -> int:
+    """Return a figure of /proc/self/status in bytes."""
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) << 10
 
 
-def test_a_long_text_that_fits_takes_little_memory() -> None:
+def measure() -> None:
+    """Print the tokens of long texts and the bytes that each character took. Runs in a forked process."""
+    from vllm.renderers.base import BaseRenderer
+
+    tokenizing.bound_tokenizing()
+    tokenizer = get_tokenizer(str(MODEL))
+    renderer: Any = SimpleNamespace(
+        get_tokenizer=lambda: tokenizer,
+        model_config=SimpleNamespace(max_model_len=1 << 20),
+        _wants_offsets=lambda *_: False,
+        _build_tokens_prompt=BaseRenderer._build_tokens_prompt,
+    )
+
+    def run(text: str) -> Any:
+        params = TokenizeParams(max_total_tokens=1 << 20)
+        prompt: Any = {"prompt": text}
+        return BaseRenderer._tokenize_prompt(renderer, prompt, params)["prompt_token_ids"]
+
+    run("Hello world. " * 10_000)
+    for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the highest use
+        before = memory("VmRSS")
+        ids = run(text)
+        print(len(ids), (memory("VmHWM") - before) / len(text), flush=True)
+        del ids
+
+
+def test_a_long_text_that_fits_takes_little_memory(tmp_path: Path) -> None:
     """Whole texts take 90 to 180 bytes per character. Measured in a separate process."""
-    line = [sys.executable, "-c", MEASURE, str(MODEL)]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=420, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
+    process = zygote.shared().start("measure", f"{__name__}:measure", tmp_path)
+    assert process.wait(420) == 0, process.text
+    rows = [line.split() for line in process.text.splitlines()]
     assert len(rows) == 3
     assert all(int(tokens) > 50_000 and float(per_character) < 20 for tokens, per_character in rows), rows
