@@ -32,7 +32,7 @@ import psutil
 
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
-from bench.light import Client, Make, Reply, body, opened, ttfts
+from bench.light import Client, Make, Reply, body, latencies, opened, ttfts
 from bench.options import options
 from bench.router import MODEL as FAKE_MODEL
 from bench.router import child, wait_ready
@@ -150,14 +150,9 @@ def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Ra
     return {name: round(value, 2) for name, value in found.items()}
 
 
-def figures(replies: list[Reply]) -> dict[str, Any]:
-    ttft = ttfts(replies)
-    return {
-        "answers": len(ttft),
-        "not_answered": len(replies) - len(ttft),
-        "ttft_p50_ms": round(percentile(ttft, 0.5), 2),
-        "ttft_p99_ms": round(percentile(ttft, 0.99), 2),
-    }
+def figures(replies: list[Reply]) -> dict[str, float]:
+    found = latencies(replies)
+    return {**found, "not_answered": len(replies) - found["answers"]}
 
 
 def measure_held(seconds: float) -> dict[str, Any]:

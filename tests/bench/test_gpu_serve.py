@@ -13,6 +13,7 @@ from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import ANSWER, closed_loops, figures_of
+from bench.light import Reply
 from harness import stats
 
 STILL = (
@@ -49,9 +50,9 @@ def test_handoffs_are_those_in_between() -> None:
 
 
 def test_a_closed_loop_counts_what_came_in_its_time() -> None:
-    early = (0.0, 2.0, True, [1.0, 2.0])  # sent before; half of its tokens arrive in time
-    counted = (1.5, 3.0, True, [1.6, 1.7, 1.9, 2.9])
-    failed = (1.6, 1.7, False, [])
+    early = Reply(0.0, 200, arrivals=[1.0, 2.0], whole=True)  # half of its tokens arrive in time
+    counted = Reply(1.5, 200, arrivals=[1.6, 1.7, 1.9, 2.9], whole=True)
+    failed = Reply(1.6, 200)
     found = figures_of([early, counted, failed], first=1.5, last=2.5)
     assert found["tokens_per_s"] == pytest.approx(ANSWER * (1 / 2 + 3 / 4))
     assert found["ttft_p50_ms"] == pytest.approx(100)
