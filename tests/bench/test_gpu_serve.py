@@ -74,7 +74,6 @@ def test_streams_and_load_of_a_size_share_a_deployment() -> None:
 
 def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_serve, "RESULTS", tmp_path)
     served = Served(None, [], {"b": "no memory"}, 3.0)  # type: ignore[arg-type]
     gpu_serve.Results("r").fail(["load"], "1.7", "no memory")
     assert json.loads((tmp_path / "r.json").read_text())["failures"].keys() == {"load of 1.7B"}
