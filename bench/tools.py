@@ -101,7 +101,14 @@ def command(
 class Serve:
     """`vllm bench serve`: all requests at once, or a fixed number at a time."""
 
-    requests: ClassVar = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
+    requests: ClassVar = {
+        "1": 16,
+        "8": 64,
+        "32": 160,
+        "128": 384,
+        "256": 512,
+        "inf": 1000,
+    }  # concurrency -> count
     figures: ClassVar = {
         "tokens_per_s": "output_throughput",
         "ttft_p50_ms": "median_ttft_ms",
@@ -196,7 +203,7 @@ class Guidellm:
         }
         words = [word for name, value in options.items() for word in (name, json.dumps(value))]
         line = [installed("guidellm"), "run", *words, "--disable-console"]
-        # By default it starts up to ten processes, and each takes seconds of CPU from the servers.
+        # Each of its processes, up to ten by default, takes seconds of CPU from the servers.
         if failure := command(line, folder, TOOL_S, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}):
             raise RuntimeError(failure)
         return dict(zip(rows, self._figures(json.loads(report.read_text())), strict=True))
@@ -247,7 +254,7 @@ class LmEval:
         del seed  # answers must be equal across rounds
         name = f"baton_{load}"
         task(name, load, folder)
-        out = Path(tempfile.mkdtemp(dir=folder))  # for this run's report only
+        out = Path(tempfile.mkdtemp(dir=folder))  # has only this run's report
         model = {
             "model": MODEL_NAME,
             "base_url": f"{url}/v1/completions",

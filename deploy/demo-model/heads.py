@@ -104,7 +104,7 @@ class Layer(nn.Module):
 class Head(nn.Module, ABC):
     """A drafter: `start` returns the hidden states for step 0, `forward` runs one step."""
 
-    prefix = ""  # of the weights' names, as vLLM expects them
+    prefix = ""  # vLLM expects it before the weights' names
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -137,7 +137,7 @@ class MtpHead(Head):
         self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.mtp_layers[0]
-        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # as in vLLM and MiMo
+        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # vLLM and MiMo do the same
         x = layer.input_proj(torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embeds)], -1))
         x = x + layer.self_attn(layer.input_layernorm(x), rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))

@@ -130,7 +130,7 @@ class Fault:
     name: str
     about: str
     run: Run
-    stages: tuple[str, ...] = (ANY,)  # at which it may strike
+    stages: tuple[str, ...] = (ANY,)  # it may strike at these
     hold_s: tuple[float, float] = (0.0, 0.0)  # minimum and maximum
 
 

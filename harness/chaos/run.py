@@ -22,10 +22,10 @@ from harness.chaos.poisoners import poisoners
 from harness.chaos.site import LOOK_S, Site
 from harness.chaos.supervised import SupervisedSite
 
-HEAL_S = 60.0  # from a repair until the site is whole
+HEAL_S = 60.0  # timeout for the site to be whole after a repair
 FAULT_S = 150.0  # timeout of a fault, including drains
-IDLE_S = 20.0  # until the deployment is idle before the load
-CLEAN_S = 3.0  # until nothing is left after placements; less than a lease, because no router died
+IDLE_S = 20.0  # timeout for the deployment to be idle before the load
+CLEAN_S = 3.0  # timeout for nothing to be left after placements; less than a lease, because no router died
 RETRIES = 'baton_router_retries_total{trouble="'
 RECOMPUTED = "baton_router_recomputed_prompts_total"
 
@@ -68,7 +68,7 @@ def _outcome(plan: Plan, seed: int) -> Outcome:
         shape.name,
         str(speculation.get("mtp_strategy") or speculation.get("method", "none")),
         "redis" if shape.redis else "memory",
-        # With poison, a request waits until every request of its failed step has been tried alone.
+        # A poisoned step's requests are tried alone, one after another, so others wait longer.
         pause_limit_s=0.0 if plan.poison else shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
@@ -87,7 +87,7 @@ class _Run:
     outcome: Outcome | Placed
     say: Say
     census: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] = field(default_factory=list)  # from each fault until the site was whole
+    spans: list[Span] = field(default_factory=list)  # each fault's, until the site was whole
     struck: list[float] = field(default_factory=list)  # when each fault struck
 
     async def ask(self, outcome: Outcome, serves: Callable[[Site], None]) -> None:

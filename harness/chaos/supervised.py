@@ -18,8 +18,8 @@ from harness.chaos.site import LOOK_S, START_S, Site
 from harness.support import free_port
 from harness.zygote import Forked
 
-AGAIN_S = 60.0  # until a killed part runs again
-END_S = 60.0  # until `baton up` and all its parts have ended
+AGAIN_S = 60.0  # timeout for a killed part to run again
+END_S = 60.0  # timeout for the end of `baton up` and its parts
 
 
 class Supervised(Part):

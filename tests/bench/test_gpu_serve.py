@@ -101,7 +101,7 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     found = kept[-1]["arms"]
     assert isinstance(found, dict)
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
-    # On a busy machine a prompt may be recomputed.
+    # A busy machine may recompute a prompt.
     assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
     took = loops[-1]["handoff_ms"]
     assert isinstance(took, dict)

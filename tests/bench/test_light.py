@@ -78,7 +78,7 @@ async def test_a_connection_that_the_server_closed_is_not_reused() -> None:
         for _ in range(2):
             assert (await client.post("/", {})).status == 200
             await server.ended()
-            await asyncio.sleep(0.05)  # until the client sees the end
+            await asyncio.sleep(0.05)  # the client then sees the end
         assert len(server.connections) == 2
 
 

@@ -17,8 +17,8 @@ RAN = [
     for fleet, cell in row["cells"].items()
     if "why" not in cell
 ]
-WITHIN = 0.05  # of the aggregated engine's acceptance
-WITHIN_SPLIT = 0.15  # with suffixes, because each decode worker knows only half of the past answers
+WITHIN = 0.05  # difference from the aggregated engine's acceptance
+WITHIN_SPLIT = 0.15  # suffixes: each decode worker knows only half of the past answers
 
 
 def test_the_page_is_what_was_measured() -> None:
