@@ -15,24 +15,12 @@ from typing import TypeAlias
 import torch
 from torch import nn
 from transformers import Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
 # Keys and values [B, H, T, D] of each step of a draft so far.
 KeyValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 # EAGLE-3's input: the hidden states after this many layers.
 EAGLE3_LAYERS = (2, 5, 8)
-
-
-class RmsNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return (scaled * self.weight).to(x.dtype)
 
 
 class DraftAttention(nn.Module):
@@ -96,7 +84,7 @@ class Layer(nn.Module):
     def __init__(self, config: Qwen2Config, norms: str, inputs: int, *, bias: bool) -> None:
         super().__init__()
         for name in norms.split():
-            setattr(self, name, RmsNorm(config.hidden_size, config.rms_norm_eps))
+            setattr(self, name, Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
         self.self_attn = DraftAttention(config, inputs, bias=bias)
         self.mlp = Qwen2MLP(config)
 
@@ -154,7 +142,7 @@ class Eagle3Head(Head):
         self.fc = nn.Linear(len(EAGLE3_LAYERS) * width, width, bias=False)
         norms = "input_layernorm hidden_norm post_attention_layernorm"
         self.midlayer = Layer(config, norms, 2 * width, bias=False)
-        self.norm = RmsNorm(width, config.rms_norm_eps)
+        self.norm = Qwen2RMSNorm(width, config.rms_norm_eps)
 
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         combined: torch.Tensor = self.fc(torch.cat([states[i] for i in EAGLE3_LAYERS], -1))
