@@ -166,11 +166,13 @@ def steps(text: str) -> Run:
     A kind stands for the same part in all steps: one of its parts, or of the kinds between bars; `schedulers`
     are all of them.
     """
+    parsed = [step.partition(" ") for step in text.split(", ")]
+    for verb, _, kind in parsed:
+        assert verb in (_ON_REDIS if kind == "redis" else _ON_PARTS if kind else ["hold"]), verb
 
     async def run(act: Act) -> None:
         victims: dict[str, list[Part]] = {"schedulers": act.site.of("scheduler")}
-        for step in text.split(", "):
-            verb, _, kind = step.partition(" ")
+        for verb, _, kind in parsed:
             if not kind:
                 await act.hold()
             elif kind == "redis":

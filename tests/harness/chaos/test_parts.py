@@ -172,7 +172,7 @@ def idle(free: int = 99, **load: int) -> pb.Description:
     return pb.Description(workers=[worker])
 
 
-def test_every_leak_is_noticed() -> None:
+def test_every_leak_and_crash_is_noticed() -> None:
     assert not leaks(idle()).any
     assert leaks(idle(free=97)).blocks == 2
     assert leaks(idle(pinned_handoffs=1, pinned_bytes=5)).leases == 1
@@ -185,9 +185,6 @@ def test_every_leak_is_noticed() -> None:
         one = outcome()
         setattr(one.leaks, name, 1)
         assert not one.good
-
-
-def test_crashes_and_what_was_not_mended_are_not_good() -> None:
     for name in ("crashes", "unhealed"):
         one = outcome()
         getattr(one, name).append("x")
@@ -281,14 +278,10 @@ async def test_the_load_reads_streams_and_judges_them(
 
 
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_a_seed_makes_the_same_plan_again(one: Plan) -> None:
+def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: Plan) -> None:
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
     assert first == again
     assert (first != other) == bool(one.faults)
-
-
-@pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_each_round_has_each_fault_at_each_of_its_stages(one: Plan) -> None:
     wanted = [(kind, stage) for kind in one.faults for stage in one.stages.get(kind, FAULTS[kind].stages)]
     events = list(itertools.islice(one.events(3), 2 * len(wanted)))
     for begin in range(0, len(events), max(1, len(wanted))):
