@@ -27,12 +27,12 @@ from harness import stats
 from harness.browser import browser_page
 from harness.browser import why_not as no_browser
 from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet, calm, hear, quiet
-from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
-from harness.chaos.parts import Shape
 from harness.chaos.plans import MTP
+from harness.chaos.questions import questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Shape
 from harness.prometheus import prometheus, why_not
 from harness.support import ROOT
 

@@ -20,8 +20,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.chaos.corruption import corrupt, record_bytes
 from harness.chaos.load import Answer, Load
-from harness.chaos.parts import Part
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 from harness.scheduling import RedisServer
 
 MOMENT_S = 5.0  # timeout for a stage

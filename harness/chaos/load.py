@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from harness.chaos.answers import Case, Questions
-from harness.chaos.parts import Part
+from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 
 DEADLINE_S = 120.0  # a request's, including all retries
 MOST_WAIT_S = 2.0  # longest wait after a 503, whatever Retry-After says

@@ -32,9 +32,9 @@ from baton.services.router.placement import Placements, need_of
 from baton.services.router.recovery import backoff_s
 from baton.services.router.state import RequestState
 from baton.tasks import spawn, stop
-from harness.chaos.parts import Part
-from harness.chaos.placed import LAG_S, Placed, Workers
+from harness.chaos.placing_judge import LAG_S, Placed, Workers
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 from harness.scheduling import capacity, identity
 
 WORKERS = 20  # half of them prefill

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.chaos.faults import FAULTS
-from harness.chaos.parts import Shape
+from harness.chaos.victims import Shape
 
 MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.chaos import placing
-from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Load
 from harness.chaos.outcome import ADDED_S, Leaks, Outcome, Span, leaks
-from harness.chaos.placed import Left, Placed
 from harness.chaos.placing import Placing
+from harness.chaos.placing_judge import Left, Placed
 from harness.chaos.plans import Event, Plan
 from harness.chaos.poisoners import poisoners
+from harness.chaos.questions import questions
 from harness.chaos.site import LOOK_S, Site
 from harness.chaos.supervised import SupervisedSite
 

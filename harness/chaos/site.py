@@ -23,8 +23,8 @@ from baton.protos import scheduler_pb2_grpc
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
 from harness import zygote
-from harness.chaos.parts import DRAIN_S, Part, Shape
 from harness.chaos.proxy import Proxy
+from harness.chaos.victims import DRAIN_S, Part, Shape
 from harness.deployment import ENGINE
 from harness.forked import WORKER_KINDS
 from harness.scheduling import RedisServer

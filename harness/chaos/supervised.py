@@ -13,8 +13,8 @@ import psutil
 import yaml
 
 from harness import zygote
-from harness.chaos.parts import Part, Shape
 from harness.chaos.site import LOOK_S, START_S, Site
+from harness.chaos.victims import Part, Shape
 from harness.support import free_port
 from harness.zygote import Forked
 

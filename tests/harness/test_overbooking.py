@@ -27,8 +27,8 @@ from baton.services.router.recovery import backoff_s
 from baton.services.router.state import Party, RequestState
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import spawn, stop
-from harness.chaos.placed import Workers
 from harness.chaos.placing import PROMPT, booking_of, register, request
+from harness.chaos.placing_judge import Workers
 from harness.scheduling import Options, RedisServer, capacity
 
 PAIRS = 8  # prefill workers and as many decode workers

@@ -20,10 +20,10 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking
 from harness.chaos.faults import FAULTS, Act
-from harness.chaos.parts import Part, Shape
-from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
+from harness.chaos.placing_judge import Left, Placed, Workers
 from harness.chaos.site import Site
+from harness.chaos.victims import Part, Shape
 from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE
 

@@ -21,17 +21,17 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
-from harness.chaos import answers, page, plans
-from harness.chaos.answers import Case, Questions
+from harness.chaos import page, plans, questions
 from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
-from harness.chaos.parts import Part, Shape
-from harness.chaos.placed import Placed
+from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS, Plan
 from harness.chaos.proxy import Proxy
+from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Part, Shape
 from harness.fake_worker import until
 from harness.support import PATIENCE, free_port
 
@@ -302,15 +302,15 @@ def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
     known = Questions({(1, 2): list(range(280)), (3, 4): list(range(500))})
     draw = random.Random(1)
     drawn = {(one.tokens, one.stream) for one in (known.draw(draw, long=True) for _ in range(50))}
-    assert drawn == {(280, True), (answers.MOST, True)}
+    assert drawn == {(280, True), (questions.MOST, True)}
     assert len({known.draw(draw).tokens for _ in range(50)}) > 10
 
 
 def test_questions_are_of_all_lengths() -> None:
-    lengths = [len(prompt) for prompt in answers.sample(2)]
+    lengths = [len(prompt) for prompt in questions.sample(2)]
     assert min(lengths) <= 32
-    assert max(lengths) == answers.LONGEST
-    assert len(answers.sample(PLANS["short"].every)) >= 5
+    assert max(lengths) == questions.LONGEST
+    assert len(questions.sample(PLANS["short"].every)) >= 5
 
 
 # -- the means of harm
