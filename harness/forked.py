@@ -1,4 +1,4 @@
-"""Run a part of a deployment or `baton up` in a process that harness/zygote.py forked."""
+"""Run a part of a deployment in a process that harness/zygote.py forked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -55,30 +55,3 @@ def run(
         if unique:
             loaded.worker.worker_id += f".{os.getpid()}"
         run_worker(loaded, kind)
-
-
-def up(fleet: dict[str, int], settings: dict[str, Any], logs: str, forgetful: bool) -> None:
-    """Run `baton up` with one core per worker: OpenMP threads that share a busy core spin.
-
-    forgetful: workers drop the drafter's state of every handoff.
-    """
-    from baton.services.config import Settings
-    from baton.services.fleet import devices, supervisor
-
-    def one_core_each(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[devices.Devices]:
-        del named
-        return devices._cpus(max(len(gpus), 2))[: len(gpus)]
-
-    if forgetful:
-        from harness.forgetful.forgetful import register
-
-        register()
-    devices.assign = one_core_each
-    supervisor.supervise(Settings(**settings), supervisor.Fleet(**fleet), logs, _log)
-
-
-def _log(event: dict[str, Any]) -> None:
-    if event["event"] == "step":
-        print(f"[{event['since_start_s']:5.1f} s] {event['name']} {event['text']}", flush=True)
-    elif event["event"] in ("ready", "ended"):
-        print("Ready." if event["event"] == "ready" else "ended", flush=True)

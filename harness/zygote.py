@@ -109,9 +109,14 @@ class Zygote:
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
         constants: Mapping[str, float] = MappingProxyType({}),
+        cores: int = 0,
     ) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`. path: a folder of extra packages."""
-        more: dict[str, Any] = {"environment": dict(environment), "constants": dict(constants)}
+        """Fork a process that runs `baton ARGUMENT ...`; see `run_baton`."""
+        more: dict[str, Any] = {
+            "environment": dict(environment),
+            "constants": dict(constants),
+            "cores": cores,
+        }
         return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path, **more)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
@@ -210,8 +215,12 @@ def run_baton(
     path: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
     constants: Mapping[str, float] = MappingProxyType({}),
+    cores: int = 0,
 ) -> None:
-    """Run Baton's command line as the entry point does. Runs in the forked process."""
+    """Run Baton's command line as the entry point does. Runs in the forked process.
+
+    path: a folder of extra packages; cores: how many this process may use, 0 for all.
+    """
     from baton.services.cli.main import main
 
     set_constants(constants)
@@ -219,6 +228,8 @@ def run_baton(
     if path:  # has the effect of PYTHONPATH
         sys.path.insert(0, path)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
+    if cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     sys.argv = ["baton", *arguments]
     main()
 
