@@ -22,7 +22,7 @@ import httpx
 from harness.architectures.registry import Architecture
 from harness.cutting import Cutter, cutter
 from harness.deployment import ENGINE, MODEL_NAME
-from harness.features import Body, Feature, difference, plain_body, whole
+from harness.features import FEATURES, Feature, difference, whole
 from harness.workers import fleet, router, wait_for
 
 THINK_END = "."  # the demo model's token that becomes `</think>`
@@ -111,14 +111,14 @@ class Comparison:
     """Requests undisturbed and cut answers and compares them."""
 
     def __init__(
-        self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Body | None = None
+        self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Feature = FEATURES[0]
     ) -> None:
         """Try every `every`-th position of an answer, with an offset per feature.
 
-        Stop strings come from the text of the completion `plain`, by default one of the answer's own prompt.
+        Stop strings come from the answer to the same prompt with the feature `plain`.
         """
         self._every = every
-        self._plain_body = plain
+        self._plain_feature = plain
         self._site = site
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -133,7 +133,7 @@ class Comparison:
     async def _positions(self, feature: Feature, number: int, score: Score) -> None:
         body = feature.body(number, await self._plain_text(number))
         expected = await self._ask(feature.path, body, f"whole-{number}")
-        if feature.logprobs and not expected["choices"][0].get("logprobs"):
+        if "logprobs" in body and not expected["choices"][0].get("logprobs"):
             score.wrong.append(f"answer {number} has no log-probabilities")
         tokens = max(len(choice.get("token_ids") or []) for choice in expected["choices"])
         first = 1 + len(feature.name) % self._every
@@ -160,7 +160,7 @@ class Comparison:
     async def _plain_text(self, number: int) -> str:
         async with self._asking_plain:
             if number not in self._plain:
-                body = self._plain_body or plain_body(number)
+                body = self._plain_feature.body(number, "")
                 answer = await self._ask("/v1/completions", body, f"plain-{number}")
                 self._plain[number] = answer["choices"][0]["text"]
         return self._plain[number]

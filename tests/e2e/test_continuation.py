@@ -60,7 +60,7 @@ async def test_goes_on_where_layers_keep_different_things(name: str, tmp_path: P
     features = of_prompts(model.prompts(2))
     with site(tmp_path / "site", architecture=model) as where:
         async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
-            comparison = Comparison(where, client, plain=features[0].body(0, ""))
+            comparison = Comparison(where, client, plain=features[0])
             done = [await comparison.score(feature, range(2)) for feature in features]
     assert [score.wrong for score in done] == [[], [], []]
     assert all(score.equal == score.tried > 20 for score in done)
