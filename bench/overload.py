@@ -71,7 +71,7 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
     admitted = [reply for reply in under if reply.status == 200]
     refused = [reply for reply in under if reply.status == 503]
     took = [1e3 * reply.took for reply in refused]
-    overload = {
+    overload: dict[str, Any] = {
         **latencies(admitted),
         "offered_per_s": round(times * capacity, 1),
         "admitted_share": round(len(admitted) / len(under), 3),

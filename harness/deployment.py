@@ -132,7 +132,11 @@ class Deployment:
         if self.cold:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
-            more = {"environment": self.environment, "constants": self.constants, "cores": self.cores}
+            more: dict[str, Any] = {
+                "environment": self.environment,
+                "constants": self.constants,
+                "cores": self.cores,
+            }
             process = Process(name, zygote.shared().baton(name, line, self.folder, self.path, **more), log)
         self.processes[name] = process
         return process
