@@ -132,12 +132,10 @@ class Deployment:
         if self.cold:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
-            more: dict[str, Any] = {
-                "environment": self.environment,
-                "constants": self.constants,
-                "cores": self.cores,
-            }
-            process = Process(name, zygote.shared().baton(name, line, self.folder, self.path, **more), log)
+            forked = zygote.shared().baton(
+                name, line, self.folder, self.path, self.environment, self.constants, self.cores
+            )
+            process = Process(name, forked, log)
         self.processes[name] = process
         return process
 
