@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,16 +24,13 @@ def run(
 ) -> None:
     """Run a scheduler, a router or a worker until it ends.
 
-    path: a folder of extra packages; unique: append the process id to the worker id, as `baton up` does;
-    constants: `module:NAME` -> value in this process.
+    unique: append the process id to the worker id, as `baton up` does; path, environment, constants: see
+    zygote.prepare.
     """
     from baton.services.config import Settings
     from baton.services.leave import leave
 
-    zygote.set_constants(constants)
-    os.environ.update(environment)
-    if path:
-        sys.path.insert(0, path)
+    zygote.prepare(path, environment, constants)
     faulthandler.register(signal.SIGUSR1)  # ranks inherit it
     loaded = Settings(**settings)
     if kind == "scheduler":

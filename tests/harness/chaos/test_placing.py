@@ -26,12 +26,7 @@ from harness.chaos.site import Site
 from harness.chaos.victims import Part, Shape
 from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE
-
-
-def idle(free: int = 99, **load: int) -> pb.Description:
-    identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
-    worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
-    return pb.Description(workers=[worker])
+from tests.harness.chaos.test_chaos import idle
 
 
 # -- the checker of placements
@@ -156,7 +151,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
-            await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
+            await until(lambda: told.placed > 100 and told.late > 0 and told.compared > 0, 15.0)
             assert told.unlike == 0, told.messages
 
             async def noticed() -> bool:
@@ -166,7 +161,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
 
             await until(noticed)
             load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # never reported
-            await until(lambda: _is(told.unlike > 0), 10.0)
+            await until(lambda: told.unlike > 0, 10.0)
         assert (told.failed, told.dropped) == (0, 0)
         assert told.placed - told.alone > 100
         assert 0.0 < told.fullest <= 1.0
@@ -178,10 +173,6 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
         assert any("but is booked on" in message for message in told.messages)
-
-
-async def _is(what: bool) -> bool:
-    return what
 
 
 async def _nothing(site: Site) -> bool:
