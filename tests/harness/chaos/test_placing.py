@@ -28,7 +28,6 @@ from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE
 from tests.harness.chaos.test_chaos import idle
 
-
 # -- the checker of placements
 
 
