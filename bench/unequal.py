@@ -56,7 +56,7 @@ def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deploym
             for role, size in zip(roles, sizes, strict=True)
         ]
         wait_for(started, url)
-        yield Deployment(url, [worker.metrics for worker in started])
+        yield Deployment(url, [worker.metrics.removesuffix("/metrics") for worker in started])
 
 
 def measured(row: Row, folder: Path) -> dict[str, Any]:
