@@ -174,10 +174,10 @@ class Placed:
     seconds: float = 0.0
     requests: int = 0
     placed: int = 0  # attempts
-    alone: int = 0  # those that a router placed itself
+    alone: int = 0  # attempts that a router placed itself
     refused: int = 0  # all workers were full
     sent_back: int = 0  # attempts that a full worker refused
-    sent_back_alone: int = 0  # those that a router placed itself
+    sent_back_alone: int = 0  # attempts that a router had placed itself
     failed: int = 0  # other failures
     failures: dict[str, int] = field(default_factory=dict)  # reason -> requests
     late: int = 0  # epochs that were sent twice

@@ -22,7 +22,7 @@ STILL = (
 )
 
 
-def test_an_arm_that_ended_the_start_is_blamed_else_those_that_were_waited_for() -> None:
+def test_arms_to_blame_for_a_failed_start() -> None:
     assert blamed(STILL) == {"one-mtp"}
     assert blamed(f"{STILL}error: shm-prefill-0 could not start: no memory") == {"shm"}
     assert blamed("Baton 0.1.0: model one\n") == set()
@@ -35,7 +35,7 @@ def test_answers_differ_where_the_first_token_does() -> None:
     assert found == [{"prompt": 0, "at": 1, "token": 9, "reference": 2}]
 
 
-def test_handoffs_are_those_in_between() -> None:
+def test_differences_of_two_scrapes() -> None:
     before = Counter({"handoffs_loaded_total shm": 3, "handoff_bytes_total shm": 2**20})
     before |= Counter({"handoff_move_seconds_sum": 1, "handoff_move_seconds_count": 3})
     after = Counter({"handoffs_loaded_total shm": 5, "handoff_bytes_total shm": 3 * 2**20})
@@ -49,7 +49,7 @@ def test_handoffs_are_those_in_between() -> None:
     assert stages(Counter(), routers) == {"move": 250.0}
 
 
-def test_a_closed_loop_counts_what_came_in_its_time() -> None:
+def test_a_closed_loop_counts_tokens_within_its_time() -> None:
     early = Reply(0.0, 200, arrivals=[1.0, 2.0], whole=True)  # half of its tokens arrive in time
     counted = Reply(1.5, 200, arrivals=[1.6, 1.7, 1.9, 2.9], whole=True)
     failed = Reply(1.6, 200)

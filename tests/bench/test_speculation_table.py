@@ -20,7 +20,7 @@ WITHIN = 0.05  # difference from the aggregated engine's acceptance
 WITHIN_SPLIT = 0.15  # suffixes: each decode worker knows only half of the past answers
 
 
-def test_the_page_is_what_was_measured() -> None:
+def test_the_page_shows_the_results() -> None:
     assert speculation_table.render(RESULTS) in speculation_table.PAGE.read_text(), (
         "stale: run `make table ARGS=--page`"
     )

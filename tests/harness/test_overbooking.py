@@ -133,7 +133,7 @@ async def test_nobody_is_overbooked(tmp_path: Path) -> None:
     assert outcome.placed > 80
 
 
-async def test_of_two_schedulers_the_workers_refuse_what_both_gave_away(tmp_path: Path) -> None:
+async def test_workers_refuse_few_requests_of_two_schedulers(tmp_path: Path) -> None:
     outcome = await overbook(tmp_path, schedulers=2)
     again = sum(count for times, count in outcome.refused.items() if times >= 2)
     assert again < 0.2 * outcome.placed

@@ -57,7 +57,7 @@ def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes:
     assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # any prompt fits into an empty queue
 
 
-def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
+def test_a_sum_may_lag_but_has_every_older_attempt() -> None:
     one = workers()
     stay, _ = one.take(a_booking("one"), 10.0)
     one.prefilled(stay, 20.0)
@@ -86,7 +86,7 @@ def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> Non
     assert unlike("d", 33.0, 0, 1, 10) != []
 
 
-def test_what_a_worker_refused_is_held_until_its_router_has_heard() -> None:
+def test_a_refused_attempt_counts_until_its_router_knows() -> None:
     one = workers()
     for number in range(4):
         one.take(a_booking(f"{number}", tokens=10), 1.0)
