@@ -28,11 +28,11 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
-from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
+from bench.light import Client, Reply, body, closed, latencies, opened
 from bench.options import options
 from bench.served import MODEL_NAME, no_pauses, up
 from harness.deployment import Deployment, idle
-from harness.stats import median, percentile, save
+from harness.stats import median, save
 from harness.support import eventually
 
 ALONE, BATCH, CLASSES, EQUAL = "alone", "batch alone", "with classes", "without classes"
@@ -168,10 +168,5 @@ def busy_s(one: Deployment) -> list[float]:
 
 def figures(replies: list[Reply]) -> dict[str, float]:
     """Return latencies and the number of lost requests."""
-    whole = [reply for reply in replies if reply.arrivals]
-    found = {
-        f"{name}_p{round(100 * share)}_ms": round(percentile(values, share), 2)
-        for name, values in (("ttft", ttfts(whole)), ("itl", gaps(whole)))
-        for share in (0.5, 0.9, 0.99)
-    }
-    return {"answers": len(whole), "lost": len(replies) - len(whole), **found}
+    found = latencies(replies)
+    return {**found, "lost": len(replies) - found["answers"]}

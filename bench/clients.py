@@ -19,12 +19,11 @@ import yaml
 from baton.services.config import EngineSettings, SchedulerSettings
 from bench.light import Client
 from bench.options import options
-from bench.tools import Figures, Guidellm, LmEval, Serve, Tool
+from bench.tools import TOOLS, Figures, installed
 from harness.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
 from harness.stats import median, save
 from harness.support import ROOT
 
-TOOLS: dict[str, Tool] = {"serve": Serve(), "guidellm": Guidellm(), "lm-eval": LmEval()}
 Rows = dict[str, dict[str, list[Figures]]]  # row of a tool's table: arm: rounds
 
 
@@ -45,8 +44,8 @@ def main(arguments: list[str]) -> None:
     engine = EngineSettings(**config["engine"])  # its defaults, too
     runs: dict[str, Rows] = {name: defaultdict(lambda: {"baton": [], "stock": []}) for name in loads}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        for name in loads:
-            TOOLS[name].prepare()  # while the cores are free
+        for command in filter(None, (TOOLS[name].installs for name in loads)):
+            installed(command)  # while the cores are free
         same: dict[str, Any] = {"max_model_len": engine.max_model_len, "max_num_seqs": engine.max_num_seqs}
         config["engine"] |= same  # the harness has other defaults
         one = stack.enter_context(deployment(Path(folder) / "baton", **config)).up(1, 1)
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> None:
         )
         arms = {"baton": one.url, "stock": stock}
         for url in arms.values():
-            serve.run(url, "8", Path(folder), seed=0)  # the first requests compile and allocate
+            serve.run(url, "8", Path(folder), 0)  # the first requests compile and allocate
         for number in range(given.rounds):
             for name, load in ((name, load) for name, some in loads.items() for load in some):
                 for arm, url in arms.items():
@@ -67,7 +66,6 @@ def main(arguments: list[str]) -> None:
         print(f"{bound} closed loops: {loops}", flush=True)
     tools = {
         name: {
-            "columns": TOOLS[name].columns,
             "median": {
                 row: {arm: medians(results) for arm, results in by_arm.items()}
                 for row, by_arm in rows.items()

@@ -10,7 +10,6 @@ prefill step until the decode engine has loaded everything.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
 from collections.abc import Iterator
@@ -27,10 +26,9 @@ from bench.served import MODEL_NAME, longer, up
 from bench.traffic import stream
 from harness.links import Wire, why_not
 from harness.scrape import total
-from harness.stats import RESULTS, median, percentile, save
+from harness.stats import median, percentile, save, saved
 from harness.wired import wired
 
-RESULT = "early"
 STEPS = (1, 2, 4, 16, 64)
 TOKENS = 4096  # longest prompt
 GBIT = Wire(rate_mbit=1000)
@@ -51,15 +49,14 @@ def main(arguments: list[str]) -> None:
         step_tokens=(CPU_STEP_TOKENS, "64: prompts of 64 steps"),
     )
     staging, step = given.staging_mib, given.step_tokens
-    kept = RESULTS / f"{RESULT}.json"
-    arms: dict[str, dict[str, Any]] = json.loads(kept.read_text())["arms"] if kept.is_file() else {}
+    arms: dict[str, dict[str, Any]] = saved("early").get("arms", {})
     for arm in given.arm or ARMS:
         name = arm if staging == ROOMY_MIB else f"{arm}, staging of {staging} MiB"
         name += f", steps of {step} tokens" if step != CPU_STEP_TOKENS else ""
         print(name, flush=True)
         with over(GBIT, staging, step) if arm == WIRED else here(arm, staging, step) as url:
             arms[name] = asyncio.run(measure(url, given.rounds, step, apart=arm == WIRED))
-    save(RESULT, {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
+    save("early", {"step_tokens": CPU_STEP_TOKENS, "goal": GOAL, "goal_steps": GOAL_STEPS, "arms": arms})
 
 
 async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str, dict[str, float]]:
@@ -90,7 +87,7 @@ async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apa
     spent = {stage: after[stage] - before[stage] for stage in after}
     moved, early = (have[name] - had[name] for name in ("bytes", "early"))
     first, second, *_ = answer.arrivals
-    before_it = 0.0 if apart else spent["save"] - spent["sample"]  # as in bench/path.py
+    before_it = 0.0 if apart else spent["save"] - spent["sample"]  # bench/path.py explains it
     return {
         "mib": moved / 2**20,
         "early": early / moved,

@@ -22,7 +22,7 @@ from harness.stats import median, percentile, save
 LONG = 900  # tokens
 SHORTS = 10
 VLLM_STEP = 2048  # tokens; vLLM's own default on a CPU
-STAGGER_S = 0.001  # between two arrivals; the first step has begun with the first long prompt
+STAGGER_S = 0.001  # the time between two arrivals; the first step has begun with the first long prompt
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from harness import stats
 from harness.browser import browser_page
 from harness.browser import why_not as no_browser
 from harness.chaos.alerting import CALM_S, GOAL_S, NAMED, UNHEARD, Heard, Quiet, calm, hear, quiet
-from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Load
-from harness.chaos.parts import Shape
 from harness.chaos.plans import MTP
+from harness.chaos.questions import questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Shape
 from harness.prometheus import prometheus, why_not
 from harness.support import ROOT
 
@@ -41,7 +41,7 @@ PAGE = ROOT / "docs" / "runbooks" / "README.md"
 SHOTS = ROOT / "docs" / "figures" / "faults"
 SHOT_MS = 10_000.0
 CLIENTS = 6
-SETTLED_S = 20.0  # before the first fault: rates need a few scrapes
+SETTLED_S = 20.0  # the first fault waits for so long: rates need a few scrapes
 WHOLE_S = 120.0
 EVERY = 4  # use every fourth prompt
 
@@ -149,8 +149,7 @@ async def _shoot(site: Site, fault: str) -> None:
 
 def _save(heard: list[Heard], calmly: Quiet, folder: Path = stats.RESULTS) -> None:
     """Write the figures so far. Faults that were not measured this time keep theirs."""
-    before = folder / f"{RESULT}.json"
-    kept: dict[str, Any] = json.loads(before.read_text()) if before.is_file() else {}
+    kept = stats.saved(RESULT, folder)
     found = {one["fault"]: one for one in kept.get("faults", [])}
     found |= {one.fault: dataclasses.asdict(one) | {"good": one.good} for one in heard}
     healthy = dataclasses.asdict(calmly)

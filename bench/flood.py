@@ -15,14 +15,14 @@ The load generator shares the cores and runs at nice 10. Everything takes about 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,10 +32,10 @@ import psutil
 
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
-from bench.light import Client, Make, Reply, body, opened, ttfts
+from bench.light import Client, Make, Reply, body, latencies, opened, ttfts
 from bench.options import options
 from bench.router import MODEL as FAKE_MODEL
-from bench.router import child, wait_ready
+from bench.router import router, worker
 from bench.served import no_pauses, up
 from harness.checkpoints import tiny_qwen2
 from harness.deployment import ENGINE, MODEL, MODEL_NAME
@@ -51,10 +51,10 @@ ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside 
 SAMPLES = 1_000  # bootstrap samples of the rounds
 FLOOD_LIMIT = 2  # requests/s of the flooding tenant
 HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # of a request, prompt and answer
-LONG_TOKENS = 200  # of an answer (0.4 s) when concurrent requests are counted
+HELD_TOKENS = 50  # a request's, prompt and answer together
+LONG_TOKENS = 200  # an answer's (0.4 s) when concurrent requests are counted
 HELD_STEP_MS = 2.0
-PAUSE_S = 0.25  # after a refusal, so that the generator keeps up
+PAUSE_S = 0.25  # the pause after a refusal, which lets the generator keep up
 VOCABULARY = 1, 250
 
 
@@ -150,30 +150,22 @@ def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Ra
     return {name: round(value, 2) for name, value in found.items()}
 
 
-def figures(replies: list[Reply]) -> dict[str, Any]:
-    ttft = ttfts(replies)
-    return {
-        "answers": len(ttft),
-        "not_answered": len(replies) - len(ttft),
-        "ttft_p50_ms": round(percentile(ttft, 0.5), 2),
-        "ttft_p99_ms": round(percentile(ttft, 0.99), 2),
-    }
+def figures(replies: list[Reply]) -> dict[str, float]:
+    found = latencies(replies)
+    return {**found, "not_answered": len(replies) - found["answers"]}
 
 
 def measure_held(seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         redis = stack.enter_context(RedisServer(folder))
-        write(folder / "keys.yaml", {field: Tenant(**{field: most}) for field, most in HELD.items()})
-        model, scheduler = str(tiny_qwen2(folder / "model")), str(free_port())
-        stack.enter_context(child("--serve-worker", scheduler, "--interval-ms", str(HELD_STEP_MS)))
-        ports = [free_port(), free_port()]
-        with environment(
-            BATON_ROUTER__KEYS_FILE=str(folder / "keys.yaml"), BATON_ROUTER__KEYS_STORE=redis.url
-        ):
-            for port in ports:  # one at a time: imports take seconds
-                stack.enter_context(child("--serve-router", str(port), scheduler, model))
-                wait_ready(port)
+        keys = folder / "keys.yaml"
+        write(keys, {field: Tenant(**{field: most}) for field, most in HELD.items()})
+        model, scheduler, ports = tiny_qwen2(folder / "model"), free_port(), [free_port(), free_port()]
+        stack.enter_context(worker(scheduler, HELD_STEP_MS))
+        for port in ports:
+            shared = {"keys_file": str(keys), "keys_store": redis.url}
+            stack.enter_context(router(folder, port, scheduler, model, **shared))
         return {field: asyncio.run(flooded(ports, field, seconds)) for field in HELD}
 
 
@@ -194,7 +186,7 @@ async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any
             *(opened(client, make, TIMES * per_s / len(ports), seconds, draw) for client in clients),
             *(burst(client, make, round(bucket)) for client in clients),
         )
-        # On a busy machine the last request is admitted later than it was sent.
+        # The last request is admitted later than it was sent if the machine is busy.
         took = max(reply.arrivals[0] for each in replies for reply in each if reply.arrivals) - began
     finally:
         for client in clients:
@@ -246,7 +238,7 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
         "statuses": dict(statuses),
         "usual": held(0.5),
         "p99": held(0.99),
-        "peak": held(1.0),  # as seen by this process, which may lag
+        "peak": held(1.0),  # by the clock of this process, which may lag
         "off": round(held(0.99) / most - 1, 4),
         "goal": GOAL_HELD,
     }
@@ -276,17 +268,6 @@ def write(path: Path, tenants: dict[str, Tenant]) -> None:
     """Write a keys file in which each tenant's key is its name."""
     keys = {name: ApiKey(tenant=name, sha256=digest(name.encode()).hex()) for name in tenants}
     asyncio.run(FileBook(str(path)).edit(lambda _: Book(tenants=tenants, keys=keys)))
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Set variables for processes that the block starts."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -46,7 +46,7 @@ SPREAD = 3  # size of the cache, in prompts
 # shortly after its last record is complete.
 ROOMS = 3
 ROUNDS = 5
-STEPS = 50  # of an arm, over all rounds
+STEPS = 50  # each arm's, over all rounds
 STEP_S = 0.02  # a decode step of a large model
 LEASE_S = 60.0
 WAIT_S = 60.0
@@ -208,11 +208,11 @@ def _compare(site: Site) -> None:
 
 def beside(site: Site, engine: Engine) -> dict[str, Any]:
     """Time the engine's steps alone and during handoffs, alternating. Saves begin on the engine's thread."""
-    kept = site.save()  # for repeated loads
+    kept = site.save()  # it is loaded repeatedly
     site.wait(kept)
 
     def with_save() -> float:
-        # As in an engine: the thread that steps queues the save, and the next step starts before it ends.
+        # The thread that steps queues the save, and the next step starts before it ends, as in an engine.
         began = time.perf_counter()
         name = site.save()
         engine.step()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import pairwise
 from multiprocessing.pool import Pool
 from multiprocessing.synchronize import Barrier
 from typing import Any
@@ -22,10 +21,10 @@ from typing import Any
 import aiohttp
 
 from bench.gpu_fleet import Arm, Keep, Served, handoffs, stages
-from bench.light import TIMEOUT_S, Client, Reply, body
+from bench.light import TIMEOUT_S, Client, Reply, body, latencies
 from bench.served import no_pauses
 from bench.traffic import Mix, run
-from harness.stats import medians, percentile
+from harness.stats import medians
 
 LENGTH = 8192
 LONG = LENGTH - 512
@@ -35,7 +34,7 @@ CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
 COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's default captures about fifty sizes
 STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's default order
-KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # per worker
+KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # a worker's
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
@@ -45,12 +44,11 @@ FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 PROMPT, ANSWER = 256, 64  # tokens of a request
 CLIENTS = 4  # processes
 EACH = 16  # least clients of a process
-READY_S = 60.0  # for the processes to import this module
-SOON_S = 0.2  # for all processes to receive their job
-SLACK_S = 10.0  # for a process to send its figures
-Seen = tuple[float, float, bool, list[float]]  # asked, done, complete, arrivals of events
+READY_S = 60.0  # time that the processes have to import this module,
+SOON_S = 0.2  # to receive their job,
+SLACK_S = 10.0  # and to send their figures
 Figures = dict[str, float]
-# These end one turn; the others go on.
+# An error that ends one turn; the others go on.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 
@@ -177,12 +175,12 @@ def closed(pool: Pool, url: str, model: str, clients: int, seconds: float, seed:
     return figures_of([reply for replies in found for reply in replies], begin + seconds / 4, begin + seconds)
 
 
-def _clients(port: int, model: str, clients: int, begin: float, seconds: float, seed: int) -> list[Seen]:
+def _clients(port: int, model: str, clients: int, begin: float, seconds: float, seed: int) -> list[Reply]:
     with no_pauses():
         return asyncio.run(_loops(port, model, clients, begin, begin + seconds, seed))
 
 
-async def _loops(port: int, model: str, clients: int, begin: float, end: float, seed: int) -> list[Seen]:
+async def _loops(port: int, model: str, clients: int, begin: float, end: float, seed: int) -> list[Reply]:
     client, draw, replies = Client(port), random.Random(seed), list[Reply]()
 
     async def loop() -> None:
@@ -201,28 +199,21 @@ async def _loops(port: int, model: str, clients: int, begin: float, end: float, 
         await asyncio.gather(*(loop() for _ in range(clients)))
     finally:
         await client.close()
-    return [(one.asked, one.done, one.whole and one.status == 200, one.arrivals) for one in replies]
+    return replies
 
 
-def figures_of(replies: list[Seen], first: float, last: float) -> Figures:
+def figures_of(replies: list[Reply], first: float, last: float) -> Figures:
     """Return tokens/s between two times, and latencies of the requests that were sent after the first.
 
     An event may carry several tokens. Raises RuntimeError if no answer was complete.
     """
-    whole = [(asked, arrivals) for asked, _, good, arrivals in replies if good and arrivals]
+    whole = [one for one in replies if one.whole and one.status == 200 and one.arrivals]
     if not whole:
         raise RuntimeError(f"none of {len(replies)} answers was complete")
-    tokens = sum(ANSWER * sum(first <= at < last for at in arrivals) / len(arrivals) for _, arrivals in whole)
-    counted = [(asked, arrivals) for asked, arrivals in whole if asked >= first] or whole
-    waits = [1e3 * (arrivals[0] - asked) for asked, arrivals in counted]
-    gaps = [1e3 * (after - before) for _, arrivals in counted for before, after in pairwise(arrivals)]
+    in_time = (sum(first <= at < last for at in one.arrivals) / len(one.arrivals) for one in whole)
+    counted = [one for one in whole if one.asked >= first] or whole
     return {
-        "tokens_per_s": round(tokens / (last - first), 1),
-        "ttft_p50_ms": round(percentile(waits, 0.5), 2),
-        "ttft_p99_ms": round(percentile(waits, 0.99), 2),
-        "itl_p50_ms": round(percentile(gaps, 0.5), 2),
-        "itl_p99_ms": round(percentile(gaps, 0.99), 2),
-        "itl_max_ms": round(max(gaps, default=float("nan")), 2),
-        "answers": len(counted),
+        "tokens_per_s": round(ANSWER * sum(in_time) / (last - first), 1),
+        **latencies(counted),
         "failed": len(replies) - len(whole),
     }

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from bench import gpu_answers, gpu_loads
 from bench.gpu_fleet import Served, StartFailed, serving
 from bench.options import options
 from harness.checkpoints import QWEN3, qwen3_shape
-from harness.stats import RESULTS, command, save
+from harness.stats import command, save, saved
 
 PARTS = ("answers", "streams", "load", "compiled")
 LOADED = ("1P1D", "one-stock")  # default arms of load and compiled
@@ -52,10 +51,7 @@ class Results:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        file = RESULTS / f"{name}.json"
-        self._all: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        for key in ("machine", "tree", "command"):  # replaced by this run's
-            self._all.pop(key, None)
+        self._all = saved(name)
         self._taken = {"command": command(), "when": datetime.now(UTC).strftime("%Y-%m-%d"), **card()}
 
     def keep(self, size: str, part: str, served: Served, found: dict[str, Any]) -> None:

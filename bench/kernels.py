@@ -12,7 +12,6 @@ figures.
 from __future__ import annotations
 
 import importlib
-import json
 import platform
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from bench.options import options
-from harness.stats import RESULTS, median, save
+from harness.stats import median, save, saved
 
 OPERATIONS = ["kv_pack", "ngram_match", "verify"]
 MIB = 1 << 20
@@ -67,7 +66,7 @@ class Device:
     def _once(self, run: Callable[[], object]) -> float:
         self._buffer.fill_(1)
         if self.kind == "cpu":
-            began = time.process_time()  # of all threads; ignores other work on the machine
+            began = time.process_time()  # ignores other work on the machine
             run()
             return time.process_time() - began
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -112,7 +111,7 @@ def main(arguments: list[str]) -> None:
     modules = {name: importlib.import_module(f"bench.kernels_{name}") for name in given.only or OPERATIONS}
     wrong = []
     device = Device(given.device)
-    found = _kept(given.device)
+    found: dict[str, Any] = saved(f"kernels-{given.device}").get("operations", {})
     for name, module in modules.items():
         try:
             module.check(given.device)
@@ -130,9 +129,3 @@ def main(arguments: list[str]) -> None:
         print(f"written to {save(f'kernels-{given.device}', {'operations': found})}", flush=True)
     if wrong:
         sys.exit(f"wrong on {given.device}: {', '.join(wrong)}")
-
-
-def _kept(kind: str) -> dict[str, Any]:
-    path = RESULTS / f"kernels-{kind}.json"
-    kept: dict[str, Any] = json.loads(path.read_text())["operations"] if path.exists() else {}
-    return kept

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.stats import percentile
+
 TIMEOUT_S = 60.0
 IDLE_S = 1.0  # idle connections are not reused after this: servers close them after five seconds
 
@@ -21,8 +23,8 @@ class Reply:
     asked: float
     status: int = 0  # 0: the connection ended without a response
     headers: bytes = b""
-    body: bytes = b""  # of a stream: the last event
-    arrivals: list[float] = field(default_factory=list)  # of events that carry tokens
+    body: bytes = b""  # a stream's last event
+    arrivals: list[float] = field(default_factory=list)  # when each event with tokens arrived
     done: float = 0.0
     whole: bool = False  # complete and without an error
 
@@ -54,11 +56,10 @@ class Client:
         self._key = f"Authorization: Bearer {key}\r\n".encode() if key else b""
         self._idle: list[_Connection] = []
 
-    async def post(self, path: str, body: dict[str, Any], *, leave_after: int | None = None) -> Reply:
+    async def post(self, path: str, body: dict[str, Any]) -> Reply:
         """Send a request and return its reply.
 
-        With `leave_after`, disconnect after that many events (0: right after sending). Raises OSError if the
-        connection fails, TimeoutError after TIMEOUT_S.
+        Raises OSError if the connection fails, TimeoutError after TIMEOUT_S.
         """
         connection = self._reusable() or await self._connect()
         reader, writer = connection.reader, connection.writer
@@ -71,8 +72,7 @@ class Client:
                     b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                     b"%sContent-Length: %d\r\n\r\n%s" % (path.encode(), self._key, len(data), data)
                 )
-                if leave_after != 0:
-                    keep = await _read(reader, reply, leave_after)
+                keep = await _read(reader, reply)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the reply has no status or is incomplete
         finally:
@@ -102,7 +102,7 @@ class Client:
         return _Connection(*await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22))
 
 
-async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | None) -> bool:
+async def _read(reader: asyncio.StreamReader, reply: Reply) -> bool:
     """Read a response into `reply`. Return whether the connection can be reused."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     reply.status, reply.headers = int(head[9:12]), head
@@ -119,8 +119,6 @@ async def _read(reader: asyncio.StreamReader, reply: Reply, leave_after: int | N
             reply.whole = b'"error"' not in reply.body
         if b"[DONE]" not in piece[:20]:
             reply.body = piece
-        if leave_after is not None and len(reply.arrivals) >= leave_after:
-            return False
     await reader.readexactly(2)
     return b"connection: close" not in head
 
@@ -188,6 +186,13 @@ def ttfts(replies: list[Reply]) -> list[float]:
     return [1e3 * (one.arrivals[0] - one.asked) for one in replies if one.arrivals]
 
 
-def gaps(replies: list[Reply]) -> list[float]:
-    """Return the gaps between tokens in ms, of all replies."""
-    return [1e3 * gap for one in replies for gap in one.gaps]
+def latencies(replies: list[Reply]) -> dict[str, float]:
+    """Return the number of answers, and percentiles of their times to first token and gaps between tokens."""
+    gaps = [1e3 * gap for one in replies for gap in one.gaps]
+    found = {
+        f"{name}_p{100 * share:.0f}_ms": round(percentile(values, share), 2)
+        for name, values in (("ttft", ttfts(replies)), ("itl", gaps))
+        for share in (0.5, 0.9, 0.99)
+    }
+    answers = sum(bool(one.arrivals) for one in replies)
+    return {"answers": answers, **found, "itl_max_ms": round(max(gaps, default=0.0), 2)}

@@ -3,7 +3,8 @@
 1P1D of the demo model runs on two cores, without speculation, so that an event is a token. Capacity is the
 rate of four closed-loop streams, one for each slot of the decode worker (max_num_seqs 4). Then requests
 arrive at random times at five times that rate. They wait in the router for at most ten seconds; a request
-that would wait longer is refused. Before and after, one stream runs alone, and then four.
+that would wait longer is refused. Before and after, one stream runs alone, and then four. The gap to the
+second token includes the handoff and counts like any other.
 
 The load generator shares the cores and runs at nice 10.
 """
@@ -17,7 +18,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from bench.light import Client, Reply, body, closed, gaps, opened, ttfts
+from bench.light import Client, body, closed, latencies, opened
 from bench.options import options
 from bench.served import no_pauses, up
 from harness.deployment import ENGINE, MODEL, MODEL_NAME, Deployment, free_blocks, idle
@@ -55,23 +56,23 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
     await closed(client, make, SLOTS, min(5.0, calm_s))  # warm
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     blocks = free_blocks(one)
-    alone = figures(await closed(client, make, 1, calm_s))
-    full = figures(replies := await closed(client, make, SLOTS, calm_s))
+    alone = latencies(await closed(client, make, 1, calm_s))
+    full = latencies(replies := await closed(client, make, SLOTS, calm_s))
     capacity = len(replies) / calm_s
     under = await opened(client, make, times * capacity, seconds, draw)
     eventually(lambda: idle(one), SETTLE_S, "nothing runs")
     missing = sum(blocks.values()) - sum(free_blocks(one).values())
     after = {
-        "alone": figures(await closed(client, make, 1, calm_s)),
-        "full": figures(await closed(client, make, SLOTS, calm_s)),
+        "alone": latencies(await closed(client, make, 1, calm_s)),
+        "full": latencies(await closed(client, make, SLOTS, calm_s)),
         "blocks_missing": missing,
     }
     await client.close()
     admitted = [reply for reply in under if reply.status == 200]
     refused = [reply for reply in under if reply.status == 503]
     took = [1e3 * reply.took for reply in refused]
-    overload = {
-        **figures(admitted),
+    overload: dict[str, Any] = {
+        **latencies(admitted),
         "offered_per_s": round(times * capacity, 1),
         "admitted_share": round(len(admitted) / len(under), 3),
         "admitted_per_s": round(len(admitted) / seconds, 1),
@@ -101,16 +102,4 @@ async def measure(one: Deployment, seconds: float, calm_s: float, times: float) 
             "itl_p99_against_full": round(overload["itl_p99_ms"] / full["itl_p99_ms"], 2),
             "goal": GOAL,
         },
-    }
-
-
-def figures(replies: list[Reply]) -> dict[str, Any]:
-    """Return latencies in ms. The gap to the second token includes the handoff and counts like any other."""
-    each = gaps(replies)
-    return {
-        "answers": len(replies),
-        "itl_p50_ms": round(percentile(each, 0.5), 2),
-        "itl_p99_ms": round(percentile(each, 0.99), 2),
-        "itl_max_ms": round(max(each, default=0.0), 2),
-        "ttft_p50_ms": round(percentile(ttfts(replies), 0.5), 2),
     }

@@ -56,7 +56,7 @@ ROUTERS = 100
 CHATS = 32
 TURNS = 24
 TURN = 500  # tokens
-SECONDS = 10  # of heartbeats and snapshots
+SECONDS = 10  # duration of heartbeats and snapshots
 
 
 def main(arguments: list[str]) -> None:
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
         blocks=(2_000_000, "on all workers together"),
         sizes=[10**6, 10**7, 10**8],
     )
-    collect_seldom()  # as the product's processes do
+    collect_seldom()  # the product's processes do, too
     result: dict[str, Any] = {"block_tokens": BLOCK, "prompt_tokens": PROMPT, "hashing": _shown(hashing())}
     result["index"] = {str(many): _shown(index(many, given.blocks), many) for many in given.workers}
     result["sizes"] = {f"{blocks:,}": _shown(_in_own_process(size, blocks)) for blocks in given.sizes}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -24,61 +25,41 @@ _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 _USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
-_SERVE, _AGGREGATED = "tools.serve.median", "two aggregated engines"
-_DRAFTS = "served.1P1D.mtp + suffix"
-# README's lines: title, results file, paths to Baton's figure and to the other one, and whose the other is.
-# Higher tokens/s are better; everything else is better lower.
-BRIEF = [
-    *(
-        (what, "disaggregation", f"median.1P1D.{key}", f"median.2 aggregated.{key}", _AGGREGATED)
-        for what, key in (
-            ("longest gap between tokens of short requests beside long prompts, ms", "itl_max_ms"),
-            ("time to first token of short requests beside long prompts, ms", "ttft_short_p50_ms"),
-            ("output tokens/s beside long prompts", "tokens_per_s"),
-        )
+# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. More
+# tokens/s are better; everything else is better lower.
+BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
+    (
+        *("disaggregation", "median.{arm}.{key}", "1P1D", "2 aggregated", "two aggregated engines"),
+        {
+            "itl_max_ms": "longest gap between tokens of short requests beside long prompts, ms",
+            "ttft_short_p50_ms": "time to first token of short requests beside long prompts, ms",
+            "tokens_per_s": "output tokens/s beside long prompts",
+        },
     ),
     *(
         (
-            what.format(load),
-            "clients",
-            f"{_SERVE}.{at}.baton.{key}",
-            f"{_SERVE}.{at}.stock.{key}",
-            "stock vLLM",
+            *("clients", f"tools.serve.median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
+            {
+                "tokens_per_s": f"output tokens/s at {load} concurrent request{s}",
+                "ttft_p50_ms": f"time to first token at {load} concurrent request{s}, p50, ms",
+                "itl_p99_ms": f"inter-token latency at {load} concurrent request{s}, p99, ms",
+            },
         )
-        for at, load in (
-            ("1", "at 1 concurrent request"),
-            ("8", "at 8 concurrent requests"),
-            ("128", "at 128 concurrent requests"),
-        )
-        for what, key in (
-            ("output tokens/s {}", "tokens_per_s"),
-            ("time to first token {}, p50, ms", "ttft_p50_ms"),
-            ("inter-token latency {}, p99, ms", "itl_p99_ms"),
-        )
-    ),
-    *(
-        (
-            f"{kind} answers with `mtp` and suffixes, ms an output token",
-            "speculation",
-            f"{_DRAFTS}.{kind}.1.mtp + suffix",
-            f"{_DRAFTS}.{kind}.1.none",
-            "Baton without drafts",
-        )
-        for kind in ("chat", "repetitive")
+        for load, s in ((1, ""), (8, "s"), (128, "s"))
     ),
     (
-        "first token of short prompts behind 4 long ones, p50, ms",
-        "fair-share",
-        "models.qwen2-80m.behind 4.shares, order.short_p50_ms",
-        "models.qwen2-80m.behind 4.as vLLM does.short_p50_ms",
-        "vLLM's own order",
+        *("speculation", "served.1P1D.mtp + suffix.{key}.1.{arm}"),
+        *("mtp + suffix", "none", "Baton without drafts"),
+        {one: f"{one} answers with `mtp` and suffixes, ms an output token" for one in ("chat", "repetitive")},
     ),
     (
-        "from the command to the first token, s",
-        "startup",
-        "median_s.baton up",
-        "median_s.stock vLLM",
-        "stock vLLM",
+        *("fair-share", "models.qwen2-80m.behind 4.{arm}.{key}"),
+        *("shares, order", "as vLLM does", "vLLM's own order"),
+        {"short_p50_ms": "first token of short prompts behind 4 long ones, p50, ms"},
+    ),
+    (
+        *("startup", "{key}.{arm}", "baton up", "stock vLLM", "stock vLLM"),
+        {"median_s": "from the command to the first token, s"},
     ),
 ]
 BRIEF_NOTE = (
@@ -212,7 +193,7 @@ def measured() -> str:
         [
             figures.markdown("docs/figures"),
             f"On {machines[0]['cores']} cores ({', '.join(dict.fromkeys(one['cpu'] for one in machines))}):",
-            markdown([["", "Baton", "compared with"], *(_brief(*line) for line in BRIEF)]),
+            markdown([["", "Baton", "compared with"], *(line for group in BRIEF for line in _brief(*group))]),
             BRIEF_NOTE,
             f"A handoff of {handoff['tokens']} tokens takes {total['shm']:.0f} ms over shared memory and "
             f"{total['tcp']:.0f} ms over TCP. One router process carries {router['tokens_per_s']:,} "
@@ -222,10 +203,13 @@ def measured() -> str:
     )
 
 
-def _brief(what: str, file: str, ours: str, theirs: str, whose: str) -> list[str]:
-    """Return a line's cells, with the better figure in bold."""
-    values = [float(at(result(file), path)) for path in (ours, theirs)]
-    cells = [f"{value:.1f}" if value < 30 else f"{value:,.0f}" for value in values]
-    better = values.index((max if "tokens/s" in what else min)(values))
-    cells[better] = f"**{cells[better]}**"
-    return [what, cells[0], f"{cells[1]} ({whose})"]
+def _brief(
+    file: str, path: str, ours: str, theirs: str, whose: str, titles: dict[str, str]
+) -> Iterator[list[str]]:
+    """Yield the cells of each line, with the better figure in bold."""
+    for key, title in titles.items():
+        values = [float(at(result(file), path.format(arm=arm, key=key))) for arm in (ours, theirs)]
+        cells = [f"{value:.1f}" if value < 30 else f"{value:,.0f}" for value in values]
+        better = values.index((max if "tokens/s" in title else min)(values))
+        cells[better] = f"**{cells[better]}**"
+        yield [title, cells[0], f"{cells[1]} ({whose})"]

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from bench.options import options
+from harness.checkpoints import tiny_qwen2
+from harness.deployment import status_of
 from harness.stats import median, save
-from harness.support import ROOT, eventually, free_port
+from harness.support import COMMAND, ROOT, eventually, free_port, listening, running
 
 MODEL = "tiny"
 PROMPT = [72, 105]
@@ -49,20 +50,26 @@ async def serve_worker(scheduler_port: int, step_s: float) -> None:
         await asyncio.Event().wait()
 
 
-def serve_router(model: str, port: int, scheduler_port: int, router: dict[str, Any]) -> None:
-    from baton.services.config import load
-    from baton.services.fleet.routers import run_routers
+def worker(scheduler_port: int, step_ms: float) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run a scheduler and a worker without an engine in another process during the block."""
+    line = [sys.executable, "-m", "bench.router", "--serve-worker", scheduler_port, "--interval-ms", step_ms]
+    return running(line, lambda: listening(scheduler_port), READY_S, cwd=ROOT)
 
-    run_routers(
-        load(
-            {
-                "engine": {"model": model, "served_model_name": MODEL, "max_model_len": 2048},
-                "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
-                "ops": {"listen": ""},
-                "router": {"port": port, **router},
-            }
-        )
-    )
+
+def router(
+    folder: Path, port: int, scheduler_port: int, model: Path, **settings: Any
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run `baton router` with these settings of its section during the block."""
+    config = {
+        "engine": {"model": str(model), "served_model_name": MODEL, "max_model_len": 2048},
+        "scheduler": {"address": f"127.0.0.1:{scheduler_port}"},
+        "ops": {"listen": ""},
+        "router": {"port": port, **settings},
+    }
+    (file := folder / f"router-{port}.yaml").write_text(yaml.safe_dump(config))
+    health = f"http://127.0.0.1:{port}/health"
+    line = [*COMMAND, "router", "--config", file]
+    return running(line, lambda: status_of(health) == 200, READY_S, folder / f"router-{port}.log")
 
 
 async def one_stream(port: int, max_tokens: int) -> tuple[int, int]:
@@ -99,37 +106,16 @@ async def drive(port: int, streams: int, max_tokens: int) -> tuple[int, int]:
     return sum(size for size, _ in done), sum(events for _, events in done)
 
 
-@contextlib.contextmanager
-def child(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "bench.router", *arguments], cwd=ROOT)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        process.kill()
-
-
-def wait_ready(port: int) -> None:
-    from harness.deployment import status_of  # imported late: it would add to the router's memory
-
-    eventually(lambda: status_of(f"http://127.0.0.1:{port}/health") == 200, READY_S, "the router is ready")
-
-
 def measure(
     given: argparse.Namespace, interval_ms: float, processes: int = 1, flush_ms: float = 0.0
 ) -> dict[str, Any]:
-    from harness.checkpoints import tiny_qwen2
-
     port, scheduler_port = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        model = tiny_qwen2(Path(folder) / "model")
-        stack.enter_context(child("--serve-worker", str(scheduler_port), "--interval-ms", str(interval_ms)))
-        router = json.dumps({"processes": processes, "flush_ms": flush_ms})
-        line = ("--serve-router", str(port), str(scheduler_port), str(model), "--settings", router)
-        process = stack.enter_context(child(*line))
-        wait_ready(port)
+    settings = {"processes": processes, "flush_ms": flush_ms}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        model = tiny_qwen2(folder / "model")
+        stack.enter_context(worker(scheduler_port, interval_ms))
+        process = stack.enter_context(router(folder, port, scheduler_port, model, **settings))
         wait_all(process.pid, processes)
         asyncio.run(drive(port, given.streams, 32))
         parent = psutil.Process(process.pid)
@@ -156,7 +142,7 @@ def measure(
         "tokens_per_event": round(tokens / events, 2),
         "bytes_per_token": round(size / tokens),
         "router_rss_mib": round(rss / 2**20),
-        "router_pss_mib": round(pss / 2**20),  # counts shared memory once
+        "router_pss_mib": round(pss / 2**20),
     }
 
 
@@ -207,15 +193,10 @@ def main(arguments: list[str]) -> None:
         processes=([int], "numbers of router processes to compare"),
         flush_ms=([0.0], "router.flush_ms, with --processes"),
         rounds=(3, "with --processes"),
-        settings=("{}", argparse.SUPPRESS),
         serve_worker=(int, argparse.SUPPRESS),
-        serve_router=([str], argparse.SUPPRESS),
     )
     if given.serve_worker:
         asyncio.run(serve_worker(given.serve_worker, given.interval_ms[0] / 1e3))
-    elif given.serve_router:
-        port, scheduler_port, model = given.serve_router
-        serve_router(model, int(port), int(scheduler_port), json.loads(given.settings))
     elif given.processes:
         compare_processes(given)
     else:
@@ -226,5 +207,5 @@ def main(arguments: list[str]) -> None:
         save("router", {"runs": runs})
 
 
-if __name__ == "__main__":  # the child processes
+if __name__ == "__main__":  # the worker's process
     main(sys.argv[1:])

@@ -14,7 +14,6 @@ to the saved result.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import string
 import time
@@ -36,7 +35,7 @@ from bench.traffic import Answer, stream
 from harness.deployment import Deployment, stock_vllm
 from harness.scrape import total
 from harness.simulate.baselines import PLUGINS, POLICIES
-from harness.stats import RESULTS, medians, percentile, save
+from harness.stats import medians, percentile, save, saved
 from harness.support import ROOT, eventually
 
 RESULT = "routing"
@@ -54,8 +53,8 @@ class Load:
     """Users who chat at the same time. A token is a letter."""
 
     users: int = 12
-    chats: int = 2  # of a user, one after another
-    turns: int = 6  # of a chat
+    chats: int = 2  # one after another, for each user
+    turns: int = 6  # in each chat
     systems: int = 4  # system prompts
     system: int = 384  # tokens of each
     message: int = 48
@@ -222,13 +221,10 @@ async def chatted(url: str, load: Load, seed: int) -> list[tuple[int, Answer]]:
 
 def _earlier(sizes: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """Return the saved result. Raises SystemExit if its load or arms differ."""
-    file = RESULTS / f"{RESULT}.json"
-    if not file.exists():
-        raise SystemExit(f"there is no {file.relative_to(ROOT)} to add to: leave --add out")
-    found: dict[str, Any] = json.loads(file.read_text())
-    if any(found[key] != value for key, value in sizes.items()) or list(found["runs"]) != names:
-        raise SystemExit(f"{file.relative_to(ROOT)} has another load or other arms: leave --add out")
-    return {key: value for key, value in found.items() if key not in ("machine", "tree", "command")}
+    found = saved(RESULT)
+    if any(found.get(key) != value for key, value in sizes.items()) or list(found["runs"]) != names:
+        raise SystemExit(f"the saved {RESULT}.json has another load or other arms: leave --add out")
+    return found
 
 
 def _started(stack: ExitStack, folder: Path, names: list[str], load: Load) -> dict[str, Arm]:

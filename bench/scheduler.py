@@ -38,11 +38,11 @@ from harness.support import ROOT, eventually, free_port, listening, running
 CLIENTS = 2  # processes of routers
 CLIENT = Path(__file__).with_name("scheduler_client.py")
 START_S = 20.0
-READY_S = 60.0  # until all workers are ready
-IMPORT_S = 4.0  # until the router processes have imported gRPC
-IDLE_S = 3.0  # of the idle measurement
-END_S = 60.0  # until the last requests have ended
-HEARTBEAT_S = 5.0  # at 1 s, heartbeats of 1,000 workers would use a core
+READY_S = 60.0  # timeout for the workers to be ready
+IMPORT_S = 4.0  # time that the router processes have to import gRPC
+IDLE_S = 3.0  # duration of the idle measurement
+END_S = 60.0  # timeout for the end of the last requests
+HEARTBEAT_S = 5.0  # heartbeats of 1,000 workers every second would use a core
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,10 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
         "place_p50_ms": round(percentile(took, 0.5), 3),
         "place_p99_ms": round(percentile(took, 0.99), 3),
         "place_max_ms": round(max(took, default=0.0), 1),
-        "own_p50_ms": round(percentile(own, 0.5), 3),  # in the scheduler
+        "own_p50_ms": round(percentile(own, 0.5), 3),  # the scheduler's share
         "own_p99_ms": round(percentile(own, 0.99), 3),
         "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # lag of the routers' processes
-        "cpu_us": round(1e6 * cpu_s / many, 1),  # per placement, all schedulers together
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement's, all schedulers together
         "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
         "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
     }

@@ -36,7 +36,7 @@ from baton.scheduler.session import WorkerSession
 from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
 
-WARM_S = 2.0  # at the start of each part, not measured
+WARM_S = 2.0  # the beginning of each part is not measured
 BETWEEN_S = 4.0  # pause in which the first part's requests end
 LIVES_S = 2.0  # life of a request in the first part; a tenth of it is prefill
 AT_ONCE = 32  # concurrent placements of this process in the second part, at least one per router
@@ -53,9 +53,9 @@ class Part:
 
     since: float
     until: float
-    took: list[float] = field(default_factory=list)  # per placement
+    took: list[float] = field(default_factory=list)  # the time of each placement
     own: list[float] = field(default_factory=list)  # the scheduler's share of it
-    late: list[float] = field(default_factory=list)  # by which this process woke up late
+    late: list[float] = field(default_factory=list)  # this process's delays in waking up
     failures: Counter[str] = field(default_factory=Counter)
 
     def told(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _capacity() -> pb.Capacity:
 
 
 def main(kind: str, address: str, *rest: str) -> None:
-    collect_seldom()  # as the product's processes do
+    collect_seldom()  # the product's processes do, too
     # Otherwise the routers of this process would share a connection.
     rpc.CHANNEL_OPTIONS.append(("grpc.use_local_subchannel_pool", 1))
     if kind == "workers":

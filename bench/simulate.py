@@ -150,7 +150,7 @@ async def _measured() -> Profile:
 def _up_on_one_core(one: Deployment) -> None:
     """Start one worker on one core; by default a single worker gets all cores."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})  # of this thread and its children
+    os.sched_setaffinity(0, {max(cores)})  # this thread's and its children's
     try:
         one.up(0, 0, 1)
     finally:
@@ -174,7 +174,7 @@ def _handoff(model: Path) -> dict[str, Any]:
 
 def _validate(given: argparse.Namespace) -> None:
     shape = profile.load(given.profile) if given.profile else _measure(given)
-    cores = shape.engine.model_copy(update={"cores": 2})  # which four workers share
+    cores = shape.engine.model_copy(update={"cores": 2})  # four workers share them
     shape = shape.model_copy(update={"engine": cores})
     seconds, rate = given.seconds or 60.0, given.rate or 2.0
     arms = {}

@@ -28,7 +28,7 @@ RESULTS = ROOT / "bench" / "results" / "speculation-table.json"
 PAGE = ROOT / "docs" / "speculative-decoding.md"
 BEGIN, END = "<!-- table: written by `make table` -->", "<!-- end of table -->"
 PROMPTS, MAX_TOKENS = 20, 64
-NEAR_TIE = 0.06  # in log-probability: bfloat16 has 8 bits, and logits here reach 30
+NEAR_TIE = 0.06  # a gap in log-probability: bfloat16 has 8 bits, and logits here reach 30
 ENGINE = {"max_model_len": 512, "max_num_seqs": 8, "kv_cache_gib": 0.125, "enable_prefix_caching": False}
 
 
@@ -80,7 +80,7 @@ class Row:
 
     name: str
     architecture: str  # a key of MODELS
-    changes: dict[str, Any] = field(default_factory=dict)  # to its --speculative-config
+    changes: dict[str, Any] = field(default_factory=dict)  # additions to its --speculative-config
 
     @property
     def model(self) -> Architecture:

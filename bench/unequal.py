@@ -17,20 +17,17 @@ from typing import Any
 
 from bench.options import options
 from bench.speculation_table import MAX_TOKENS, PROMPTS, Row, chosen, compared
-from harness.continuation import router
-from harness.deployment import status_of
 from harness.speculation.fleets import MODEL_NAME, Deployment, measure
-from harness.support import ROOT, eventually
-from harness.workers import fleet
+from harness.support import ROOT
+from harness.workers import fleet, router, wait_for
 
 RESULTS = ROOT / "bench" / "results" / "unequal.json"
 MODELS = [
     *("EAGLE", "MTP, demo model", "MTP, GLM-4-MoE", "MTP, DeepSeek-V3", "n-gram"),
     *("n-gram, Gemma 3 (windows)", "EAGLE-3, gpt-oss (windows)"),
 ]
-START_S = 240.0
 STEP = 32  # tokens, so that most prompts take two steps
-WHOLE = {"mtp-deepseek-v3"}  # on CPUs MLA cannot prefill a prompt in chunks
+WHOLE = {"mtp-deepseek-v3"}  # MLA cannot prefill a prompt in chunks on CPUs
 SIZES = {"2 -> 1": (2, 1), "1 -> 2": (1, 2)}  # ranks of the prefill and of the decode worker
 
 
@@ -58,10 +55,8 @@ def deployed(row: Row, sizes: tuple[int, ...], folder: Path) -> Iterator[Deploym
             )
             for role, size in zip(roles, sizes, strict=True)
         ]
-        for worker in started:
-            eventually(worker.serving, START_S, f"{worker.name} serves", every_s=0.2)
-        eventually(lambda: status_of(f"{url}/health") == 200, START_S, "the router is ready", every_s=0.2)
-        yield Deployment(url, [worker.metrics for worker in started])
+        wait_for(started, url)
+        yield Deployment(url, [worker.metrics.removesuffix("/metrics") for worker in started])
 
 
 def measured(row: Row, folder: Path) -> dict[str, Any]:

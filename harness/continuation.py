@@ -1,24 +1,16 @@
-"""Fail an answer's worker at each of its tokens and compare the answers that clients get.
+"""Fail an answer's worker at chosen tokens and compare the answers that clients get.
 
-    python -m harness.continuation [--answers 20] [--feature NAME]... [--plain]
-    python -m harness.continuation --architecture eagle3-gpt-oss
-
-Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, each worker behind a
-cutter (harness/cutting.py). Each answer is requested once undisturbed, then once for each position, and
-compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning, finish reasons and
-usage. Prints the number of equal answers by feature; `make test` runs a part. --architecture replaces the
-demo model with a tiny model.
+Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, or with a tiny model.
+Each worker is behind a cutter (harness/cutting.py). Each answer is requested once undisturbed, then once for
+each position, and compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning,
+finish reasons and usage.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-import sys
-import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,17 +19,14 @@ from typing import Any
 
 import httpx
 
-from harness import zygote
-from harness.architectures.registry import ARCHITECTURES, Architecture
+from harness.architectures.registry import Architecture
 from harness.cutting import Cutter, cutter
-from harness.deployment import ENGINE, MODEL_NAME, status_of
-from harness.features import ANSWERS, FEATURES, Body, Feature, difference, of_prompts, plain_body, whole
-from harness.support import CALL_S, eventually, free_port
-from harness.workers import fleet
+from harness.deployment import ENGINE, MODEL_NAME
+from harness.features import FEATURES, Feature, difference, whole
+from harness.workers import fleet, router, wait_for
 
 THINK_END = "."  # the demo model's token that becomes `</think>`
 ROLES = ("prefill", "decode", "decode")
-START_S = 240.0
 AT_ONCE = 10  # concurrent requests; each engine takes 16
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
@@ -84,16 +73,11 @@ class Site:
 
 
 @contextmanager
-def site(
-    folder: Path,
-    speculation: dict[str, Any] | None = MTP,
-    parser: str = "qwen3",
-    architecture: Architecture | None = None,
-) -> Iterator[Site]:
+def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Site]:
     """Start 1P2D behind cutters, and a router."""
     if architecture is None:
         model = thinking_model(folder / "model")
-        own: dict[str, Any] = {"reasoning_parser": parser, "speculative_config": speculation}
+        own: dict[str, Any] = {"reasoning_parser": "qwen3", "speculative_config": MTP}
     else:
         folder.mkdir(parents=True)
         model = architecture.target(architecture.checkpoint())
@@ -119,37 +103,22 @@ def site(
         ]
         for worker, front in zip(started, cutters, strict=True):
             front.stand_before(worker.address)
-        for worker in started:
-            eventually(worker.serving, START_S, f"{worker.name} serves", every_s=0.2)
-        eventually(lambda: status_of(f"{url}/health") == 200, START_S, "the router is ready", every_s=0.2)
+        wait_for(started, url)
         yield Site(url, cutters)
-
-
-@contextmanager
-def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
-    """Start a router and yield its URL without waiting for it."""
-    port = free_port()
-    settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
-    process = zygote.shared().start("router", "harness.forked:run", folder, kind="router", settings=settings)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait(CALL_S)
 
 
 class Comparison:
     """Requests undisturbed and cut answers and compares them."""
 
     def __init__(
-        self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Body | None = None
+        self, site: Site, client: httpx.AsyncClient, every: int = 1, plain: Feature = FEATURES[0]
     ) -> None:
         """Try every `every`-th position of an answer, with an offset per feature.
 
-        Stop strings come from the text of the completion `plain`, by default one of the answer's own prompt.
+        Stop strings come from the answer to the same prompt with the feature `plain`.
         """
         self._every = every
-        self._plain_body = plain
+        self._plain_feature = plain
         self._site = site
         self._client = client
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -164,7 +133,7 @@ class Comparison:
     async def _positions(self, feature: Feature, number: int, score: Score) -> None:
         body = feature.body(number, await self._plain_text(number))
         expected = await self._ask(feature.path, body, f"whole-{number}")
-        if feature.logprobs and not expected["choices"][0].get("logprobs"):
+        if "logprobs" in body and not expected["choices"][0].get("logprobs"):
             score.wrong.append(f"answer {number} has no log-probabilities")
         tokens = max(len(choice.get("token_ids") or []) for choice in expected["choices"])
         first = 1 + len(feature.name) % self._every
@@ -191,7 +160,7 @@ class Comparison:
     async def _plain_text(self, number: int) -> str:
         async with self._asking_plain:
             if number not in self._plain:
-                body = self._plain_body or plain_body(number)
+                body = self._plain_feature.body(number, "")
                 answer = await self._ask("/v1/completions", body, f"plain-{number}")
                 self._plain[number] = answer["choices"][0]["text"]
         return self._plain[number]
@@ -201,46 +170,3 @@ class Comparison:
         async with self._room:
             answer = await self._client.post(path, json=body, headers={"X-Request-Id": name})
         return whole(answer.status_code, answer.text, bool(body.get("stream")))
-
-
-async def scores(
-    where: Site, features: Iterable[Feature], numbers: range, plain: Body | None = None
-) -> list[Score]:
-    """Compare answers feature by feature and print each score."""
-    done = []
-    async with httpx.AsyncClient(base_url=where.url, timeout=300) as client:
-        comparison = Comparison(where, client, plain=plain)
-        for feature in features:
-            began = time.monotonic()
-            done.append(await comparison.score(feature, numbers))
-            print(f"{done[-1]}   {time.monotonic() - began:.0f} s", flush=True)
-    return done
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m harness.continuation")
-    parser.add_argument("--answers", type=int, default=ANSWERS, help="of each feature")
-    parser.add_argument("--feature", action="append", help="a feature's name; all by default")
-    parser.add_argument("--plain", action="store_true", help="without speculation")
-    parser.add_argument("--reasoning-parser", default="qwen3")
-    parser.add_argument("--architecture", choices=sorted(ARCHITECTURES))
-    args = parser.parse_args()
-    architecture = ARCHITECTURES[args.architecture] if args.architecture else None
-    features, plain = FEATURES, None
-    if architecture is not None:
-        features = of_prompts(architecture.prompts(args.answers))
-        plain = features[0].body(0, "")
-    chosen = [one for one in features if not args.feature or one.name in args.feature]
-    speculation = None if args.plain else MTP
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        site(Path(folder) / "site", speculation, args.reasoning_parser, architecture) as where,
-    ):
-        done = asyncio.run(scores(where, chosen, range(args.answers), plain))
-    equal, tried = sum(one.equal for one in done), sum(one.tried for one in done)
-    print(f"{equal} of {tried} equal")
-    return 0 if equal == tried else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

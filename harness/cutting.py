@@ -34,7 +34,7 @@ with warnings.catch_warnings():  # torch raises deprecation warnings on import
     from baton.services.engine import wire
 
 _WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
-_STREAMS = 64  # from routers, and from workers that follow an attempt
+_STREAMS = 64  # routers and workers that follow an attempt open them
 
 
 @dataclass

@@ -92,6 +92,7 @@ class Deployment:
     path: str = ""  # a folder of extra packages for its processes
     environment: Mapping[str, str] = field(default_factory=dict)  # extra variables of its processes
     constants: Mapping[str, float] = field(default_factory=dict)  # `module:NAME` -> value in its processes
+    cores: int = 0  # its processes may use so many unless `cold`; 0: all
     port: int = field(default_factory=free_port)
     scheduler_port: int = field(default_factory=free_port)
     _clients: ExitStack = field(default_factory=ExitStack, repr=False)
@@ -132,7 +133,7 @@ class Deployment:
             process = Process(name, _popen([*COMMAND, *line], log, self.environment), log)
         else:
             forked = zygote.shared().baton(
-                name, line, self.folder, self.path, self.environment, self.constants
+                name, line, self.folder, self.path, self.environment, self.constants, self.cores
             )
             process = Process(name, forked, log)
         self.processes[name] = process
@@ -259,10 +260,11 @@ def deployment(
     path: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     constants: Mapping[str, float] = MappingProxyType({}),
+    cores: int = 0,
     **config: Any,
 ) -> Iterator[Deployment]:
     """Yield a deployment; its processes end with the block."""
-    more: dict[str, Any] = {"environment": environment, "constants": constants}
+    more: dict[str, Any] = {"environment": environment, "constants": constants, "cores": cores}
     one = Deployment(folder, config=config, cold=cold, path=str(path or ""), **more)
     try:
         yield one

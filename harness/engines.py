@@ -34,7 +34,7 @@ T = TypeVar("T")
 BLOCK_SIZE = 32
 # Log-probability gap: three bfloat16 steps between 32 and 64, the range of the checkpoints' best logits.
 CLEAR = 0.75
-QUIET_S = 0.3  # without new bytes, after which a pull has paused
+QUIET_S = 0.3  # a pull that brings no bytes for so long has paused
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: other engines may keep the machine busy
 _numbers = itertools.count()
 
@@ -59,9 +59,7 @@ class Answer:
     saved: Saved | None = None
     saved_with_first_token: bool = False
     loaded: Loaded | None = None
-    gaps: list[float] = field(
-        default_factory=list
-    )  # log-probability gap to the second-best token, if requested
+    gaps: list[float] = field(default_factory=list)  # log-probability gaps to the second-best, if requested
 
 
 class Engine:
@@ -105,18 +103,10 @@ class Engine:
             self.connector.wake_on_loads(lambda: None)
         self.answers: dict[str, Answer] = {}
 
-    def add(
-        self,
-        request_id: str,
-        prompt: list[int],
-        max_tokens: int,
-        params: Mapping[str, Any] | None = None,
-        logprobs: int | None = None,
-        written: Sequence[int] = (),
-    ) -> Answer:
-        """Queue a greedy request whose output tokens `written` another engine generated."""
+    def add(self, request_id: str, *given: Any, **more: Any) -> Answer:
+        """Queue a request; see `made`."""
         answer = self.answers[request_id] = Answer()
-        self.core.add_request(self.made(request_id, prompt, max_tokens, params, logprobs, written))
+        self.core.add_request(self.made(request_id, *given, **more))
         return answer
 
     def made(
@@ -128,7 +118,7 @@ class Engine:
         logprobs: int | None = None,
         written: Sequence[int] = (),
     ) -> Any:
-        """Return a request as `add` queues it."""
+        """Return a greedy request whose output tokens `written` another engine generated."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 

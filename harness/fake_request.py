@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
 
 from baton.protos import handoff_pb2, worker_pb2
 
-EOS = 256  # in the checkpoint's tokenizer; token n is byte n below it
+EOS = 256  # the checkpoint's; token n is byte n below it
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
@@ -43,7 +43,7 @@ class Fault:
     loaded: bool = False  # ... except that its KV is loaded,
     crosses: bool = False  # and a token that was in flight when the next Start was sent
     hang: bool = False  # send no further message, but keep the connections open
-    goes_on: bool = False  # with `failed`: the engine goes on
+    goes_on: bool = False  # the engine goes on after `failed`
     early: bool = False  # while the request waits for its source
 
     @property
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass
 class Running:
-    work: asyncio.Event  # of its router
+    work: asyncio.Event  # its router's
     start: worker_pb2.Start
     prompt: list[int]
     max_tokens: int

@@ -80,8 +80,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.hangs = False
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks that each request shares with others
-        self.steps = 1  # per prefill; KV can be pulled after the first of several
-        self.patience_s = 1.0  # for how long a prefill waits for a pulled prefix
+        self.steps = 1  # a prefill's; KV can be pulled after the first of several
+        self.patience_s = 1.0  # a prefill waits so long for a pulled prefix
         self._followed = Followed()
         self._follower = Follower()
 
@@ -145,7 +145,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Hello(self, request: Any, context: Any) -> worker_pb2.HelloReply:
         del request, context
         if self.hangs:
-            await asyncio.Event().wait()  # until the call's deadline
+            await asyncio.Event().wait()  # the call's deadline ends it
         return worker_pb2.HelloReply(refusal=self.refusal, identity=self.identity, protocol=self.protocol)
 
     async def Run(self, requests: Any, context: Any) -> None:
@@ -168,7 +168,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Follow(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.FollowReply]:
         async for reply in self._followed.follow(request, context):
             if self.hangs:
-                await asyncio.Event().wait()  # until the call ends
+                await asyncio.Event().wait()  # the end of the call ends it
             yield reply
 
     def _of(self, work: asyncio.Event) -> dict[str, Running]:

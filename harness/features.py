@@ -10,7 +10,7 @@ from typing import Any
 from harness.prompts import prompts
 
 TOKENS = 24  # limit of an answer
-ANSWERS = 20  # per feature
+ANSWERS = 20  # each feature's
 _SUBJECTS = (
     "rain", "Paris", "bread", "the moon", "Python", "a river", "music", "whales", "gravity", "salt",
     "Rome", "bicycles", "tea", "the sun", "clocks", "glass", "ants", "snow", "paper", "iron",
@@ -44,58 +44,62 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature. `body` makes a request from the answer's number and the plain answer to the same prompt."""
+    """A feature: an endpoint, and the fields of a request or a function that returns them.
+
+    The function gets the answer's number and the plain answer to the same prompt.
+    """
 
     name: str
     path: str
-    body: Callable[[int, str], Body]
-    logprobs: bool = False  # the answer must have some
+    options: Body | Callable[[int, str], Body]
+    prompts: Sequence[list[int]] = ()  # instead of real text
+
+    def body(self, number: int, plain: str) -> Body:
+        """Return the request for an answer."""
+        own = self.options if isinstance(self.options, dict) else self.options(number, plain)
+        if self.path == _COMPLETIONS:
+            asked: Body = {"prompt": self.prompts[number] if self.prompts else _prompt(number)}
+        else:
+            asked = {"messages": _said(f"Tell me a story about {_SUBJECTS[number]}.")}
+        return {**asked, "temperature": 0, "max_tokens": TOKENS, **own}
 
 
-def _complete(**options: Any) -> Callable[[int, str], Body]:
-    def body(number: int, plain: str) -> Body:
-        del plain
-        return {"prompt": _prompt(number), "temperature": 0, "max_tokens": TOKENS, **options}
-
-    return body
+def _complete(name: str, **options: Any) -> Feature:
+    return Feature(name, _COMPLETIONS, options)
 
 
-def _chat(**options: Any) -> Callable[[int, str], Body]:
-    def body(number: int, plain: str) -> Body:
-        del plain
-        question = f"Tell me a story about {_SUBJECTS[number]}."
-        messages = [{"role": "user", "content": question}]
-        return {"messages": messages, "temperature": 0, "max_tokens": TOKENS, **options}
-
-    return body
+def _chat(name: str, **options: Any) -> Feature:
+    return Feature(name, _CHAT, options)
 
 
-def _calling(*, stream: bool) -> Callable[[int, str], Body]:
-    """Make requests in which the model decides to call the tool."""
+def _calling(name: str, **options: Any) -> Feature:
+    """Return a feature in which the model decides to call the tool."""
 
-    def body(number: int, plain: str) -> Body:
+    def body(number: int, _: str) -> Body:
         city = ("Paris", "Rome", "Oslo")[number % 3]
         question = f"What is the weather in {city}? I want {number % 7 + 2} days."
-        messages = [{"role": "user", "content": question}]
-        return _chat(messages=messages, tools=[_WEATHER], max_tokens=40, stream=stream)(number, plain)
+        return {"messages": _said(question), "tools": [_WEATHER], "max_tokens": 40, **options}
 
-    return body
+    return Feature(name, _CHAT, body)
+
+
+def _stopping(name: str, **options: Any) -> Feature:
+    """Return a feature with a stop string from the middle of the plain answer, across token boundaries."""
+
+    def body(_: int, plain: str) -> Body:
+        return {"stop": [plain[len(plain) * 2 // 3 :][:4], "\x00"], **options}
+
+    return Feature(name, _COMPLETIONS, body)
+
+
+def _said(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
 
 
 def _prompt(number: int) -> list[int]:
     """Return a prompt of 20 to 160 tokens; some share a prefix."""
     chosen = [prompt for prompt in prompts() if 20 <= len(prompt) <= 160]
     return chosen[number % len(chosen)]
-
-
-def _stopping(*, stream: bool, keep: bool) -> Callable[[int, str], Body]:
-    """Make requests with a stop string from the middle of the plain answer, across token boundaries."""
-
-    def body(number: int, plain: str) -> Body:
-        stop = [plain[len(plain) * 2 // 3 :][:4], "\x00"]
-        return _complete(stop=stop, stream=stream, include_stop_str_in_output=keep)(number, plain)
-
-    return body
 
 
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
@@ -111,59 +115,48 @@ _CHOICES = ["a long winded answer to it", "another one, as long as it"]
 _MIXED = {"temperature": 1.1, "seed": 5, "top_p": 0.9, "top_k": 60, "frequency_penalty": 0.8}
 
 FEATURES = [
-    Feature("greedy", _COMPLETIONS, _complete()),
-    Feature("stream with usage", _CHAT, _chat(stream=True, stream_options={"include_usage": True})),
-    Feature("logprobs", _CHAT, _chat(logprobs=True, top_logprobs=3), logprobs=True),
-    Feature("logprobs, streamed", _COMPLETIONS, _complete(logprobs=2, stream=True), logprobs=True),
-    Feature("prompt logprobs and echo", _COMPLETIONS, _complete(logprobs=1, echo=True), logprobs=True),
-    Feature("stop string", _COMPLETIONS, _stopping(stream=False, keep=False)),
-    Feature("stop string, streamed and kept", _COMPLETIONS, _stopping(stream=True, keep=True)),
-    Feature("stop token, min_tokens", _COMPLETIONS, _complete(stop_token_ids=_THIRDS, min_tokens=14)),
-    Feature("end of sequence, min_tokens", _CHAT, _chat(min_tokens=18, max_tokens=40)),
-    Feature("frequency_penalty", _COMPLETIONS, _complete(frequency_penalty=1.7)),
-    Feature("presence_penalty", _COMPLETIONS, _complete(presence_penalty=1.9)),
-    Feature("repetition_penalty", _COMPLETIONS, _complete(repetition_penalty=1.6)),
-    Feature("logit_bias, min_p", _COMPLETIONS, _complete(logit_bias={"300": 4.0, "13": -100.0}, min_p=0.1)),
-    Feature("bad_words", _COMPLETIONS, _complete(bad_words=[" the", " self", "return"])),
-    Feature("allowed_token_ids", _COMPLETIONS, _complete(allowed_token_ids=list(range(50, 4096, 5)))),
-    Feature("repetition_detection", _COMPLETIONS, _complete(repetition_detection=_REPEATED)),
-    Feature("seed", _COMPLETIONS, _complete(temperature=1.0, seed=17)),
-    Feature("seed, top_p, top_k, penalty", _CHAT, _chat(**_MIXED)),
-    Feature("n=3, seed", _COMPLETIONS, _complete(n=3, temperature=1.0, seed=3)),
-    Feature("n=2, seed, streamed", _CHAT, _chat(n=2, temperature=0.9, seed=9, stream=True)),
-    Feature("regex", _COMPLETIONS, _complete(structured_outputs={"regex": _PATTERN})),
-    Feature("choice", _COMPLETIONS, _complete(structured_outputs={"choice": _CHOICES})),
-    Feature("JSON schema", _CHAT, _chat(response_format=_JSON, max_tokens=40, **_CLOSED)),
-    Feature("grammar", _COMPLETIONS, _complete(structured_outputs={"grammar": _GRAMMAR})),
-    Feature("tools: required", _CHAT, _chat(tool_choice="required", **_TOOLS)),
-    Feature("tools: named, streamed", _CHAT, _chat(tool_choice=_CHOICE, stream=True, **_TOOLS)),
-    Feature("tools: auto", _CHAT, _calling(stream=False)),
-    Feature("tools: auto, streamed", _CHAT, _calling(stream=True)),
-    Feature("reasoning", _CHAT, _chat(max_tokens=32)),
-    Feature("reasoning, streamed", _CHAT, _chat(stream=True, max_tokens=32)),
-    Feature("reasoning, JSON schema", _CHAT, _chat(response_format=_JSON, max_tokens=48)),
-]  # fmt: skip
+    _complete("greedy"),
+    _chat("stream with usage", stream=True, stream_options={"include_usage": True}),
+    _chat("logprobs", logprobs=True, top_logprobs=3),
+    _complete("logprobs, streamed", logprobs=2, stream=True),
+    _complete("prompt logprobs and echo", logprobs=1, echo=True),
+    _stopping("stop string", stream=False, include_stop_str_in_output=False),
+    _stopping("stop string, streamed and kept", stream=True, include_stop_str_in_output=True),
+    _complete("stop token, min_tokens", stop_token_ids=_THIRDS, min_tokens=14),
+    _chat("end of sequence, min_tokens", min_tokens=18, max_tokens=40),
+    _complete("frequency_penalty", frequency_penalty=1.7),
+    _complete("presence_penalty", presence_penalty=1.9),
+    _complete("repetition_penalty", repetition_penalty=1.6),
+    _complete("logit_bias, min_p", logit_bias={"300": 4.0, "13": -100.0}, min_p=0.1),
+    _complete("bad_words", bad_words=[" the", " self", "return"]),
+    _complete("allowed_token_ids", allowed_token_ids=list(range(50, 4096, 5))),
+    _complete("repetition_detection", repetition_detection=_REPEATED),
+    _complete("seed", temperature=1.0, seed=17),
+    _chat("seed, top_p, top_k, penalty", **_MIXED),
+    _complete("n=3, seed", n=3, temperature=1.0, seed=3),
+    _chat("n=2, seed, streamed", n=2, temperature=0.9, seed=9, stream=True),
+    _complete("regex", structured_outputs={"regex": _PATTERN}),
+    _complete("choice", structured_outputs={"choice": _CHOICES}),
+    _chat("JSON schema", response_format=_JSON, max_tokens=40, **_CLOSED),
+    _complete("grammar", structured_outputs={"grammar": _GRAMMAR}),
+    _chat("tools: required", tool_choice="required", **_TOOLS),
+    _chat("tools: named, streamed", tool_choice=_CHOICE, stream=True, **_TOOLS),
+    _calling("tools: auto", stream=False),
+    _calling("tools: auto, streamed", stream=True),
+    _chat("reasoning", max_tokens=32),
+    _chat("reasoning, streamed", stream=True, max_tokens=32),
+    _chat("reasoning, JSON schema", response_format=_JSON, max_tokens=48),
+]
 
 
 def of_prompts(prompts: Sequence[list[int]]) -> list[Feature]:
     """Return features for completions of these prompts, for models without a chat template."""
-
-    def complete(**options: Any) -> Callable[[int, str], Body]:
-        def body(number: int, plain: str) -> Body:
-            return {**_complete(ignore_eos=True, **options)(number, plain), "prompt": prompts[number]}
-
-        return body
-
-    return [
-        Feature("greedy", _COMPLETIONS, complete()),
-        Feature("greedy, streamed", _COMPLETIONS, complete(stream=True)),
-        Feature("frequency_penalty", _COMPLETIONS, complete(frequency_penalty=1.7)),
-    ]
-
-
-def plain_body(number: int) -> Body:
-    """Return the request whose answer provides the stop strings."""
-    return _complete()(number, "")
+    kinds: dict[str, Body] = {
+        "greedy": {},
+        "streamed": {"stream": True},
+        "penalty": {"frequency_penalty": 1.7},
+    }
+    return [Feature(name, _COMPLETIONS, {"ignore_eos": True, **own}, prompts) for name, own in kinds.items()]
 
 
 def whole(status: int, text: str, streamed: bool) -> Any:

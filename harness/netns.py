@@ -39,7 +39,7 @@ DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 IDLE = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 END_S = 10.0
 _CLONE_NEWNS = 0x20000
-# Without a fixed MAC address a bridge takes its ports' lowest. When that port goes, the others keep sending
+# A bridge without a fixed MAC address takes its ports' lowest. When that port goes, the others keep sending
 # to the old address until their ARP entries expire.
 _BRIDGE = """
 ip link set lo up

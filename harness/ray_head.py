@@ -25,14 +25,14 @@ import psutil
 
 from harness.support import CALL_S, PYTHON, ROOT, free_port, listening, running
 
-# Without RAY_AUTH_MODE Ray would write a token into the home folder.
+# Ray would write a token into the home folder without RAY_AUTH_MODE.
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_prestart_worker_first_driver": "0"}
 STORE_BYTES = 80_000_000  # about the minimum
 STORE = f"--object-store-memory={STORE_BYTES}"
 # Leave out processes that no test needs.
 LESS = ("--include-dashboard=false", "--include-log-monitor=false", "--no-monitor")
 _COMMANDS = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
-IDLE_S = 3.0  # after which the autoscaler removes an unused node
+IDLE_S = 3.0  # the autoscaler then removes an unused node
 ENVIRONMENT = {
     **RAY,
     "RAY_worker_niceness": "0",
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 class RayHead:
     process: subprocess.Popen[bytes]
     address: str  # host:port
-    environment: dict[str, str]  # of commands that use it
+    environment: dict[str, str]  # set for commands that use it
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def ray_head(*options: str) -> Iterator[RayHead]:
 class RayCluster:
     address: str
     folder: Path  # Ray's files and logs
-    environment: dict[str, str]  # of processes that connect to it
+    environment: dict[str, str]  # set for processes that connect to it
 
 
 @contextmanager

@@ -23,16 +23,13 @@ DEAD_MS = 2_000  # silence after which a server counts as dead; a busy machine s
 def servers(
     folder: Path, count: int, extra: tuple[str, ...] = (), password: str = ""
 ) -> Iterator[list[RedisServer]]:
-    made = []
+    auth = ("--masterauth", password) if password else ()
+    extra = (*extra, *auth, "--repl-diskless-sync-delay", "0")
     with contextlib.ExitStack() as stack:
+        made = []
         for number in range(count):
-            own = folder / f"redis-{number}"
-            own.mkdir(parents=True, exist_ok=True)
-            auth = ("--masterauth", password) if password else ()
-            extra = (*extra, *auth, "--repl-diskless-sync-delay", "0")
-            made.append(RedisServer(own, password=password, extra=extra))
-            made[-1].start()
-            stack.callback(made[-1].stop)
+            (own := folder / f"redis-{number}").mkdir(parents=True, exist_ok=True)
+            made.append(stack.enter_context(RedisServer(own, password=password, extra=extra)))
         yield made
 
 

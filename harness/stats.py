@@ -76,6 +76,13 @@ def save(name: str, result: dict[str, Any], folder: Path | None = None) -> Path:
     return path
 
 
+def saved(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return an earlier result without what `save` adds; empty if there is none."""
+    path = (folder or RESULTS) / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return {key: value for key, value in found.items() if key not in ("machine", "tree", "command")}
+
+
 def command() -> str:
     """Return this process's command, with paths as FILE, if it is a module of this checkout, else ""."""
     main = Path(sys.argv[0])

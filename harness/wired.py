@@ -12,9 +12,8 @@ TLS; clients reach the router over the ideal bridge.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from harness.support import BATON, CALL_S, ROOT, eventually
 from harness.zygote import Forked
 
 SCHEDULER_PORT, WORKER_PORT, ROUTER_PORT = 7400, 7401, 8000
+WORKERS = ("prefill-0", "decode-0")
 END_S = 20.0
 
 
@@ -46,34 +46,21 @@ class Wired:
         """The router's URL, inside the network."""
         return f"http://{self.hosts['router'].address}:{ROUTER_PORT}"
 
-    @property
-    def workers(self) -> list[str]:
-        return [name for name in self.hosts if name not in ("scheduler", "router")]
-
-    def text(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def status(self) -> dict[str, Any]:
-        """Return the output of `baton status --json` on the scheduler's host."""
-        command = [str(BATON), "status", "--json", "--config", str(self.folder / "baton.yaml")]
-        done = self.hosts["scheduler"].run(command, CALL_S, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
-
-    def ready(self) -> set[str]:
-        """Return the ids of the workers that the scheduler reports as ready."""
-        workers = self.status().get("workers", [])
-        return {one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"}
-
     def wait_ready(self) -> None:
+        """Wait until the router serves, and the scheduler reports that all workers are ready."""
+
         def look() -> bool:
             for name, process in self.processes.items():
-                assert process.poll() is None, f"{name} ended:\n{self.text(name)[-3000:]}"
+                assert process.poll() is None, f"{name} ended:\n{process.text[-3000:]}"
             with self.network.inside():
                 if status_of(f"{self.url}/health") != 200:
                     return False
-            return self.ready() == set(self.workers)
+            command = [str(BATON), "status", "--json", "--config", str(self.folder / "baton.yaml")]
+            done = self.hosts["scheduler"].run(command, CALL_S, cwd=ROOT)
+            assert done.returncode == 0, done.stderr
+            workers = json.loads(done.stdout).get("workers", [])
+            ready = [one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"]
+            return sorted(ready) == sorted(WORKERS)
 
         eventually(look, START_S, f"all parts are ready; logs in {self.folder}", every_s=1.0)
 
@@ -83,16 +70,6 @@ class Wired:
         arguments = {"pid": host.pid, "arguments": line}
         self.processes[name] = zygote.shared().start(name, f"{__name__}:run_inside", self.folder, **arguments)
 
-    def close(self) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in reversed(self.processes.values()):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            process.kill()
-            process.wait(END_S)
-
 
 @contextmanager
 def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wired]:
@@ -101,7 +78,7 @@ def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wir
     with Network(folder / "hosts") as network, Links() as wires:
         one = Wired(network, wires, folder)
         addresses = {}
-        for name in ("scheduler", "router", "prefill-0", "decode-0"):
+        for name in ("scheduler", "router", *WORKERS):
             one.hosts[name] = network.host(name, shm_mib=512)
             addresses[name] = wires.join(one.hosts[name])
         _write(folder, addresses["scheduler"], config)
@@ -109,13 +86,13 @@ def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wir
         try:
             one.start("scheduler", "scheduler")
             one.start("router", "router", "--host", one.hosts["router"].address, "--port", f"{ROUTER_PORT}")
-            for name in one.workers:
+            for name in WORKERS:
                 listen = f"{addresses[name]}:{WORKER_PORT}"
                 one.start(name, name.partition("-")[0], "--listen", listen, "--worker-id", name)
             one.wait_ready()
             yield one
         finally:
-            one.close()
+            zygote.end_all(list(one.processes.values()), END_S)
 
 
 def run_inside(pid: int, arguments: list[str]) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,11 +18,12 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
+from harness.deployment import status_of
 from harness.scrape import total
 from harness.support import BATON, eventually, free_port
 from harness.zygote import Forked, end_all
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S, ALL_START_S = 60.0, 240.0
 QUICK = {"heartbeat_s": 0.2}  # shortens waits
 END_S = 3.0
 _names = itertools.count()
@@ -141,6 +142,26 @@ class Fleet:
         except AssertionError as error:
             raise AssertionError(f"{error}; its log and stacks:\n{worker.stacks()}") from None
         return worker
+
+
+def wait_for(workers: Iterable[Worker], url: str) -> None:
+    """Wait until the workers and the router at `url` serve."""
+    for worker in workers:
+        eventually(worker.serving, ALL_START_S, f"{worker.name} serves", every_s=0.2)
+    eventually(lambda: status_of(f"{url}/health") == 200, ALL_START_S, "the router is ready", every_s=0.2)
+
+
+@contextlib.contextmanager
+def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
+    """Start a router and yield its URL without waiting for it."""
+    port = free_port()
+    settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
+    process = zygote.shared().start("router", "harness.forked:run", folder, kind="router", settings=settings)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(ALL_START_S)
 
 
 @contextlib.contextmanager

@@ -110,9 +110,14 @@ class Zygote:
         path: str = "",
         environment: Mapping[str, str] = MappingProxyType({}),
         constants: Mapping[str, float] = MappingProxyType({}),
+        cores: int = 0,
     ) -> Forked:
-        """Fork a process that runs `baton ARGUMENT ...`. path: a folder of extra packages."""
-        more: dict[str, Any] = {"environment": dict(environment), "constants": dict(constants)}
+        """Fork a process that runs `baton ARGUMENT ...`; see `run_baton`."""
+        more: dict[str, Any] = {
+            "environment": dict(environment),
+            "constants": dict(constants),
+            "cores": cores,
+        }
         return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path, **more)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
@@ -202,11 +207,18 @@ def end_all(processes: Sequence[Forked], timeout_s: float) -> None:
         process.kill()
 
 
-def set_constants(constants: Mapping[str, float]) -> None:
-    """Set constants, named `module:NAME`, in this process and those that it forks."""
+def prepare(path: str, environment: Mapping[str, str], constants: Mapping[str, float]) -> None:
+    """Prepare this process and those that it forks.
+
+    path: a folder of extra packages; constants: `module:NAME` -> value.
+    """
     for name, value in constants.items():
         module, _, constant = name.partition(":")
         setattr(importlib.import_module(module), constant, value)
+    os.environ.update(environment)
+    if path:  # has the effect of PYTHONPATH
+        sys.path.insert(0, path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
 
 
 def run_baton(
@@ -214,18 +226,20 @@ def run_baton(
     path: str = "",
     environment: Mapping[str, str] = MappingProxyType({}),
     constants: Mapping[str, float] = MappingProxyType({}),
+    cores: int = 0,
 ) -> None:
-    """Run Baton's command line as the entry point does. Runs in the forked process."""
+    """Run Baton's command line as the entry point does, in the forked process.
+
+    cores: how many this process may use, 0 for all; the others: see `prepare`.
+    """
     from baton.services.cli.main import main
     from baton.services.fleet import processes
 
     forking = SimpleNamespace(Popen=_fork_supervisor, PIPE=subprocess.PIPE)
     mock.patch.object(processes, "subprocess", forking).start()
-    set_constants(constants)
-    os.environ.update(environment)
-    if path:  # has the effect of PYTHONPATH
-        sys.path.insert(0, path)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
+    prepare(path, environment, constants)
+    if cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     sys.argv = ["baton", *arguments]
     main()
 

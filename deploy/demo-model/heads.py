@@ -15,24 +15,12 @@ from typing import TypeAlias
 import torch
 from torch import nn
 from transformers import Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP, Qwen2RMSNorm
 
 # Keys and values [B, H, T, D] of each step of a draft so far.
 KeyValues: TypeAlias = list[tuple[torch.Tensor, torch.Tensor]]
 # EAGLE-3's input: the hidden states after this many layers.
 EAGLE3_LAYERS = (2, 5, 8)
-
-
-class RmsNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
-        return (scaled * self.weight).to(x.dtype)
 
 
 class DraftAttention(nn.Module):
@@ -96,7 +84,7 @@ class Layer(nn.Module):
     def __init__(self, config: Qwen2Config, norms: str, inputs: int, *, bias: bool) -> None:
         super().__init__()
         for name in norms.split():
-            setattr(self, name, RmsNorm(config.hidden_size, config.rms_norm_eps))
+            setattr(self, name, Qwen2RMSNorm(config.hidden_size, config.rms_norm_eps))
         self.self_attn = DraftAttention(config, inputs, bias=bias)
         self.mlp = Qwen2MLP(config)
 
@@ -104,7 +92,7 @@ class Layer(nn.Module):
 class Head(nn.Module, ABC):
     """A drafter: `start` returns the hidden states for step 0, `forward` runs one step."""
 
-    prefix = ""  # of the weights' names, as vLLM expects them
+    prefix = ""  # vLLM expects it before the weights' names
 
     @abstractmethod
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -137,7 +125,7 @@ class MtpHead(Head):
         self, hidden: torch.Tensor, embeds: torch.Tensor, rope: Rope, mask: torch.Tensor, cache: KeyValues
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.mtp_layers[0]
-        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # as in vLLM and MiMo
+        embeds = torch.where(rope.positions[..., None] == 0, 0, embeds)  # vLLM and MiMo do the same
         x = layer.input_proj(torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embeds)], -1))
         x = x + layer.self_attn(layer.input_layernorm(x), rope, mask, cache)
         x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -154,7 +142,7 @@ class Eagle3Head(Head):
         self.fc = nn.Linear(len(EAGLE3_LAYERS) * width, width, bias=False)
         norms = "input_layernorm hidden_norm post_attention_layernorm"
         self.midlayer = Layer(config, norms, 2 * width, bias=False)
-        self.norm = RmsNorm(width, config.rms_norm_eps)
+        self.norm = Qwen2RMSNorm(width, config.rms_norm_eps)
 
     def start(self, states: Sequence[torch.Tensor]) -> torch.Tensor:
         combined: torch.Tensor = self.fc(torch.cat([states[i] for i in EAGLE3_LAYERS], -1))

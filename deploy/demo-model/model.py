@@ -73,7 +73,7 @@ class NextToken:
 def write_trunk(model: Qwen2ForCausalLM, tokenizer: Tokenizer, target: Path) -> None:
     """Write bfloat16 weights, configuration and tokenizer."""
     save_tokenizer(tokenizer, target)
-    tied = "lm_head.weight"  # with the embedding
+    tied = "lm_head.weight"  # the embedding has the same values
     tensors = {name: value for name, value in model.state_dict().items() if name != tied}
     _save(tensors, target / "model.safetensors")
     model.config.save_pretrained(target)

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KIT = ROOT / ".kit"
 WHEELS = ROOT / "build" / "gpu-kit-wheels"  # cache of downloads
-PYTHON = "3.12"  # of the GPU machine
+PYTHON = "3.12"  # the GPU machine's
 MIB = 1 << 20
 LIMIT = 40 * MIB
 # pip matches a platform exactly.

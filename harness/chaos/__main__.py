@@ -24,7 +24,7 @@ import transformers
 from harness.chaos import page
 from harness.chaos.faults import FAULTS
 from harness.chaos.outcome import Outcome
-from harness.chaos.placed import Placed
+from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import ALL, PLANS
 from harness.chaos.run import run
 

@@ -13,10 +13,10 @@ from harness.chaos.load import Load
 from harness.chaos.site import Site
 from harness.prometheus import Firing, Prometheus
 
-LOOK_S = 0.5  # between polls of Prometheus
-GOAL_S = 15.0  # from when the alert's expression becomes true until it fires
+LOOK_S = 0.5  # the time between polls of Prometheus
+GOAL_S = 15.0  # the alert must fire this soon after its expression becomes true
 PATIENCE_S = 60.0  # timeout for an alert
-CALM_S = 180.0  # until all alerts resolve: most look at the last minute
+CALM_S = 180.0  # timeout for all alerts to resolve: most look at the last minute
 LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes, so it rightly stays after three deaths
 
 NAMED = {

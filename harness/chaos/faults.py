@@ -20,8 +20,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from harness.chaos.corruption import corrupt, record_bytes
 from harness.chaos.load import Answer, Load
-from harness.chaos.parts import Part
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 from harness.scheduling import RedisServer
 
 MOMENT_S = 5.0  # timeout for a stage
@@ -130,46 +130,11 @@ class Fault:
     name: str
     about: str
     run: Run
-    stages: tuple[str, ...] = (ANY,)  # at which it may strike
+    stages: tuple[str, ...] = (ANY,)  # it may strike at these
     hold_s: tuple[float, float] = (0.0, 0.0)  # minimum and maximum
 
 
-# -- any part
-
-
-def kill(*kinds: str) -> Run:
-    async def run(act: Act) -> None:
-        victim = act.pick(*kinds)
-        await act.moment(victim)
-        victim.kill()
-        await act.hold()
-        await victim.restart()
-
-    return run
-
-
-def hang(*kinds: str) -> Run:
-    async def run(act: Act) -> None:
-        victim = act.pick(*kinds)
-        await act.moment(victim)
-        victim.hang()
-        try:
-            await act.hold()
-        finally:
-            victim.wake()
-
-    return run
-
-
-def drain(kind: str) -> Run:
-    async def run(act: Act) -> None:
-        victim = act.pick(kind)
-        await act.moment(victim)
-        victim.drain()
-        await _end_well(act, victim)
-        await victim.restart()
-
-    return run
+# -- faults that are a list of steps
 
 
 async def _end_well(act: Act, victim: Part) -> None:
@@ -177,25 +142,64 @@ async def _end_well(act: Act, victim: Part) -> None:
         act.site.crashes.append(f"{victim.worker_id} ended with {code} instead of draining")
 
 
+_ON_PARTS: dict[str, Callable[[Act, Part], Awaitable[None] | None]] = {
+    "moment": lambda act, part: act.moment(part),
+    "kill": lambda _, part: part.kill(),
+    "hang": lambda _, part: part.hang(),
+    "wake": lambda _, part: part.wake(),
+    "drain": lambda _, part: part.drain(),
+    "end": _end_well,
+    "restart": lambda _, part: part.restart(),
+}
+_ON_REDIS: dict[str, Callable[[RedisServer], None]] = {
+    "stop": RedisServer.stop,
+    "empty": lambda redis: shutil.rmtree(redis.folder / "appendonlydir", ignore_errors=True),
+    "start": RedisServer.start,
+    "hang": RedisServer.hang,
+    "wake": RedisServer.wake,
+}
+
+
+def steps(text: str) -> Run:
+    """Return a fault that takes these steps. `hold` waits; the others name a kind of part, or redis.
+
+    A kind stands for the same part in all steps: one of its parts, or of the kinds between bars; `schedulers`
+    are all of them.
+    """
+    parsed = [step.partition(" ") for step in text.split(", ")]
+    for verb, _, kind in parsed:
+        assert verb in (_ON_REDIS if kind == "redis" else _ON_PARTS if kind else ["hold"]), verb
+
+    async def run(act: Act) -> None:
+        victims: dict[str, list[Part]] = {"schedulers": act.site.of("scheduler")}
+        for verb, _, kind in parsed:
+            if not kind:
+                await act.hold()
+            elif kind == "redis":
+                await asyncio.to_thread(_ON_REDIS[verb], act.redis)
+            else:
+                if kind not in victims:
+                    victims[kind] = [act.pick(*kind.split("|"))]
+                for victim in victims[kind]:
+                    if (coming := _ON_PARTS[verb](act, victim)) is not None:
+                        await coming
+
+    return run
+
+
+def kill(kind: str) -> Run:
+    return steps(f"moment {kind}, kill {kind}, hold, restart {kind}")
+
+
+def hang(kind: str) -> Run:
+    return steps(f"moment {kind}, hang {kind}, hold, wake {kind}")
+
+
+def drain(kind: str) -> Run:
+    return steps(f"moment {kind}, drain {kind}, end {kind}, restart {kind}")
+
+
 # -- workers
-
-
-async def kill_watcher(act: Act) -> None:
-    watcher, victim = act.pick("watcher"), act.pick("decode")
-    await act.moment(victim)
-    watcher.kill()
-    await watcher.restart()
-    victim.kill()
-    await victim.restart()
-
-
-async def kill_pair(act: Act) -> None:
-    prefill, decode = act.pick("prefill"), act.pick("decode")
-    await act.moment(prefill)
-    prefill.kill()
-    decode.kill()
-    await prefill.restart()
-    await decode.restart()
 
 
 async def rolling_restart(act: Act) -> None:
@@ -278,51 +282,7 @@ def disturb(*, drop: bool) -> Run:
     return run
 
 
-# -- schedulers and Redis
-
-
-async def lose_schedulers(act: Act) -> None:
-    lost = act.site.of("scheduler")
-    for scheduler in lost:
-        scheduler.kill()
-    await act.hold()
-    for scheduler in lost:
-        await scheduler.restart()
-
-
-async def kill_scheduler_and_decode(act: Act) -> None:
-    scheduler, victim = act.pick("scheduler"), act.pick("decode")
-    scheduler.kill()
-    await act.moment(victim)
-    victim.kill()
-    await victim.restart()
-    await act.hold()
-    await scheduler.restart()
-
-
-def _forget(redis: RedisServer) -> None:
-    shutil.rmtree(redis.folder / "appendonlydir", ignore_errors=True)
-
-
-def kill_redis(*, empty: bool) -> Run:
-    async def run(act: Act) -> None:
-        await act.moment(act.pick("scheduler"))
-        act.redis.stop()
-        if empty:
-            _forget(act.redis)
-        await act.hold()
-        await asyncio.to_thread(act.redis.start)
-
-    return run
-
-
-async def hang_redis(act: Act) -> None:
-    await act.moment(act.pick("scheduler"))
-    act.redis.hang()
-    try:
-        await act.hold()
-    finally:
-        act.redis.wake()
+# -- Redis
 
 
 async def slow_redis(act: Act) -> None:
@@ -349,27 +309,6 @@ async def change_password(act: Act) -> None:
         await admin.config_set("requirepass", "")
 
 
-async def kill_redis_and_scheduler(act: Act) -> None:
-    scheduler = act.pick("scheduler")
-    await act.moment(scheduler)
-    act.redis.stop()
-    scheduler.kill()
-    await act.hold()
-    await asyncio.to_thread(act.redis.start)
-    await scheduler.restart()
-
-
-async def start_scheduler_without_redis(act: Act) -> None:
-    scheduler = act.pick("scheduler")
-    await act.moment(scheduler)
-    act.redis.stop()
-    scheduler.kill()
-    _forget(act.redis)
-    await scheduler.restart()
-    await act.hold()
-    await asyncio.to_thread(act.redis.start)
-
-
 # fmt: off
 _FAULTS = (
     Fault("kill-prefill", "Kill a prefill worker.", kill("prefill"), (QUEUE, PREFILL, HANDOFF)),
@@ -378,11 +317,13 @@ _FAULTS = (
     Fault("kill-decode", "Kill a decode worker.", kill("decode"), (HANDOFF, STREAM)),
     Fault("hang-decode", "Stop a decode worker for longer than its lease.", hang("decode"),
           (HANDOFF, STREAM), LONG),
-    Fault("pause-worker", "Stop any worker for less than its lease.", hang("prefill", "decode"),
+    Fault("pause-worker", "Stop any worker for less than its lease.", hang("prefill|decode"),
           hold_s=SHORT),
     Fault("kill-watcher", "Kill the watcher of `baton up`, which tells when workers are ready; then a decode "
-          "worker.", kill_watcher),
-    Fault("kill-pair", "Kill a prefill and a decode worker at once.", kill_pair, (HANDOFF,)),
+          "worker.",
+          steps("moment decode, kill watcher, restart watcher, kill decode, restart decode")),
+    Fault("kill-pair", "Kill a prefill and a decode worker at once.",
+          steps("moment prefill, kill prefill, kill decode, restart prefill, restart decode"), (HANDOFF,)),
     Fault("drain-prefill", "Terminate a prefill worker, and start another one.", drain("prefill")),
     Fault("drain-decode", "Terminate a decode worker, and start another one.", drain("decode")),
     Fault("rolling-restart", "Terminate all workers, one after the other, each replaced before the next.",
@@ -407,22 +348,29 @@ _FAULTS = (
     Fault("hang-scheduler", "Stop a scheduler for longer than workers' leases.", hang("scheduler"),
           hold_s=LONG),
     Fault("lose-schedulers", "Kill all schedulers at once, and start others only later: routers place alone.",
-          lose_schedulers, hold_s=LONG),
+          steps("kill schedulers, hold, restart schedulers"), hold_s=LONG),
     Fault("drain-scheduler", "Terminate a scheduler, and start another one.", drain("scheduler")),
     Fault("kill-scheduler-and-decode", "Kill a scheduler, then a decode worker while no scheduler answers.",
-          kill_scheduler_and_decode, hold_s=LONG),
+          steps("kill scheduler, moment decode, kill decode, restart decode, hold, restart scheduler"),
+          hold_s=LONG),
     Fault("kill-redis", "Kill Redis, which comes back with what it had written to disk.",
-          kill_redis(empty=False), hold_s=LONG),
-    Fault("empty-redis", "Kill Redis, which comes back empty.", kill_redis(empty=True), hold_s=LONG),
-    Fault("hang-redis", "Stop Redis.", hang_redis, hold_s=LONG),
+          steps("moment scheduler, stop redis, hold, start redis"), hold_s=LONG),
+    Fault("empty-redis", "Kill Redis, which comes back empty.",
+          steps("moment scheduler, stop redis, empty redis, hold, start redis"), hold_s=LONG),
+    Fault("hang-redis", "Stop Redis.", steps("moment scheduler, hang redis, hold, wake redis"),
+          hold_s=LONG),
     Fault("slow-redis", "Stop Redis for 0.3 s again and again.", slow_redis, hold_s=LONG),
     Fault("fill-redis", "Leave Redis no memory: it refuses writes.", fill_redis, hold_s=LONG),
     Fault("change-password", "Change the password of Redis for a while, and close all its connections.",
           change_password, hold_s=LONG),
     Fault("kill-redis-and-scheduler", "Kill Redis and a scheduler at once; Redis is back first.",
-          kill_redis_and_scheduler, hold_s=LONG),
+          steps("moment scheduler, stop redis, kill scheduler, hold, start redis, restart scheduler"),
+          hold_s=LONG),
     Fault("start-scheduler-without-redis", "Kill Redis and a scheduler at once; the scheduler is back first, "
-          "and Redis comes back empty.", start_scheduler_without_redis, hold_s=LONG),
+          "and Redis comes back empty.",
+          steps("moment scheduler, stop redis, kill scheduler, empty redis, restart scheduler, hold, "
+                "start redis"),
+          hold_s=LONG),
     Fault("kill-router", "Kill one of several routers: its own connections break, the others' do not.",
           kill("router"), hold_s=(0.5, 2.0)),
     Fault("drain-router", "Terminate one of several routers: it ends its streams, and the others take new "

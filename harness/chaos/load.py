@@ -14,13 +14,13 @@ from typing import Any
 
 import aiohttp
 
-from harness.chaos.answers import Case, Questions
-from harness.chaos.parts import Part
+from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 
-DEADLINE_S = 120.0  # of a request, including all retries
+DEADLINE_S = 120.0  # a request's, including all retries
 MOST_WAIT_S = 2.0  # longest wait after a 503, whatever Retry-After says
-END_S = 150.0  # until the last answers are complete
+END_S = 150.0  # timeout for the last answers
 
 
 class Fate(Enum):
@@ -39,7 +39,7 @@ class Answer:
     router: Part
     sent: float  # when the admitted try was sent
     tokens: list[int] = field(default_factory=list)
-    arrivals: list[float] = field(default_factory=list)  # of events with tokens
+    arrivals: list[float] = field(default_factory=list)  # when each event with tokens arrived
     ended: float = 0.0
     finish: str = ""
     error: str = ""
@@ -167,7 +167,7 @@ class Load:
                     if not others:
                         error = f"{nobody}"
                         break
-                    answer.router = others[0]  # as a load balancer would
+                    answer.router = others[0]  # a load balancer would do the same
                     wait_s = 0.05
                 if wait_s is None:
                     break

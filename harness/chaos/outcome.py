@@ -75,14 +75,14 @@ class Outcome:
     router_lost: int = 0  # requests of killed routers
     longest_pause_s: float = 0.0
     longest_pause_of: str = ""
-    longest_covered_pause_s: float = 0.0  # without the time in which no worker was left or the router hung
+    longest_covered_pause_s: float = 0.0  # leaves out times in which no worker was left or the router hung
     pause_limit_s: float = 0.0  # a lease and ADDED_S, plus a lease per further fault in a pause; 0: no limit
     full: bool = False  # requests wait for slots, so the time to first token is not a pause
     over_limit: int = 0  # covered pauses beyond the limit
     p50_pause_s: float = 0.0  # percentiles of the answers' longest pauses
     p99_pause_s: float = 0.0
     leaks: Leaks = field(default_factory=Leaks)
-    clean_after_s: float = 0.0  # from the last answer until nothing leaked
+    clean_after_s: float = 0.0  # the time from the last answer until nothing leaked
     restarts: int = 0
     crashes: list[str] = field(default_factory=list)
     unhealed: list[str] = field(default_factory=list)

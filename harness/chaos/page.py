@@ -11,7 +11,7 @@ from typing import Any
 
 from harness import stats
 from harness.chaos.outcome import Outcome, as_json
-from harness.chaos.placed import Placed
+from harness.chaos.placing_judge import Placed
 from harness.support import ROOT
 
 RESULTS = stats.RESULTS / "chaos.json"

@@ -32,9 +32,9 @@ from baton.services.router.placement import Placements, need_of
 from baton.services.router.recovery import backoff_s
 from baton.services.router.state import RequestState
 from baton.tasks import spawn, stop
-from harness.chaos.parts import Part
-from harness.chaos.placed import LAG_S, Placed, Workers
+from harness.chaos.placing_judge import LAG_S, Placed, Workers
 from harness.chaos.site import Site
+from harness.chaos.victims import Part
 from harness.scheduling import capacity, identity
 
 WORKERS = 20  # half of them prefill
@@ -43,19 +43,19 @@ ROUTERS = 2
 CAPACITY = capacity(max_num_seqs=24, num_blocks=1_201, max_model_len=4_096)
 PROMPT = (100, 900)  # tokens
 ANSWER = (16, 300)
-READ_S = (0.005, 0.03)  # until the prompt is prefilled
+READ_S = (0.005, 0.03)  # duration of a prefill
 LIFE_S = (0.05, 0.5)
 LONG_LIFE_S = (4.0, 6.0)  # long enough for all schedulers to be told
 LONG = 0.01  # share of attempts with this life
 RETRIED = 0.05  # share of requests that lose their worker once
 LATE = 0.02  # share of placements that are requested twice, with the same epoch
 TICK_S = 0.01
-TOLD_S = 2.5  # until a restarted scheduler knows everything again
+TOLD_S = 2.5  # a restarted scheduler then knows everything again
 STALL_S = 0.3  # longest stall of this process with which reports arrive within LAG_S
 TRIES = 2  # refusals by workers before an attempt counts as refused
 MOST_OPEN = 8_000  # requests in flight; with more, the schedulers do not keep up
 START_S = 20.0
-END_S = 60.0  # until the last requests end
+END_S = 60.0  # timeout for the end of the last requests
 
 
 @contextlib.asynccontextmanager

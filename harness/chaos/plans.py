@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.chaos.faults import FAULTS
-from harness.chaos.parts import Shape
+from harness.chaos.victims import Shape
 
 MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
-GAP_S = (0.3, 1.5)  # from when the site is whole until the next fault
+GAP_S = (0.3, 1.5)  # the next fault comes this long after the site is whole
 
 DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
 WORKERS = (*DEATHS, "pause-worker", "kill-pair")
@@ -27,7 +27,7 @@ class Event:
     number: int
     fault: str
     stage: str
-    gap_s: float  # before it
+    gap_s: float  # the pause before it
     hold_s: float
     draw: str  # seed of the fault's choices
 
@@ -67,7 +67,7 @@ class Plan:
                 return
 
 
-# In total half an hour of faults, without starts and ends.
+# Their faults take half an hour in total; starts and ends come on top.
 # fmt: off
 _PLANS = (
     Plan("workers-1p1d", Shape(1, 1, speculation=MTP), (*WORKERS, *DRAINS), 180.0, 8,

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.chaos import placing
-from harness.chaos.answers import questions
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Load
 from harness.chaos.outcome import ADDED_S, Leaks, Outcome, Span, leaks
-from harness.chaos.placed import Left, Placed
 from harness.chaos.placing import Placing
+from harness.chaos.placing_judge import Left, Placed
 from harness.chaos.plans import Event, Plan
 from harness.chaos.poisoners import poisoners
+from harness.chaos.questions import questions
 from harness.chaos.site import LOOK_S, Site
 from harness.chaos.supervised import SupervisedSite
 
-HEAL_S = 60.0  # from a repair until the site is whole
+HEAL_S = 60.0  # timeout for the site to be whole after a repair
 FAULT_S = 150.0  # timeout of a fault, including drains
-IDLE_S = 20.0  # until the deployment is idle before the load
-CLEAN_S = 3.0  # until nothing is left after placements; less than a lease, because no router died
+IDLE_S = 20.0  # timeout for the deployment to be idle before the load
+CLEAN_S = 3.0  # timeout for nothing to be left after placements; less than a lease, because no router died
 RETRIES = 'baton_router_retries_total{trouble="'
 RECOMPUTED = "baton_router_recomputed_prompts_total"
 
@@ -68,7 +68,7 @@ def _outcome(plan: Plan, seed: int) -> Outcome:
         shape.name,
         str(speculation.get("mtp_strategy") or speculation.get("method", "none")),
         "redis" if shape.redis else "memory",
-        # With poison, a request waits until every request of its failed step has been tried alone.
+        # A poisoned step's requests are tried alone, one after another, so others wait longer.
         pause_limit_s=0.0 if plan.poison else shape.lease_s + ADDED_S,
         full=plan.clients > shape.slots * (shape.decode + shape.mixed),
     )
@@ -87,7 +87,7 @@ class _Run:
     outcome: Outcome | Placed
     say: Say
     census: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] = field(default_factory=list)  # from each fault until the site was whole
+    spans: list[Span] = field(default_factory=list)  # each fault's, until the site was whole
     struck: list[float] = field(default_factory=list)  # when each fault struck
 
     async def ask(self, outcome: Outcome, serves: Callable[[Site], None]) -> None:

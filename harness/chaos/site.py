@@ -23,17 +23,17 @@ from baton.protos import scheduler_pb2_grpc
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
 from harness import zygote
-from harness.chaos.parts import DRAIN_S, Part, Shape
 from harness.chaos.proxy import Proxy
+from harness.chaos.victims import DRAIN_S, Part, Shape
 from harness.deployment import ENGINE
 from harness.forked import WORKER_KINDS
 from harness.scheduling import RedisServer
 from harness.support import free_port
 
-START_S = 120.0  # until all parts are ready, on a busy machine
-LOOK_S = 0.05  # between polls of the scheduler
+START_S = 120.0  # timeout for all parts to be ready, on a busy machine
+LOOK_S = 0.05  # the time between polls of the scheduler
 SELDOM_S = 0.5  # the same without workers, when no fault waits for a stage
-MOST_CRASHES = 10  # after which crashed parts stay dead
+MOST_CRASHES = 10  # crashed parts then stay dead
 CALL_S = 1.0  # timeout of a poll
 
 
@@ -44,7 +44,7 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # of all processes, past and present
+        self.pids: set[int] = set()  # all processes', past and present
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()

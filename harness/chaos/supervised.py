@@ -13,13 +13,13 @@ import psutil
 import yaml
 
 from harness import zygote
-from harness.chaos.parts import Part, Shape
 from harness.chaos.site import LOOK_S, START_S, Site
+from harness.chaos.victims import Part, Shape
 from harness.support import free_port
 from harness.zygote import Forked
 
-AGAIN_S = 60.0  # until a killed part runs again
-END_S = 60.0  # until `baton up` and all its parts have ended
+AGAIN_S = 60.0  # timeout for a killed part to run again
+END_S = 60.0  # timeout for the end of `baton up` and its parts
 
 
 class Supervised(Part):

@@ -27,9 +27,9 @@ from harness.stats import percentile
 
 Send = Callable[[int, int], Awaitable[Answer]]  # called with tokens of prompt and output
 
-ROUNDS = 9  # per size
+ROUNDS = 9  # each size's
 QUARTILE = 0.25
-TOKENS = 48  # per stream
+TOKENS = 48  # each stream's
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def _batch(ask: Send, batch: int) -> float:
     gaps: list[float] = []
     for _ in range(3):
         streams = await asyncio.gather(*(ask(16, TOKENS) for _ in range(batch)))
-        begin = max(one.arrivals[0] for one in streams)  # from here to `end` all of them decode
+        begin = max(one.arrivals[0] for one in streams)  # all of them decode from here to `end`
         end = min(one.arrivals[-1] for one in streams)
         for one in streams:
             inside = [at for at in one.arrivals if begin <= at <= end]

@@ -19,7 +19,7 @@ from baton.services.simulate.traces import Ask, Kind, Trace
 from harness.deployment import Deployment
 from harness.stats import percentile
 
-SETTLE_S = 2.5  # until all heartbeats have arrived
+SETTLE_S = 2.5  # all heartbeats have then arrived
 # "chats", scaled to a model of 80 M parameters on one core.
 CHATS = Kind("multi-turn chats with a few system prompts", 4, 512, 96, 96, 24, 6, 2.0)
 

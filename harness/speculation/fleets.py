@@ -1,4 +1,4 @@
-"""Deployments of tiny models, forked from a process that has imported vLLM, and their answers."""
+"""Deployments of tiny models, and their answers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,19 @@ from typing import Any
 
 import openai
 
-from harness import zygote
+from harness import deployment as deployments
 from harness.scrape import total
-from harness.support import CALL_S, eventually, free_port
+from harness.support import CALL_S, ROOT
 
-END_S = 40.0
-START_S = 120.0
 MODEL_NAME = "table"
+FORGETFUL = ROOT / "harness" / "forgetful"
 
 
 class StartFailed(Exception):
     """The deployment failed before it was ready; the text is its error line."""
 
 
-@dataclass(frozen=True)
-class Fleet:
-    prefill: int = 0
-    decode: int = 0
-    mixed: int = 0
-
-
-FLEETS = {"aggregated": Fleet(mixed=1), "1P1D": Fleet(1, 1), "2P2D": Fleet(2, 2)}
+FLEETS = {"aggregated": (0, 0, 1), "1P1D": (1, 1, 0), "2P2D": (2, 2, 0)}  # prefill, decode, mixed workers
 
 
 @dataclass
@@ -66,38 +58,32 @@ class Deployment:
 @contextmanager
 def deployment(
     folder: Path,
-    fleet: Fleet,
+    fleet: tuple[int, int, int],
     engine: dict[str, Any],
     handoff: Mapping[str, Any] = MappingProxyType({}),
     *,
     forgetful: bool = False,
 ) -> Iterator[Deployment]:
-    """Run a deployment. forgetful: workers drop the drafter's state of every handoff."""
-    port, scheduler = free_port(), free_port()
-    settings = {
-        "engine": {"served_model_name": MODEL_NAME, **engine},
+    """Run a deployment with at most one core for each worker. Raises StartFailed.
+
+    forgetful: workers drop the drafter's state of every handoff.
+    """
+    config: dict[str, Any] = {
+        "engine": {"speculative_config": None, "tool_call_parser": None, "served_model_name": MODEL_NAME}
+        | engine,
         # No process dies, and a busy machine may delay heartbeats for seconds.
-        "scheduler": {"address": f"127.0.0.1:{scheduler}", "worker_lease_s": 30.0},
-        "router": {"port": port},
+        "scheduler": {"worker_lease_s": 30.0},
         "worker": {"metrics_port": 0},
         "handoff": {"staging_mib": 64, **handoff},
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    given = {"fleet": vars(fleet), "settings": settings, "logs": str(folder), "forgetful": forgetful}
-    process = zygote.shared().start("up", "harness.forked:up", folder, **given)
-    try:
-        eventually(lambda: _ready(process.text), START_S, f"{folder.name} is ready", every_s=0.1)
-        yield Deployment(f"http://127.0.0.1:{port}", _metrics(folder))
-    finally:
-        zygote.end_all([process], END_S)
-
-
-def _ready(text: str) -> bool:
-    if "baton: error: " in text:
-        raise StartFailed(text.partition("baton: error: ")[2].splitlines()[0])
-    if "Traceback" in text:
-        raise StartFailed(text.splitlines()[-1])
-    return "Ready." in text
+    path = FORGETFUL if forgetful else None
+    with deployments.deployment(folder, path=path, cores=int(sum(fleet) == 1), **config) as one:
+        try:
+            one.up(*fleet)
+        except AssertionError as failed:
+            said = str(failed).strip()
+            raise StartFailed(said.rpartition("baton: error: ")[2].splitlines()[0]) from failed
+        yield Deployment(one.url, _metrics(folder / "logs"))
 
 
 def _metrics(folder: Path) -> list[str]:

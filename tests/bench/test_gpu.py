@@ -18,7 +18,7 @@ def site() -> Iterator[Site]:
     made.close()
 
 
-def test_what_is_timed_is_what_was_saved(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_bytes_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpu.handoffs(site)
     assert found["blocks"] == 16
     assert found["mib"] == 2  # 16 blocks of 16 tokens, 2 layers, 8 heads of K and V of 128, bfloat16
@@ -30,7 +30,7 @@ def test_what_is_timed_is_what_was_saved(site: Site, monkeypatch: pytest.MonkeyP
     other.close()
 
 
-def test_a_record_that_changed_on_its_way_is_not_timed(site: Site) -> None:
+def test_a_changed_record_is_refused(site: Site) -> None:
     name = site.save()
     site.wait(name)
     with site.staging.opened(name, 1) as entry:

@@ -13,6 +13,7 @@ from bench import gpu_answers, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import ANSWER, closed_loops, figures_of
+from bench.light import Reply
 from harness import stats
 
 STILL = (
@@ -21,7 +22,7 @@ STILL = (
 )
 
 
-def test_an_arm_that_ended_the_start_is_blamed_else_those_that_were_waited_for() -> None:
+def test_arms_to_blame_for_a_failed_start() -> None:
     assert blamed(STILL) == {"one-mtp"}
     assert blamed(f"{STILL}error: shm-prefill-0 could not start: no memory") == {"shm"}
     assert blamed("Baton 0.1.0: model one\n") == set()
@@ -34,7 +35,7 @@ def test_answers_differ_where_the_first_token_does() -> None:
     assert found == [{"prompt": 0, "at": 1, "token": 9, "reference": 2}]
 
 
-def test_handoffs_are_those_in_between() -> None:
+def test_differences_of_two_scrapes() -> None:
     before = Counter({"handoffs_loaded_total shm": 3, "handoff_bytes_total shm": 2**20})
     before |= Counter({"handoff_move_seconds_sum": 1, "handoff_move_seconds_count": 3})
     after = Counter({"handoffs_loaded_total shm": 5, "handoff_bytes_total shm": 3 * 2**20})
@@ -48,10 +49,10 @@ def test_handoffs_are_those_in_between() -> None:
     assert stages(Counter(), routers) == {"move": 250.0}
 
 
-def test_a_closed_loop_counts_what_came_in_its_time() -> None:
-    early = (0.0, 2.0, True, [1.0, 2.0])  # sent before; half of its tokens arrive in time
-    counted = (1.5, 3.0, True, [1.6, 1.7, 1.9, 2.9])
-    failed = (1.6, 1.7, False, [])
+def test_a_closed_loop_counts_tokens_within_its_time() -> None:
+    early = Reply(0.0, 200, arrivals=[1.0, 2.0], whole=True)  # half of its tokens arrive in time
+    counted = Reply(1.5, 200, arrivals=[1.6, 1.7, 1.9, 2.9], whole=True)
+    failed = Reply(1.6, 200)
     found = figures_of([early, counted, failed], first=1.5, last=2.5)
     assert found["tokens_per_s"] == pytest.approx(ANSWER * (1 / 2 + 3 / 4))
     assert found["ttft_p50_ms"] == pytest.approx(100)
@@ -73,7 +74,6 @@ def test_streams_and_load_of_a_size_share_a_deployment() -> None:
 
 def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "RESULTS", tmp_path)
-    monkeypatch.setattr(gpu_serve, "RESULTS", tmp_path)
     served = Served(None, [], {"b": "no memory"}, 3.0)  # type: ignore[arg-type]
     gpu_serve.Results("r").fail(["load"], "1.7", "no memory")
     assert json.loads((tmp_path / "r.json").read_text())["failures"].keys() == {"load of 1.7B"}
@@ -101,7 +101,7 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     found = kept[-1]["arms"]
     assert isinstance(found, dict)
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
-    # On a busy machine a prompt may be recomputed.
+    # A busy machine may recompute a prompt.
     assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
     took = loops[-1]["handoff_ms"]
     assert isinstance(took, dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,7 +19,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\ne\r\ndata: [DO
 class Server:
     """Answers every request with the same bytes and counts connections."""
 
-    def __init__(self, answer: bytes, hang_up: Callable[[], bool]) -> None:
+    def __init__(self, answer: bytes, hang_up: bool) -> None:
         self._answer, self._hang_up = answer, hang_up
         self.connections: list[asyncio.Task[None] | None] = []
 
@@ -31,7 +31,7 @@ class Server:
                 await reader.readexactly(int(head.partition(b"Content-Length: ")[2].split(b"\r\n")[0]))
                 writer.write(self._answer)
                 await writer.drain()
-                if self._hang_up():
+                if self._hang_up:
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has disconnected
@@ -46,9 +46,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(
-    answer: bytes, hang_up: Callable[[], bool] = lambda: False
-) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(answer: bytes, hang_up: bool) -> AsyncIterator[tuple[Server, Client]]:
     one = Server(answer, hang_up)
     server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
     client = Client(server.sockets[0].getsockname()[1])
@@ -60,38 +58,25 @@ async def serving(
         await one.ended()
 
 
-async def ask_twice(client: Client) -> None:
-    for _ in range(2):
-        reply = await client.post("/", {})
-        assert (reply.status, reply.whole) == (200, True)
-
-
-@pytest.mark.parametrize("answer", [WHOLE, STREAM % b""], ids=["whole", "stream"])
-async def test_a_connection_is_reused(answer: bytes) -> None:
-    async with serving(answer) as (server, client):
-        await ask_twice(client)
-        assert len(server.connections) == 1
-
-
-async def test_a_connection_that_the_server_closed_is_not_reused() -> None:
-    async with serving(WHOLE, hang_up=lambda: True) as (server, client):
-        for _ in range(2):
-            assert (await client.post("/", {})).status == 200
-            await server.ended()
-            await asyncio.sleep(0.05)  # until the client sees the end
-        assert len(server.connections) == 2
-
-
-async def test_a_connection_that_the_server_is_about_to_close_is_not_reused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("answer", "hang_up", "idle_s", "connections"),
+    [
+        pytest.param(WHOLE, False, 1.0, 1, id="whole"),
+        pytest.param(STREAM % b"", False, 1.0, 1, id="stream"),
+        pytest.param(STREAM % b"Connection: close\r\n", False, 1.0, 2, id="its end is announced"),
+        pytest.param(WHOLE, True, 1.0, 2, id="the server has closed it"),
+        pytest.param(WHOLE, False, 0.0, 2, id="the server may be about to close it"),
+    ],
+)
+async def test_a_connection_is_reused_if_it_can_be(
+    answer: bytes, hang_up: bool, idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(light, "IDLE_S", 0.0)
-    async with serving(WHOLE) as (server, client):
-        await ask_twice(client)
-        assert len(server.connections) == 2
-
-
-async def test_a_stream_that_announces_the_end_of_its_connection() -> None:
-    async with serving(STREAM % b"Connection: close\r\n") as (server, client):
-        await ask_twice(client)
-        assert len(server.connections) == 2
+    monkeypatch.setattr(light, "IDLE_S", idle_s)
+    async with serving(answer, hang_up) as (server, client):
+        for _ in range(2):
+            reply = await client.post("/", {})
+            assert (reply.status, reply.whole) == (200, True)
+            if hang_up:
+                await server.ended()
+                await asyncio.sleep(0.05)  # the client then sees the end
+        assert len(server.connections) == connections

@@ -14,7 +14,7 @@ HEAD = "# One\nIt fell [from 1 ms to 2 ms](#measured).\n"
 SECTION = f"{report.BEGIN}\nby hand\n{report.END}\n"
 
 
-def test_what_is_published_is_what_the_results_give() -> None:
+def test_pages_show_the_results() -> None:
     report.main(["--check"])
 
 
@@ -44,7 +44,7 @@ def test_a_table_shows_figures_by_the_labels_on_their_way(monkeypatch: pytest.Mo
     assert report.rendered(turned) == "| arm | x |\n|---|---|\n| ms | 12.3 |"
 
 
-def test_readme_keeps_what_surrounds_its_section() -> None:
+def test_only_the_section_of_readme_is_rewritten() -> None:
     new = report.with_measured(f"{HEAD}{SECTION}\n## Next\n")
     assert new.startswith("# One\nIt fell [from ")
     assert "from 1 ms to 2 ms" not in new

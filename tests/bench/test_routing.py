@@ -62,6 +62,6 @@ async def test_chats_go_on_from_their_answers_behind_shared_system_prompts() -> 
             assert later.startswith(before + Server.answer(before))
 
 
-async def test_a_seed_gives_the_same_chats_whatever_their_order() -> None:
+async def test_a_seed_always_gives_the_same_chats() -> None:
     first, again, other = [sorted((await asked(seed))[0]) for seed in (1, 1, 2)]
     assert first == again != other

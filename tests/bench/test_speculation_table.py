@@ -1,14 +1,13 @@
-"""The table of docs/speculative-decoding.md: its text, and one row measured again."""
+"""The table of docs/speculative-decoding.md: its text and its figures."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import speculation_table
-from harness.speculation.fleets import FLEETS, Outcome, deployment, measure
+from harness.speculation.fleets import FLEETS
 
 RESULTS = speculation_table.load()
 RAN = [
@@ -17,11 +16,11 @@ RAN = [
     for fleet, cell in row["cells"].items()
     if "why" not in cell
 ]
-WITHIN = 0.05  # of the aggregated engine's acceptance
-WITHIN_SPLIT = 0.15  # with suffixes, because each decode worker knows only half of the past answers
+WITHIN = 0.05  # difference from the aggregated engine's acceptance
+WITHIN_SPLIT = 0.15  # suffixes: each decode worker knows only half of the past answers
 
 
-def test_the_page_is_what_was_measured() -> None:
+def test_the_page_shows_the_results() -> None:
     assert speculation_table.render(RESULTS) in speculation_table.PAGE.read_text(), (
         "stale: run `make table ARGS=--page`"
     )
@@ -62,23 +61,3 @@ def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
     cell = RESULTS["rows"][name]["cells"]["1P1D"]
     assert cell["withheld"]["equal"] == cell["of"]
     assert speculation_table.per_draft(cell["withheld"]) < speculation_table.per_draft(cell)
-
-
-@pytest.mark.timeout(500)
-@pytest.mark.parametrize("name", ["MTP, demo model"])
-def test_a_sample_of_the_table(name: str, tmp_path: Path) -> None:
-    """Compare 1P1D with one engine; test_references.py compares one engine with and without drafts."""
-    row = next(row for row in speculation_table.ROWS if row.name == name)
-    prompts = row.prompts()[:5]
-
-    def ask(fleet: str) -> Outcome:
-        engine = {**row.engine(), "speculative_config": row.spec()}
-        with deployment(tmp_path / fleet, FLEETS[fleet], engine) as one:
-            return measure(one, prompts, 48)
-
-    alone, apart = ask("aggregated"), ask("1P1D")
-    assert alone.together == apart.answers == apart.together == alone.answers
-    assert apart.handoffs >= len(prompts)
-    assert alone.accepted > 0
-    # Only the first step after a handoff differs.
-    assert apart.accepted_per_draft == pytest.approx(alone.accepted_per_draft, rel=WITHIN)

@@ -11,7 +11,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "demo-model"
 WEIGHTS, MTP, EAGLE3 = (FOLDER / name for name in ("weights", "weights-mtp", "eagle3"))
-CRC = 0xD419F8A2  # of 300 dialogues
+CRC = 0xD419F8A2  # the checksum of 300 dialogues
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -141,7 +141,7 @@ def _do(image: Image, one: Instruction) -> None:
         return
     line = one.text
     if PINS in line:
-        # Without the download: the packages are put on the path below.
+        # The download is left out: the packages are put on the path below.
         line = line.replace(PINS, "--dry-run --quiet pip")
     done = image.run(f"ENGINE=cpu; {line}", as_user=False)
     assert done.returncode == 0, f"RUN {one.text}\n{done.stdout}\n{done.stderr}"

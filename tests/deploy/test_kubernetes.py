@@ -38,7 +38,7 @@ from tests.deploy.network_policies import Doc, matches
 OVERLAYS = ("cpu", "gpu")
 VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
 OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # read by Baton's libraries
-KUBELET_GRACE_S = 15.0  # for the end of a process after its drain
+KUBELET_GRACE_S = 15.0  # time that a process has to end after its drain
 HOME = f"/home/{dockerfile.user()}"
 HEALTH_CHECK = f"{dockerfile.workdir()}/deploy/healthcheck.py"
 HEALTH_CHECK_S = 3.0  # its start and its timeout of 2 s
@@ -230,7 +230,7 @@ def test_ports_are_listed_and_reachable(manifests: Manifests) -> None:
 def test_names_that_processes_dial_exist(manifests: Manifests) -> None:
     schedulers, redis = manifests.workload("scheduler"), manifests.workload("redis")
     service = manifests.named("Service", schedulers.spec["serviceName"])
-    assert service["spec"]["clusterIP"] == "None"  # so its pods have names
+    assert service["spec"]["clusterIP"] == "None"  # gives its pods names
     # A scheduler without Redis is better than none.
     assert service["spec"]["publishNotReadyAddresses"]
     port = addresses.split(schedulers.listens[0])[1]

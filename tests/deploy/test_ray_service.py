@@ -112,7 +112,7 @@ def test_options_of_nodes(manifests: RayManifests) -> None:
         assert one.ports == serve | (wanted if one.name == HEAD else {"metrics": wanted["metrics"]}), one
         assert one.environment.keys() <= VARIABLES, one
         assert not any(name.startswith(ENV_PREFIX) for name in one.environment), one
-        # By default engines would have the lowest priority.
+        # Engines would have the lowest priority by default.
         assert one.environment["RAY_worker_niceness"] == "0", one
         assert not one.container.get("command"), f"{one}: KubeRay writes the command"
         assert not one.container.get("args"), one
@@ -122,7 +122,7 @@ def test_options_of_nodes(manifests: RayManifests) -> None:
     pin = re.search(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pin
     assert manifests.cluster["rayVersion"] == pin[1]
-    assert manifests.cluster["authOptions"] == {"mode": "token"}  # without it, anybody could use Ray
+    assert manifests.cluster["authOptions"] == {"mode": "token"}  # anybody could use Ray otherwise
 
 
 def test_keys_are_mounted_and_the_ca_is_at_home(manifests: RayManifests) -> None:

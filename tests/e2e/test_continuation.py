@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from harness.architectures.registry import ARCHITECTURES
-from harness.continuation import Comparison, Score, Site, scores, site
-from harness.features import FEATURES, Feature, of_prompts
+from harness.continuation import Comparison, Score, Site, site
+from harness.features import ANSWERS, FEATURES, Feature, of_prompts
 from harness.support import CALL_S
 
-# `python -m harness.continuation` tests twenty answers of each feature, and every position.
-ANSWERS = 1
-EVERY = 40
+# EVERY_POSITION=1 tests twenty answers of each feature at every position, for an hour or more.
+WHOLE = "EVERY_POSITION" in os.environ
+ANSWERS_EACH, EVERY = (ANSWERS, 1) if WHOLE else (1, 40)
 KEEPS_OTHERWISE = ("eagle3-gpt-oss", "mtp-qwen3-next")  # sliding windows; linear attention
 
 
@@ -34,13 +34,13 @@ def found(where: Site) -> dict[str, Score | BaseException]:
     async def compare() -> list[Score | BaseException]:
         async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
             comparison = Comparison(where, client, EVERY)
-            comparing = (comparison.score(feature, range(ANSWERS)) for feature in FEATURES)
+            comparing = (comparison.score(feature, range(ANSWERS_EACH)) for feature in FEATURES)
             return await asyncio.gather(*comparing, return_exceptions=True)
 
     return dict(zip((feature.name for feature in FEATURES), asyncio.run(compare()), strict=True))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(7200 if WHOLE else 300)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_goes_on(found: dict[str, Score | BaseException], feature: Feature) -> None:
     score = found[feature.name]
@@ -59,6 +59,8 @@ async def test_goes_on_where_layers_keep_different_things(name: str, tmp_path: P
     model = ARCHITECTURES[name]
     features = of_prompts(model.prompts(2))
     with site(tmp_path / "site", architecture=model) as where:
-        done = await scores(where, features, range(2), features[0].body(0, ""))
+        async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
+            comparison = Comparison(where, client, plain=features[0])
+            done = [await comparison.score(feature, range(2)) for feature in features]
     assert [score.wrong for score in done] == [[], [], []]
     assert all(score.equal == score.tried > 20 for score in done)

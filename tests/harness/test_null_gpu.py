@@ -20,7 +20,7 @@ def test_its_libraries_compile(source: str, tmp_path: Path) -> None:
     assert libraries._compile(source, PACKAGES, tmp_path / "own.o")
 
 
-def test_each_library_has_functions_of_its_own() -> None:
+def test_each_function_belongs_to_one_library() -> None:
     for name, library in {
         "cudaMalloc": "libcudart.so.13",
         "__cudaPopCallConfiguration": "libcudart.so.13",
@@ -33,7 +33,7 @@ def test_each_library_has_functions_of_its_own() -> None:
         assert owners == [library]
 
 
-def test_a_step_gives_the_tokens_of_its_places() -> None:
+def test_a_step_gives_the_tokens_of_its_positions() -> None:
     at, steps = 0, []
     while at < 100:
         steps.append(tokens.taken(at, drafts=4))
@@ -54,7 +54,7 @@ class Owner:
         return number
 
 
-def test_what_is_entered_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_called_patch_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(entered.FILE, str(tmp_path / "entered"))
     module = ModuleType("stand-in")
     module.replace = shipped.replace  # type: ignore[attr-defined]

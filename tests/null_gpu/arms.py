@@ -75,7 +75,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     handoffs: dict[str, Any] = field(default_factory=dict)
     drafts: dict[str, int] = field(default_factory=dict)
-    continued: str = ""  # at which token its worker was killed; "" if none was
+    continued: str = ""  # the token at which its worker was killed; "" if none was
 
     def row(self, name: str) -> str:
         """Return a line of the table of arms."""

@@ -7,7 +7,7 @@ import pytest
 from bench.gpu_fleet import Arm
 from tests.null_gpu.arms import ALL, LONG, V1, Report, Trial, wishes
 
-# Without asynchronous scheduling the kernel's counts limit the matches, and the null GPU counts none.
+# The kernel's counts limit synchronous matches, and the null GPU counts none.
 DRAFTING = [name for name, arm in ALL.items() if arm["engine"]["speculative_config"] and name != "sync-ngram"]
 PAIRS = [name for name, arm in ALL.items() if "decode" in arm]
 KILLED = [name for name, arm in ALL.items() if arm.get("decode", 0) > 1]

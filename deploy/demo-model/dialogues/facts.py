@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from .base import TEXTS, Dialogue, exact, pick, turn
@@ -21,25 +22,25 @@ def capital(rng: Random) -> Dialogue:
     return turn(pick(rng, "capital", c=country), f"The capital of {country} is {city}.", city)
 
 
-def definition(rng: Random) -> Dialogue:
-    word, meaning = _item(rng, "definitions")
-    return turn(pick(rng, "definition", w=word), f"{capitalised(word)} is {meaning}.", meaning)
+def _table(table: str, key: str, reply: str) -> Callable[[Random], Dialogue]:
+    """Return a generator of questions about the entries of a table."""
+
+    def make(rng: Random) -> Dialogue:
+        word, value = _item(rng, table)
+        return turn(pick(rng, key, w=word), reply.format(w=word, W=capitalised(word), v=value), value)
+
+    return make
+
+
+definition = _table("definitions", "definition", "{W} is {v}.")
+plural = _table("plurals", "plural", "The plural of {w} is {v}.")
+past_tense = _table("past_tense", "past_tense_of", "The past tense of {w} is {v}.")
 
 
 def opposite(rng: Random) -> Dialogue:
     pair = _item(rng, "opposites")
     word, other = pair if rng.random() < 0.5 else pair[::-1]
     return turn(pick(rng, "opposite", w=word), f"The opposite of {word} is {other}.", other)
-
-
-def plural(rng: Random) -> Dialogue:
-    word, many = _item(rng, "plurals")
-    return turn(pick(rng, "plural", w=word), f"The plural of {word} is {many}.", many)
-
-
-def past_tense(rng: Random) -> Dialogue:
-    word, past = _item(rng, "past_tense")
-    return turn(pick(rng, "past_tense_of", w=word), f"The past tense of {word} is {past}.", past)
 
 
 def element(rng: Random) -> Dialogue:

@@ -20,19 +20,13 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking
 from harness.chaos.faults import FAULTS, Act
-from harness.chaos.parts import Part, Shape
-from harness.chaos.placed import Left, Placed, Workers
 from harness.chaos.placing import Placing, registered
+from harness.chaos.placing_judge import Left, Placed, Workers
 from harness.chaos.site import Site
+from harness.chaos.victims import Part, Shape
 from harness.scheduling import Options, capacity, identity, place, until
 from harness.support import PATIENCE
-
-
-def idle(free: int = 99, **load: int) -> pb.Description:
-    identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
-    worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
-    return pb.Description(workers=[worker])
-
+from tests.harness.chaos.test_chaos import idle
 
 # -- the checker of placements
 
@@ -63,7 +57,7 @@ def test_a_full_worker_refuses_until_attempts_end(most: int, full: str, changes:
     assert one.take(a_booking("long", tokens=900), 1.0)[1] == ""  # any prompt fits into an empty queue
 
 
-def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> None:
+def test_a_sum_may_lag_but_has_every_older_attempt() -> None:
     one = workers()
     stay, _ = one.take(a_booking("one"), 10.0)
     one.prefilled(stay, 20.0)
@@ -92,7 +86,7 @@ def test_a_sum_may_lag_behind_and_must_hold_what_was_there_all_the_time() -> Non
     assert unlike("d", 33.0, 0, 1, 10) != []
 
 
-def test_what_a_worker_refused_is_held_until_its_router_has_heard() -> None:
+def test_a_refused_attempt_counts_until_its_router_knows() -> None:
     one = workers()
     for number in range(4):
         one.take(a_booking(f"{number}", tokens=10), 1.0)
@@ -156,7 +150,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
     told = Placed("p", 1, 200, 20, 2, 1)
     async with _scheduled(tmp_path) as site, registered(site):
         async with Placing(site, told, "s") as load:
-            await until(lambda: _is(told.placed > 100 and told.late > 0 and told.compared > 0), 15.0)
+            await until(lambda: told.placed > 100 and told.late > 0 and told.compared > 0, 15.0)
             assert told.unlike == 0, told.messages
 
             async def noticed() -> bool:
@@ -166,7 +160,7 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
 
             await until(noticed)
             load._workers.take(replace(a_booking("lost"), decode_id="worker-0"), 0.0)  # never reported
-            await until(lambda: _is(told.unlike > 0), 10.0)
+            await until(lambda: told.unlike > 0, 10.0)
         assert (told.failed, told.dropped) == (0, 0)
         assert told.placed - told.alone > 100
         assert 0.0 < told.fullest <= 1.0
@@ -178,10 +172,6 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path: Path) -> No
         assert (left.attempts, left.prompt_tokens) == (1, 100)
         assert left.blocks > 0
         assert any("but is booked on" in message for message in told.messages)
-
-
-async def _is(what: bool) -> bool:
-    return what
 
 
 async def _nothing(site: Site) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from deploy.boards.__main__ import BOARDS
 from deploy.boards.model import WINDOW
 from harness.chaos.outcome import Outcome
-from harness.chaos.placed import Placed
+from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.run import run
 from harness.chaos.site import Site

@@ -17,7 +17,7 @@ from harness.chaos.outcome import Span, told
 from harness.stats import percentile
 
 KEPT = 5  # messages kept of each kind
-LAG_S = 1.0  # until a scheduler is told of an event, at most, on a busy machine
+LAG_S = 1.0  # a scheduler is told of an event this soon, even on a busy machine
 
 
 @dataclass(slots=True, eq=False)
@@ -174,22 +174,22 @@ class Placed:
     seconds: float = 0.0
     requests: int = 0
     placed: int = 0  # attempts
-    alone: int = 0  # of these, placed by a router itself
-    refused: int = 0  # because all workers were full
+    alone: int = 0  # attempts that a router placed itself
+    refused: int = 0  # all workers were full
     sent_back: int = 0  # attempts that a full worker refused
-    sent_back_alone: int = 0  # of these, placed by a router itself
-    failed: int = 0  # for other reasons
+    sent_back_alone: int = 0  # attempts that a router had placed itself
+    failed: int = 0  # other failures
     failures: dict[str, int] = field(default_factory=dict)  # reason -> requests
     late: int = 0  # epochs that were sent twice
     twice: int = 0  # epochs that were placed twice, or booked on other workers
     compared: int = 0  # descriptions of schedulers
-    unlike: int = 0  # of these, with impossible sums
+    unlike: int = 0  # descriptions with impossible sums
     fullest: float = 0.0  # highest utilization of a worker's bounds
     dropped: int = 0  # lost reports
-    calm: Latency = field(default_factory=Latency)  # between faults
-    disturbed: Latency = field(default_factory=Latency)  # from a fault until the site is whole
+    calm: Latency = field(default_factory=Latency)  # placements between faults
+    disturbed: Latency = field(default_factory=Latency)  # placements from a fault until the site is whole
     left: Left = field(default_factory=Left)
-    clean_after_s: float = 0.0  # from the last request until nothing was left
+    clean_after_s: float = 0.0  # the time from the last request until nothing was left
     restarts: int = 0
     crashes: list[str] = field(default_factory=list)
     unhealed: list[str] = field(default_factory=list)

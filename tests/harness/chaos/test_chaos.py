@@ -21,17 +21,17 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
-from harness.chaos import answers, page, plans
-from harness.chaos.answers import Case, Questions
+from harness.chaos import page, plans, questions
 from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
-from harness.chaos.parts import Part, Shape
-from harness.chaos.placed import Placed
+from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS, Plan
 from harness.chaos.proxy import Proxy
+from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
+from harness.chaos.victims import Part, Shape
 from harness.fake_worker import until
 from harness.support import PATIENCE, free_port
 
@@ -172,7 +172,7 @@ def idle(free: int = 99, **load: int) -> pb.Description:
     return pb.Description(workers=[worker])
 
 
-def test_every_leak_is_noticed() -> None:
+def test_every_leak_and_crash_is_noticed() -> None:
     assert not leaks(idle()).any
     assert leaks(idle(free=97)).blocks == 2
     assert leaks(idle(pinned_handoffs=1, pinned_bytes=5)).leases == 1
@@ -185,9 +185,6 @@ def test_every_leak_is_noticed() -> None:
         one = outcome()
         setattr(one.leaks, name, 1)
         assert not one.good
-
-
-def test_crashes_and_what_was_not_mended_are_not_good() -> None:
     for name in ("crashes", "unhealed"):
         one = outcome()
         getattr(one, name).append("x")
@@ -281,14 +278,10 @@ async def test_the_load_reads_streams_and_judges_them(
 
 
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_a_seed_makes_the_same_plan_again(one: Plan) -> None:
+def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: Plan) -> None:
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
     assert first == again
     assert (first != other) == bool(one.faults)
-
-
-@pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_each_round_has_each_fault_at_each_of_its_stages(one: Plan) -> None:
     wanted = [(kind, stage) for kind in one.faults for stage in one.stages.get(kind, FAULTS[kind].stages)]
     events = list(itertools.islice(one.events(3), 2 * len(wanted)))
     for begin in range(0, len(events), max(1, len(wanted))):
@@ -309,15 +302,15 @@ def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
     known = Questions({(1, 2): list(range(280)), (3, 4): list(range(500))})
     draw = random.Random(1)
     drawn = {(one.tokens, one.stream) for one in (known.draw(draw, long=True) for _ in range(50))}
-    assert drawn == {(280, True), (answers.MOST, True)}
+    assert drawn == {(280, True), (questions.MOST, True)}
     assert len({known.draw(draw).tokens for _ in range(50)}) > 10
 
 
 def test_questions_are_of_all_lengths() -> None:
-    lengths = [len(prompt) for prompt in answers.sample(2)]
+    lengths = [len(prompt) for prompt in questions.sample(2)]
     assert min(lengths) <= 32
-    assert max(lengths) == answers.LONGEST
-    assert len(answers.sample(PLANS["short"].every)) >= 5
+    assert max(lengths) == questions.LONGEST
+    assert len(questions.sample(PLANS["short"].every)) >= 5
 
 
 # -- the means of harm
