@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.engines import Engine, EngineProcess, Options
+from harness.engines import Engine, EngineProcess
 from tests.services.decode.heads import model_and_head
 from tests.services.engine.patches import drafting
 from tests.services.engine.patches.drafting import COUNTS, LIMIT, Tally, answered, observe, take_tally
@@ -40,14 +40,10 @@ def vary(engine: Engine) -> None:
     scheduler.schedule = varied
 
 
-def ask_twice(options: Options, *, varied: bool = False) -> tuple[list[list[int]], Tally]:
+def ask_twice(engine: EngineProcess, name: str = "asked") -> tuple[list[list[int]], Tally]:
     """Ask all prompts twice; the second time, the first outputs are past outputs."""
-    with EngineProcess(options) as engine:
-        engine.call(observe)
-        if varied:
-            engine.call(vary)
-        outputs = [answered(engine, f"turn-{turn}", prompts(), ANSWER) for turn in range(2)]
-        return [*outputs[0], *outputs[1]], engine.call(take_tally)
+    outputs = [answered(engine, f"{name}-{turn}", prompts(), ANSWER) for turn in range(2)]
+    return [*outputs[0], *outputs[1]], engine.call(take_tally)
 
 
 @dataclass(frozen=True)
@@ -56,41 +52,44 @@ class Setup:
     head: Path
     plain: list[list[int]]
 
-    def run(self, *, varied: bool = False, **spec: Any) -> Tally:
-        found, tally = ask_twice(drafting.speculating(self.model, **spec), varied=varied)
-        assert found == self.plain
-        return tally
+    def run(self, **spec: Any) -> tuple[Tally, Tally]:
+        """Check the answers of an engine that drafts. Count with equal, then with varied draft lengths."""
+        with EngineProcess(drafting.speculating(self.model, **spec)) as engine:
+            engine.call(observe)
+            found, tally = ask_twice(engine)
+            engine.call(vary)
+            varied, other = ask_twice(engine, "varied")
+        assert found == varied == self.plain
+        return tally, other
 
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     model, head = model_and_head(tmp_path_factory.mktemp("speculation"))
-    plain, tally = ask_twice(drafting.plain(model))
-    assert tally.drafted == 0
-    return Setup(model, head, plain)
+    with EngineProcess(drafting.plain(model)) as engine:
+        return Setup(model, head, ask_twice(engine)[0])
 
 
 @pytest.fixture(scope="module")
 def alone(setup: Setup) -> Tally:
     """The hybrid's draft model, for one token, without continuations."""
-    return setup.run(method="eagle", model=str(setup.head), num_speculative_tokens=1)
+    spec = {"method": "eagle", "model": str(setup.head), "num_speculative_tokens": 1}
+    with EngineProcess(drafting.speculating(setup.model, **spec)) as engine:
+        engine.call(observe)
+        found, tally = ask_twice(engine)
+    assert found == setup.plain
+    return tally
 
 
 @pytest.mark.parametrize("strategy", ["with_ngram", "with_suffix"])
-@pytest.mark.parametrize("varied", [False, True])
-def test_a_hybrid_outputs_the_same_in_fewer_steps(
-    setup: Setup, alone: Tally, strategy: str, varied: bool
-) -> None:
-    tally = setup.run(
-        varied=varied, method="eagle", model=str(setup.head), mtp_strategy=strategy, num_model_steps=1
-    )
-    assert tally.widths <= set(range(1, LIMIT + 1))
-    assert len(tally.widths) > 1  # only what is matched is verified
-    if not varied:
-        assert tally.accepted > alone.accepted
-        assert tally.steps < alone.steps
+def test_a_hybrid_outputs_the_same_in_fewer_steps(setup: Setup, alone: Tally, strategy: str) -> None:
+    tallies = setup.run(method="eagle", model=str(setup.head), mtp_strategy=strategy, num_model_steps=1)
+    for tally in tallies:
+        assert tally.widths <= set(range(1, LIMIT + 1))
+        assert len(tally.widths) > 1  # only what is matched is verified
+    assert tallies[0].accepted > alone.accepted
+    assert tallies[0].steps < alone.steps
 
 
-@pytest.mark.parametrize("varied", [False, True])
-def test_suffixes_alone(setup: Setup, varied: bool) -> None:
-    assert setup.run(varied=varied, method="suffix").accepted > 0
+def test_suffixes_alone(setup: Setup) -> None:
+    assert all(tally.accepted > 0 for tally in setup.run(method="suffix"))
