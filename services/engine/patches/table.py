@@ -35,7 +35,7 @@ class Patch:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """What it replaces, MODULE:ATTRIBUTE; or the module that it makes importable."""
+        """Return what it replaces, MODULE:ATTRIBUTE, or the module that it makes importable."""
         return (self.imports,) if self.imports else tuple(one.symbol for one in replacements(self.module))
 
 
