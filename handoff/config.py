@@ -1,15 +1,14 @@
-"""The connector's configuration: `KVTransferConfig.kv_connector_extra_config`, checked."""
+"""The connector's configuration: `KVTransferConfig.kv_connector_extra_config`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from baton.addresses import is_wildcard
 from baton.handoff import ports
 from baton.handoff.errors import HandoffError
-from baton.kernels.kv_pack import WIRE_DTYPES
 
 MIB = 1 << 20
 MAX_PULL_S = 600.0  # upper limit of a pull, because it holds memory and a thread at the source
@@ -21,7 +20,7 @@ class HandoffConfig:
     """The section `handoff` of the settings, and facts about the worker."""
 
     worker_id: str
-    transports: tuple[str, ...] | None  # best first; None: all usable ones
+    transports: Sequence[str] | None  # best first; None: all usable ones
     host: str  # address on which KV is served
     port: int  # first port of rank 0 (ports.py); 0: free ports
     staging_mib: int | None  # per rank; None: see save/sizing.py
@@ -37,37 +36,18 @@ class HandoffConfig:
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:
-        """Check and convert. Raises HandoffError for a missing or unknown key, or an invalid value."""
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(extra) - set(known))
-        if unknown:
-            raise HandoffError(
-                f"kv_connector_extra_config: unknown {', '.join(unknown)}; allowed: {', '.join(known)}"
-            )
-        needed = [field.name for field in fields(cls) if field.default is MISSING]
-        if missing := [name for name in needed if name not in extra]:
-            raise HandoffError(f"kv_connector_extra_config: {', '.join(missing)} missing")
-        if not extra["worker_id"]:
-            raise HandoffError("kv_connector_extra_config: worker_id is empty; give the worker's unique name")
-        named = extra["transports"]
-        config = cls(**{**extra, "transports": None if named is None else tuple(named)})
-        for name in ("staging_mib", "lease_s", "pull_timeout_s", "chunk_mib"):
-            if (value := getattr(config, name)) is not None and value <= 0:
-                raise HandoffError(f"kv_connector_extra_config: {name} is {value}; above 0 is needed")
+        """Convert values that services/config has checked one by one.
+
+        Raises HandoffError for a host that others cannot dial, and for a timeout above MAX_PULL_S.
+        """
+        config = cls(**extra)
         if is_wildcard(config.published_host):
             raise HandoffError(
-                f"kv_connector_extra_config: host is {config.host}, which others cannot dial; set"
-                " advertise_host"
+                f"handoff.host is {config.host}, which others cannot dial; set worker.advertise"
             )
         if config.pull_timeout_s > MAX_PULL_S:
             raise HandoffError(
-                f"kv_connector_extra_config: pull_timeout_s is {config.pull_timeout_s}; allowed: up to"
-                f" {MAX_PULL_S:g}"
-            )
-        if config.kv_wire_dtype not in WIRE_DTYPES:
-            raise HandoffError(
-                f"kv_connector_extra_config: kv_wire_dtype is {config.kv_wire_dtype!r};"
-                f" allowed: {', '.join(WIRE_DTYPES)}"
+                f"handoff.pull_timeout_s is {config.pull_timeout_s}; allowed: up to {MAX_PULL_S:g}"
             )
         return config
 

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from baton.handoff import digests, forms
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from baton.handoff.forms import CacheLayer, Form, Share
@@ -38,14 +36,6 @@ def seal(manifest: Manifest) -> Manifest:
     """Set the manifest's digest and return the manifest. Make no changes after this."""
     manifest.digest = _digest(manifest)
     return manifest
-
-
-def read(serialized: bytes) -> Manifest:
-    """Parse a manifest. Raises MalformedManifest."""
-    try:
-        return Manifest.FromString(serialized)
-    except DecodeError as error:
-        raise MalformedManifest(f"{len(serialized)} bytes are not a manifest: {error}") from None
 
 
 def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:

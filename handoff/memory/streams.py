@@ -1,7 +1,4 @@
-"""The interface of an accelerator to a device cache: queues of work, marks in them, pinned memory.
-
-`Inline` does all work at once, on the CPU, so that the code for accelerators can be tested without one.
-"""
+"""The interface of an accelerator to a device cache: queues of work, marks in them, pinned memory."""
 
 from __future__ import annotations
 
@@ -28,39 +25,22 @@ class Mark(Protocol):
         """Wait, without the GIL, until the work before it is done."""
 
 
-class Queue(Protocol):
-    """Work that a device does in order, concurrently with other queues."""
+class Queue:
+    """Work that a device does in order, concurrently with other queues. Here all work is done at once."""
 
     def use(self) -> AbstractContextManager[Any]:
         """Return a context in which work is queued here."""
+        return nullcontext()
 
     def after(self, mark: Mark) -> None:
         """Make later work wait for the mark. Does not block."""
 
     def mark(self) -> Mark:
         """Return a mark after the work queued so far."""
+        return self
 
-
-class Device(Protocol):
-    """The device that holds a cache."""
-
-    def queue(self) -> Queue:
-        """Return a new queue."""
-
-    def current(self) -> Queue:
-        """Return the calling thread's queue; on the engine's thread, the engine's."""
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Allocate pinned host memory."""
-
-    def pin(self, memory: Bytes) -> bool:
-        """Pin existing host memory. Return whether that succeeded."""
-
-    def unpin(self, address: int) -> None:
-        """Undo `pin`, before the memory is unmapped."""
-
-    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        """Return (start, stop) of the bytes that one copy may span; empty unless all are pinned."""
+    def synchronize(self) -> None:
+        """Do nothing, as its own mark."""
 
 
 class Pins:
@@ -106,16 +86,48 @@ class Pins:
         return found
 
 
+class Device:
+    """The device that holds a cache. Here it is the CPU, so that the code for accelerators can be tested."""
+
+    def __init__(self) -> None:
+        self._pins = Pins()
+
+    def queue(self) -> Queue:
+        """Return a new queue."""
+        return Queue()
+
+    def current(self) -> Queue:
+        """Return the calling thread's queue; on the engine's thread, the engine's."""
+        return Queue()
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate pinned host memory."""
+        return torch.empty(shape, dtype=dtype)
+
+    def pin(self, memory: Bytes) -> bool:
+        """Pin existing host memory. Return whether that succeeded."""
+        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
+        return True
+
+    def unpin(self, address: int) -> None:
+        """Undo `pin`, before the memory is unmapped."""
+        self._pins.remove(address)
+
+    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
+        """Return (start, stop) of the bytes that one copy may span; empty unless all are pinned."""
+        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
+
+
 def of(device: torch.device) -> Device:
-    return Cuda(device) if device.type == "cuda" else Inline()
+    return Cuda(device) if device.type == "cuda" else Device()
 
 
-class Cuda:
+class Cuda(Device):
     """Streams and events of one GPU."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._pins = Pins()
 
     def queue(self) -> Queue:
         return _Stream(torch.cuda.Stream(self._device))
@@ -136,18 +148,14 @@ class Cuda:
             self._forget_error()
             logger.warning("%d bytes of staging could not be pinned (CUDA error %d)", memory.size, status)
             return False
-        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
-        return True
+        return super().pin(memory)
 
     def unpin(self, address: int) -> None:
-        self._pins.remove(address)
+        super().unpin(address)
         with torch.cuda.device(self._device):
             status = int(torch.cuda.cudart().cudaHostUnregister(address))
         if status != 0:
             self._forget_error()
-
-    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
 
     def _forget_error(self) -> None:
         """Clear a failed call's error, which the thread's next launch would raise."""
@@ -155,7 +163,7 @@ class Cuda:
             torch.ones(1, device=self._device)
 
 
-class _Stream:
+class _Stream(Queue):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -171,43 +179,3 @@ class _Stream:
         event.record(self._stream)
         mark: Mark = event
         return mark
-
-
-class Inline:
-    """A device without queues, which does all work at once."""
-
-    def __init__(self) -> None:
-        self._pins = Pins()
-
-    def queue(self) -> Queue:
-        return _Done()
-
-    def current(self) -> Queue:
-        return _Done()
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def pin(self, memory: Bytes) -> bool:
-        self._pins.add(memory.ctypes.data, memory.ctypes.data + memory.size)
-        return True
-
-    def unpin(self, address: int) -> None:
-        self._pins.remove(address)
-
-    def pinned_parts(self, memory: Bytes) -> list[tuple[int, int]]:
-        return self._pins.parts(memory.ctypes.data, memory.ctypes.data + memory.size)
-
-
-class _Done:
-    def use(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def after(self, mark: Mark) -> None:
-        pass
-
-    def mark(self) -> Mark:
-        return self
-
-    def synchronize(self) -> None:
-        pass

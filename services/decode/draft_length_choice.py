@@ -45,13 +45,11 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The last decision and its reasons. Tuples are [limit + 1], by draft length."""
+    """The last decision."""
 
     requests: int = 0
     limit: int = 0
     probe: bool = False  # run to learn about it, not because it seems best
-    tokens_per_step: tuple[float, ...] = ()  # per request
-    step_seconds: tuple[float, ...] = ()
 
 
 @dataclass
@@ -138,7 +136,7 @@ class DraftLength:
             self._probe_ends = self._step + _PROBE_STEPS
         self._review_at = self._step + _REVIEW_STEPS
         limit = batch.limit if probe is None else probe
-        return DraftChoice(requests, limit, probe is not None, tuple(tokens), tuple(seconds))
+        return DraftChoice(requests, limit, probe is not None)
 
     def _worth_a_look(self, batch: _Batch, limit: int, rates: Sequence[float]) -> int | None:
         """Return a length to probe, old or cheap to run; None if none is worth the time."""

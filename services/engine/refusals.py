@@ -15,23 +15,13 @@ LONGEST = 600  # characters
 _LONG_LIST = 12  # entries; vLLM lists all known architectures
 
 # vLLM's arguments, command-line flags and variables -> their settings here.
-_NAMES = {
-    "max_model_len": "engine.max_model_len (--max-model-len)",
-    "max-model-len": "engine.max_model_len (--max-model-len)",
-    "gpu_memory_utilization": "engine.kv_cache_gib (--kv-cache-gib)",
-    "gpu-memory-utilization": "engine.kv_cache_gib (--kv-cache-gib)",
-    "kv_cache_memory_bytes": "engine.kv_cache_gib (--kv-cache-gib)",
-    "kv-cache-memory-bytes": "engine.kv_cache_gib (--kv-cache-gib)",
-    "VLLM_CPU_KVCACHE_SPACE": "engine.kv_cache_gib (--kv-cache-gib)",
-    "max_num_seqs": "engine.max_num_seqs (--max-num-seqs)",
-    "max-num-seqs": "engine.max_num_seqs (--max-num-seqs)",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens (--max-num-batched-tokens)",
-    "max-num-batched-tokens": "engine.max_num_batched_tokens (--max-num-batched-tokens)",
-    "block_size": "engine.block_size (--block-size)",
-    "block-size": "engine.block_size (--block-size)",
-    "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
-    "tensor-parallel-size": "engine.tensor_parallel_size (--tensor-parallel-size)",
-}
+_ALIKE = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
+_NAMES = {name: f"engine.{name} (--{name.replace('_', '-')})" for name in _ALIKE}
+_NAMES |= dict.fromkeys(
+    ("gpu_memory_utilization", "kv_cache_memory_bytes", "VLLM_CPU_KVCACHE_SPACE"),
+    "engine.kv_cache_gib (--kv-cache-gib)",
+)
+_NAMES |= {name.replace("_", "-"): setting for name, setting in _NAMES.items()}
 _NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
 
 # The most frequent refusals, from the user's side.

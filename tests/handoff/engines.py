@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from baton.handoff.load.loader import State
@@ -60,6 +61,24 @@ def free(engine: Engine) -> int:
 def held(engine: Engine) -> tuple[int, int]:
     staged = engine.connector.staged()
     return staged.handoffs, staged.bytes
+
+
+@contextmanager
+def watched(engine: Engine, note: Callable[[Any], object]) -> Iterator[None]:
+    """Pass the scheduler's output of each step to `note`."""
+    scheduler = engine.core.scheduler
+    schedule = scheduler.schedule
+
+    def noting(throttle_prefills: bool = False) -> Any:
+        output = schedule(throttle_prefills)
+        note(output)
+        return output
+
+    scheduler.schedule = noting
+    try:
+        yield
+    finally:
+        scheduler.schedule = schedule
 
 
 def release(engine: Engine, manifest: Manifest) -> None:

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import DecodeError
 
 from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
-from baton.handoff.errors import HandoffError, named
+from baton.handoff.errors import HandoffError, MalformedManifest, named
 from baton.handoff.groups import num_records
 from baton.handoff.load.loader import Loader
 from baton.handoff.load.pull import LoadJob
-from baton.handoff.manifest import read
 from baton.handoff.reports import Problem, ShardLoad
 from baton.kernels.kv_pack import WIRE_DTYPES
 from baton.protos.handoff_pb2 import Manifest
@@ -57,13 +57,6 @@ class Tally:
     harmless: int = 0  # mutations that do not change what is loaded
     right: int = 0  # correct handoffs in between
     wrong: list[str] = field(default_factory=list)
-
-    def add(self, other: Tally) -> None:
-        for name in ("tried", "refused", "errors"):
-            getattr(self, name).update(getattr(other, name))
-        self.harmless += other.harmless
-        self.right += other.right
-        self.wrong += other.wrong
 
     def note(self, kind: str, error: str, counts: bool = True) -> None:
         if not counts:
@@ -93,11 +86,11 @@ class Tally:
 class Range:
     """The mutations of one transport, wire format and kind of cache."""
 
-    def __init__(self, transport: str, wire_dtype: str, seed: int, *, mixed: bool) -> None:
+    def __init__(self, tally: Tally, transport: str, wire_dtype: str, seed: int, *, mixed: bool) -> None:
         kind = "of several groups" if mixed else "of one group"
         self.random = random.Random(f"{seed}-{transport}-{wire_dtype}-{kind}")
         self.transport, self.where = transport, f"{transport} {wire_dtype} {kind}"
-        self.tally = Tally()
+        self.tally = tally
         make, groups = (caches.mixed_cache, caches.MIXED) if mixed else (caches.make_cache, caches.GROUPS)
         blocks = num_records(groups, TOKENS)
         self._cache = make(CACHE_BLOCKS, 2, wire_dtype)
@@ -142,7 +135,7 @@ class Range:
             source.close()
         self._client.close()
 
-    def run(self, number: int) -> Tally:
+    def run(self, number: int) -> None:
         makers = mutants.makers(self.transport)
         for at in range(number):
             self._try(makers[at % len(makers)])
@@ -150,7 +143,6 @@ class Range:
                 self._load_right()
         self._load_right()
         self._load_others()
-        return self.tally
 
     def _try(self, maker: Callable[[random.Random, Stage], Mutant]) -> None:
         request_id, manifest = self._save(epoch=2)
@@ -226,9 +218,9 @@ class Range:
     def _load(self, request_id: str, manifest: bytes, epoch: int) -> ShardLoad:
         """Load, with the manifest in the job or after it."""
         try:
-            described = read(manifest)
-        except HandoffError as error:
-            return ShardLoad(request_id, epoch, 0, problem=Problem.of(error))
+            described = Manifest.FromString(manifest)
+        except DecodeError as error:
+            return ShardLoad(request_id, epoch, 0, problem=Problem.of(MalformedManifest(error)))
         job = LoadJob(request_id, epoch, TOKENS, self._parts, time.monotonic())
         if self.random.random() < 0.5:
             self._loader.reserve(replace(job, manifest=described, complete=True))
@@ -282,9 +274,9 @@ def run(number: int, seed: int) -> Tally:
     with watched(whole):
         places = list(itertools.product(TRANSPORTS, WIRE_DTYPES, (False, True)))
         for transport, wire, mixed in places:
-            made = Range(transport, wire, seed, mixed=mixed)
+            made = Range(whole, transport, wire, seed, mixed=mixed)
             try:
-                whole.add(made.run(number * 9 // 10 // len(places)))
+                made.run(number * 9 // 10 // len(places))
             finally:
                 made.close()
             del made

@@ -282,33 +282,9 @@ def _wrong_pull(rng: random.Random, caller: _Caller) -> tuple[str, str]:
     return "service: wrong pull", caller.pull(request)
 
 
-def _wrong_release(rng: random.Random, caller: _Caller) -> tuple[str, str]:
-    others = ("victim", 2), ("victim", 0), ("victim", 2**64 - 1), ("", 3), ("other", 3)
-    request = pb.ReleaseRequest(confirmed=True)
-    if rng.random() < 0.5:
-        (request.request_id, request.epoch), request.ticket = rng.choice(others), caller.ticket
-    else:
-        request.request_id, request.epoch, request.ticket = "victim", 3, rng.choice((b"", rng.randbytes(16)))
-    return "service: another's release", caller.call("Release", request.SerializeToString())
-
-
-def _wrong_taken(rng: random.Random, caller: _Caller) -> tuple[str, str]:
-    """Acknowledge a save without a window, or without the ticket."""
-    ticket = caller.ticket
-    request = pb.TakenRequest(request_id="victim", epoch=3, ticket=ticket)
-    if rng.random() < 0.5:
-        request.ticket = rng.choice((b"", ticket[:-1], rng.randbytes(16)))
-    request.taken = rng.choice((0, 1, 6, 7, 2**31, 2**32 - 1))
-    request.wanted = rng.choice((0, 1, 6, 2**32 - 1))
-    return "service: wrong word of what was taken", caller.call("Taken", request.SerializeToString())
-
-
 _NONSENSE: list[Callable[[random.Random, _Caller], tuple[str, str]]] = [
     _garbage,
     _shout,
     _no_pull,
     _wrong_pull,
-    _wrong_pull,
-    _wrong_release,
-    _wrong_taken,
 ]

@@ -50,7 +50,8 @@ def test_each_kind_has_its_rule() -> None:
     assert (full, window) == (CacheGroup(32), CacheGroup(32, window=130))
     assert (state.block_size, state.window) == (512, 0)
     assert str(state).startswith("state of mamba2 (3x384 bfloat16, 4x64x64 float32; convolution by ")
-    assert facts.row_widths(cache(FULL, STATE)) == {"layer.0": 64}
+    latent = MLAAttentionSpec(**_HEADS | {"head_size": 576})
+    assert facts.row_widths(cache(FULL, STATE, latent)) == {"layer.0": 64, "layer.2": 576}
     several = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": WINDOW, "b": WINDOW})
     assert facts.groups(cache(several)) == (window,)
 

@@ -7,8 +7,6 @@ that a state fits.
 from __future__ import annotations
 
 import functools
-import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,6 @@ from harness.architectures import language
 from harness.architectures.registry import ARCHITECTURES, Architecture
 from harness.engines import (
     BLOCK_SIZE,
-    CALL_S,
     Answer,
     Engine,
     EngineProcess,
@@ -210,66 +207,6 @@ def test_a_prefix_of_a_state_cannot_be_saved(states: EngineProcess) -> None:
     assert "NotCached" in str(refused.saved.problem)
     assert "a state has no beginning" in str(refused.saved.problem)
     assert not refused.tokens
-
-
-def cut_drafts(engine: Engine, seed: int) -> None:
-    """From now on, verify a random number of each request's drafts."""
-    draw, update = random.Random(seed), engine.core.scheduler.update_draft_token_ids
-
-    def some(drafts: Any) -> None:
-        drafts.draft_token_ids = [one[: draw.randint(0, len(one))] for one in drafts.draft_token_ids]
-        update(drafts)
-
-    engine.core.scheduler.update_draft_token_ids = some
-
-
-def whole_drafts(engine: Engine) -> None:
-    del engine.core.scheduler.update_draft_token_ids
-
-
-def test_drafts_of_any_length_change_no_answer(engine: EngineProcess) -> None:
-    """A step with accepted drafts, then one with fewer or none: vllm#39273."""
-    for length in LENGTHS:
-        prompt = clear(engine, length)
-        expected = engine.call(generate, f"plain-{length}", prompt, WRITTEN)
-        first, manifest = read(engine, f"drawn-{length}", prompt)
-        engine.call(forget)
-        engine.call(cut_drafts, length)
-        answer = engine.call(decode, f"drawn-{length}", prompt, WRITTEN, manifest, 1, [first])
-        alone = engine.call(generate, f"alone-{length}", prompt, WRITTEN)
-        engine.call(whole_drafts)
-        assert [first, *answer.tokens] == alone == expected
-
-
-def skipping(engine: Engine, texts: dict[str, list[int]]) -> list[list[int]]:
-    """Generate concurrently, while each step leaves out some decoding requests."""
-    draw, scheduler, missed = random.Random(3), engine.core.scheduler, 0
-    answers = [engine.add(name, prompt, WRITTEN) for name, prompt in texts.items()]
-    deadline = time.monotonic() + CALL_S / 2
-    while scheduler.has_requests():
-        assert time.monotonic() < deadline
-        left_out = [one for one in scheduler.running if not one.is_prefill_chunk and draw.random() < 0.4]
-        missed += len(left_out)
-        scheduler.running[:] = [one for one in scheduler.running if one not in left_out]
-        output = scheduler.schedule
-
-        def partly(throttle_prefills: bool = False, schedule: Any = output, back: Any = left_out) -> Any:
-            made = schedule(throttle_prefills)
-            scheduler.running += back
-            return made
-
-        scheduler.schedule = partly
-        engine.step()
-        scheduler.schedule = output
-    assert missed > WRITTEN / 4
-    return [answer.tokens for answer in answers]
-
-
-def test_requests_that_skip_steps_keep_their_state(states: EngineProcess) -> None:
-    """Requests that give way to another class skip steps."""
-    texts = {f"skips-{length}": clear(states, length) for length in LENGTHS}
-    expected = [states.call(generate, f"{name}-alone", prompt, WRITTEN) for name, prompt in texts.items()]
-    assert states.call(skipping, texts) == expected
 
 
 def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) -> None:

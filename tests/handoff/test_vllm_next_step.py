@@ -24,7 +24,7 @@ from harness.engines import (
     queue_batches,
 )
 from tests.handoff import checkpoints
-from tests.handoff.engines import loaded_of, manifest_of, rank, release
+from tests.handoff.engines import loaded_of, manifest_of, rank, release, watched
 
 WRITTEN = 8
 LENGTH = 300
@@ -78,20 +78,6 @@ def saved(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int], Mani
     return kept.tokens, manifest_of(kept)
 
 
-def noted(engine: Engine) -> list[set[str]]:
-    """Record the requests of each step from now on."""
-    scheduler, seen = engine.core.scheduler, list[set[str]]()
-    schedule = scheduler.schedule
-
-    def noting(throttle_prefills: bool = False) -> Any:
-        output = schedule(throttle_prefills)
-        seen.append(set(output.num_scheduled_tokens))
-        return output
-
-    scheduler.schedule = noting
-    return seen
-
-
 def go_on(
     engine: Engine, name: str, prompt: list[int], depth: int, last: str
 ) -> tuple[list[int], list[bool]]:
@@ -112,8 +98,9 @@ def go_on(
     else:
         engine.resume(name, tokens, manifest)
         until(lambda: state(name) is None)
-    seen = noted(engine)
-    engine.run(lambda: len(seen) >= 2)
+    seen: list[set[str]] = []
+    with watched(engine, lambda output: seen.append(set(output.num_scheduled_tokens))):
+        engine.run(lambda: len(seen) >= 2)
     engine.core.abort_requests([f"{name}-beside"])
     engine.run()
     queue_batches(engine, 1)

@@ -167,10 +167,10 @@ def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[
 
 
 def test_a_preempted_prompt_hands_over_its_recomputed_kv(
-    reader: EngineProcess, writer: EngineProcess, transport: str
+    reader: EngineProcess, writer: EngineProcess
 ) -> None:
     """Other requests get blocks that waited for slots."""
-    name = f"preempted-{transport}"
+    name = "preempted"
     prompt = clear(reader, name, 700)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     others = [prompt_of(f"{name}-{number}", 20 * BLOCK_SIZE) for number in range(3)]
@@ -183,9 +183,9 @@ def test_a_preempted_prompt_hands_over_its_recomputed_kv(
 
 
 def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
-    reader: EngineProcess, writer: EngineProcess, transport: str
+    reader: EngineProcess, writer: EngineProcess
 ) -> None:
-    name = f"given-up-{transport}"
+    name = "given-up"
     prompt = prompt_of(name, 1010)
     early = reader.call(begin_prefill, name, prompt)
     assert early is not None

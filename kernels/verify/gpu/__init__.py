@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -48,7 +47,9 @@ class _Launches:
         self.one_hot = job.drafts.probs is None and job.drafts.logits is None
         self.blocks = job.method == "block" and not self.one_hot
         self.found = _new(job, rows, dtype=torch.int32) if job.filtered else None
-        self.cut = _Cut(job) if job.filtered else None
+        # The filters' cut of each row: its key, last place and mass; see cut.py.
+        dtypes = (torch.int32, torch.int32, torch.float32)
+        self.kept = tuple(_new(job, rows, dtype=one) if job.filtered else None for one in dtypes)
         self.constants = {
             "PACKED": job.packed,
             "TILES": triton.next_power_of_2(self.tiles),
@@ -62,23 +63,23 @@ class _Launches:
         self._filter()
         scales = chosen = residuals = None
         method = {"BLOCK": job.method == "block"}
-        if not (self.one_hot and self.cut is None):
+        if job.filtered or not self.one_hot:
             scales = _new(job, job.logits.shape[0]) if self.blocks else None
             chosen = _new(job, job.requests, dtype=torch.int32)
             residuals = _new(job, job.logits.shape[0] if self.blocks else job.requests, self.tiles)
             accept_kernel[job.requests,](
-                *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.sums, *self._kept(),
+                *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.sums, *self.kept,
                 *proposal, scales, chosen, self.vocabulary, self.tiles, **method, **self.constants,
             )  # fmt: skip
             width = self.width if self.blocks else 1
             grid, each = self._grid(job.requests * width)
             residual_kernel[grid](
-                *self._rows(), self.maxes, self.sums, *self._kept(), *proposal, scales, chosen, residuals,
+                *self._rows(), self.maxes, self.sums, *self.kept, *proposal, scales, chosen, residuals,
                 self.vocabulary, self.tiles, each, width, TILE=job.tile, **self.constants,
             )  # fmt: skip
         settle_kernel[job.requests,](
             *self._rows(), job.sampling.seeds, job.positions, self.maxes, self.bests, self.sums,
-            *self._kept(), *proposal, scales, chosen, residuals, written, counts,
+            *self.kept, *proposal, scales, chosen, residuals, written, counts,
             self.vocabulary, self.tiles, self.width,
             TILE=job.tile, WIDTH=triton.next_power_of_2(self.width), **method, **self.constants,
         )  # fmt: skip
@@ -92,7 +93,7 @@ class _Launches:
         )  # fmt: skip
 
     def _filter(self) -> None:
-        if self.cut is None:
+        if not self.job.filtered:
             return
         job, sampling = self.job, self.job.sampling
         room = min(self.room, self.vocabulary)
@@ -106,7 +107,7 @@ class _Launches:
             self.vocabulary, self.tiles, each, self.width, room, TILE=job.tile, **constants,
         )  # fmt: skip
         cut_kernel[job.requests * self.width,](
-            *self._rows(), *filters, self.maxes, self.sums, self.found, values, places, *self._kept(),
+            *self._rows(), *filters, self.maxes, self.sums, self.found, values, places, *self.kept,
             self.vocabulary, self.tiles, self.width, room,
             CHUNK=min(_CHUNK, triton.next_power_of_2(self.vocabulary)), num_warps=8, **self.constants,
         )  # fmt: skip
@@ -117,10 +118,6 @@ class _Launches:
         drafts, sampling = job.drafts, job.sampling
         where = drafts.tokens, drafts.row_ends, sampling.slots, sampling.temperature
         return (job.logits, job.logits.stride(0), *where)
-
-    def _kept(self) -> tuple[torch.Tensor | None, ...]:
-        cut = self.cut
-        return (None, None, None) if cut is None else (cut.keys, cut.lasts, cut.masses)
 
     def _proposal(self) -> tuple[Any, ...]:
         probs, logits = self.job.drafts.probs, self.job.drafts.logits
@@ -135,21 +132,6 @@ class _Launches:
         splits = max(1, min(self.tiles, _programs(self.job.logits.device) // rows))
         each = triton.cdiv(self.tiles, splits)
         return (rows, triton.cdiv(self.tiles, each)), each
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """The filters' cut of each row; see cut.py."""
-
-    keys: torch.Tensor
-    lasts: torch.Tensor
-    masses: torch.Tensor
-
-    def __init__(self, job: Job) -> None:
-        rows = job.logits.shape[0]
-        object.__setattr__(self, "keys", _new(job, rows, dtype=torch.int32))
-        object.__setattr__(self, "lasts", _new(job, rows, dtype=torch.int32))
-        object.__setattr__(self, "masses", _new(job, rows))
 
 
 def _new(job: Job, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

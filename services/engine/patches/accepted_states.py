@@ -10,17 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 _KEY = "_baton_accepted"  # attribute of a CachedRequestState that has no row
-
-
-def install() -> None:
-    from vllm.v1.worker.gpu_input_batch import InputBatch
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "execute_model", _keep)
-    replace(InputBatch, "add_request", _restore)
 
 
 def keeps(config: Any) -> bool:
@@ -36,6 +28,7 @@ def keeps(config: Any) -> bool:
     )
 
 
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model")
 def _keep(original: Any, self: Any, scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
     if self.speculative_config is not None and self.model_config.is_hybrid:
         rows, scheduled = self.input_batch.req_id_to_index, scheduler_output.num_scheduled_tokens
@@ -50,6 +43,7 @@ def _keep(original: Any, self: Any, scheduler_output: Any, intermediate_tensors:
     return original(self, scheduler_output, intermediate_tensors)
 
 
+@replaces("vllm.v1.worker.gpu_input_batch:InputBatch.add_request")
 def _restore(original: Any, self: Any, request: Any) -> Any:
     row = original(self, request)
     if (accepted := getattr(request, _KEY, None)) is not None:

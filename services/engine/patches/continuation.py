@@ -12,20 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace, wrappers
+from baton.services.engine.patches.replace import replaces, wrappers
 
 # Keys of SamplingParams.extra_args, removed from whatever a client sends: how many of the tokens sent to V1's
 # model runner are output, and the width of its logits, which is also the width of a seeded draw on a GPU.
 GENERATED_KEY = "baton_generated"
 VOCABULARY_KEY = "baton_vocabulary"
-
-
-def install() -> None:
-    from vllm.v1.core.sched.output import NewRequestData
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState
-
-    replace(NewRequestData, "from_request", _send_whole)
-    replace(CachedRequestState, "__post_init__", _split)
 
 
 def installed() -> bool:
@@ -41,6 +33,7 @@ def generated(sampling_params: Any) -> int:
     return int(extra.get(GENERATED_KEY, 0)) if extra else 0
 
 
+@replaces("vllm.v1.core.sched.output:NewRequestData.from_request")
 def _send_whole(  # noqa: PLR0917 (vLLM's parameters)
     original: Any,
     cls: Any,
@@ -55,6 +48,7 @@ def _send_whole(  # noqa: PLR0917 (vLLM's parameters)
     return data
 
 
+@replaces("vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__")
 def _split(original: Any, self: Any) -> None:
     n = generated(self.sampling_params)
     if n and self.prompt_token_ids is not None and not self.output_token_ids:

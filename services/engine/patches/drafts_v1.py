@@ -24,7 +24,7 @@ import numpy.typing as npt
 from baton.services.decode.proposers import registry
 from baton.services.decode.proposers.drafting import DraftBatch, Ints, Proposer
 from baton.services.decode.proposers.hybrid import Hybrid
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
@@ -39,19 +39,13 @@ PROPOSE_DRAFT_TOKEN_IDS = (
 _DESK = "_baton_desk"  # attribute of a model runner
 
 
-def install() -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "__init__", _add_desk)
-    replace(GPUModelRunner, "execute_model", _forget_finished)
-    replace(GPUModelRunner, "propose_draft_token_ids", _draft, PROPOSE_DRAFT_TOKEN_IDS)
-
-
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__")
 def _add_desk(original: Any, self: Any, vllm_config: Any, device: Any) -> None:
     original(self, vllm_config, device)
     setattr(self, _DESK, _desk_of(self, vllm_config))
 
 
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model")
 def _forget_finished(
     original: Any, self: Any, scheduler_output: Any, intermediate_tensors: Any = None
 ) -> Any:
@@ -61,6 +55,10 @@ def _forget_finished(
     return original(self, scheduler_output, intermediate_tensors)
 
 
+@replaces(
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+    *PROPOSE_DRAFT_TOKEN_IDS,
+)
 def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any) -> Any:
     desk: Desk | None = getattr(self, _DESK)
     if desk is None:

@@ -41,7 +41,7 @@ import torch
 from baton.kernels.ngram_match import new_workspace, ngram_match
 from baton.services.decode.proposers.hybrid import model_steps, ngram_sizes
 from baton.services.engine.patches.draft_length import lengths_by_batch
-from baton.services.engine.patches.replace import check, replace
+from baton.services.engine.patches.replace import check, replaces
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
 from baton.services.speculation import SpeculativeSettings
@@ -57,14 +57,12 @@ Sizes = tuple[int, int]  # the shortest and the longest n-gram
 
 
 def install() -> None:
-    from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
     check(BaseSpeculator, "propose", _PROPOSE)
-    replace(model_runner.GPUModelRunner, "take_draft_token_ids", _cut)
-    replace(model_runner, "init_speculator", _init_speculator)
 
 
+@replaces("vllm.v1.worker.gpu.model_runner:init_speculator")
 def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: Any) -> Any:
     spec = settings_of(vllm_config)
     if spec is not None and spec.mtp_strategy == "with_suffix":
@@ -143,6 +141,7 @@ def _capture_for(speculator: Any, vllm_config: Any, steps: int, *, adaptive: boo
     speculator.init_cudagraph_manager = init_cudagraph_manager
 
 
+@replaces("vllm.v1.worker.gpu.model_runner:GPUModelRunner.take_draft_token_ids")
 def _cut(original: Any, self: Any) -> Any:
     taken = original(self)
     propose: Any = getattr(self.speculator, "propose", None)

@@ -21,8 +21,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any
 
 from baton.handoff.params import asks_for_load
@@ -284,11 +285,13 @@ class GivingWay:
         """Return the startable request of the highest class, or None."""
         scheduler = self._scheduler
         found = sorted(scheduler.requests[name] for name in scheduler.finished_recving_kv_req_ids)
-        for one in scheduler.waiting:
-            if one not in scheduler.deferred_waiting and not self._finds_no_room(one):
-                found.append(one)
-                break
+        found += islice((one for one in self._startable() if not self._finds_no_room(one)), 1)
         return min(found, key=lambda one: standing_of(one).priority, default=None)
+
+    def _startable(self) -> Iterator[Any]:
+        """Yield, in the queue's order, the waiting requests that wait only for room."""
+        scheduler = self._scheduler
+        return (one for one in scheduler.waiting if one not in scheduler.deferred_waiting)
 
     def _finds_no_room(self, one: Any) -> bool:
         """Return whether a request cannot begin and must not preempt others.
@@ -313,22 +316,12 @@ class GivingWay:
 
     def _first_that_gives_way(self, best: int) -> list[Any]:
         """Return the first waiting request that gives way, or []: vLLM might start it in the same step."""
-        scheduler = self._scheduler
-        for one in scheduler.waiting:
-            if standing_of(one).priority > best and one not in scheduler.deferred_waiting:
-                return [one]
-        return []
+        return list(islice((one for one in self._startable() if standing_of(one).priority > best), 1))
 
     def _first_in_line(self, best: int) -> int:
         """Return how many waiting requests could begin before the first one that gives way."""
-        scheduler = self._scheduler
-        count = len(scheduler.finished_recving_kv_req_ids)
-        for one in scheduler.waiting:
-            if one not in scheduler.deferred_waiting:
-                if standing_of(one).priority > best:
-                    break
-                count += 1
-        return count
+        ahead = takewhile(lambda one: standing_of(one).priority <= best, self._startable())
+        return len(self._scheduler.finished_recving_kv_req_ids) + sum(1 for _ in ahead)
 
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
         """Decide which requests that give way are left out.

@@ -10,17 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 _HELD = "_baton_held"  # attribute of a detokenizer
-
-
-def install() -> None:
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-    from vllm.v1.engine.output_processor import RequestState
-
-    replace(IncrementalDetokenizer, "from_new_request", _hold)
-    replace(RequestState, "_new_completion_output", _send_together)
 
 
 class HeldTokens:
@@ -64,6 +56,7 @@ class HeldTokens:
         return text
 
 
+@replaces("vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request")
 def _hold(original: Any, cls: Any, tokenizer: Any, request: Any) -> Any:
     from vllm.sampling_params import RequestOutputKind
 
@@ -74,6 +67,7 @@ def _hold(original: Any, cls: Any, tokenizer: Any, request: Any) -> Any:
     return made
 
 
+@replaces("vllm.v1.engine.output_processor:RequestState._new_completion_output")
 def _send_together(
     original: Any, self: Any, token_ids: list[int], finish_reason: Any, stop_reason: Any
 ) -> Any:

@@ -16,19 +16,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 _STEPS = 16
 _BACKLOG = "_baton_backlog"  # attribute of a model runner
 
 
-def install() -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "_prepare_inputs", _prepare)
-    replace(GPUModelRunner, "propose_draft_token_ids", _propose)
-
-
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs")
 def _prepare(original: Any, self: Any, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
     """Keep a step without drafts out of the rejection sampler, which speculative_config leads it into."""
     spec = self.speculative_config
@@ -46,6 +40,7 @@ def _can_wait(runner: Any) -> bool:
     return not runner.use_async_scheduling and not runner.model_config.is_hybrid
 
 
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids")
 def _propose(  # noqa: PLR0917 (vLLM's parameters)
     original: Any,
     self: Any,

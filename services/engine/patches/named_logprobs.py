@@ -14,15 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
-
-
-def install() -> None:
-    from vllm.v1.sample.sampler import Sampler
-    from vllm.v1.worker.gpu_input_batch import InputBatch
-
-    replace(InputBatch, "refresh_metadata", _add_names)
-    replace(Sampler, "gather_logprobs", _gather)
+from baton.services.engine.patches.replace import replaces
 
 
 class Wanted(int):
@@ -38,6 +30,7 @@ class Wanted(int):
         return made
 
 
+@replaces("vllm.v1.worker.gpu_input_batch:InputBatch.refresh_metadata")
 def _add_names(original: Any, self: Any) -> None:
     original(self)
     metadata = self.sampling_metadata
@@ -47,6 +40,7 @@ def _add_names(original: Any, self: Any) -> None:
         metadata.logprob_token_ids = None
 
 
+@replaces("vllm.v1.sample.sampler:Sampler.gather_logprobs")
 def _gather(original: Any, logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
     best = original(logprobs, int(num_logprobs), token_ids)
     return _with_named(best, num_logprobs, logprobs) if isinstance(num_logprobs, Wanted) else best

@@ -1,19 +1,73 @@
-"""Wrap vLLM's functions in ours. Patches replace functions in no other way."""
+"""Wrap vLLM's functions in ours. Patches replace functions in no other way.
+
+A patch's module decorates its functions with `replaces`. Patches of single objects call `replace`.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.services.errors import StartError
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
 
 _WRAPPERS = "_baton_wrappers"  # attribute of a function that replaces vLLM's
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A function of a patch, and the function of vLLM that it replaces."""
+
+    symbol: str  # MODULE:ATTRIBUTE
+    ours: Function
+    expects: tuple[str, ...]
+
+
+_replacements: dict[str, list[Replacement]] = {}  # by the module of the patch
+
+
+def replaces(symbol: str, *expects: str) -> Callable[[F], F]:
+    """Let `install` put the decorated function in the place of vLLM's. symbol: MODULE:ATTRIBUTE.
+
+    expects: see `replace`.
+    """
+
+    def register(ours: F) -> F:
+        _replacements.setdefault(ours.__module__, []).append(Replacement(symbol, ours, expects))
+        return ours
+
+    return register
+
+
+def replacements(module: ModuleType) -> tuple[Replacement, ...]:
+    """Return the replacements of a patch's module, in the order of their definition."""
+    return tuple(_replacements.get(module.__name__, ()))
+
+
+def install(module: ModuleType) -> None:
+    """Apply a patch: its replacements, and its own `install`, if it has one.
+
+    A second call does nothing. Raises StartError for another vLLM.
+    """
+    for one in replacements(module):
+        replace(*located(one.symbol), one.ours, one.expects)
+    if hasattr(module, "install"):
+        module.install()
+
+
+def located(symbol: str) -> tuple[Any, str]:
+    """Return the module or class of a symbol, MODULE:ATTRIBUTE, and its name there."""
+    module, _, path = symbol.partition(":")
+    *owners, name = path.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), name
 
 
 def replace(owner: Any, name: str, ours: Function, expects: Sequence[str] = ()) -> None:

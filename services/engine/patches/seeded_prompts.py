@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "sample_tokens", _withhold_generators)
-
-
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens")
 def _withhold_generators(original: Any, self: Any, grammar_output: Any) -> Any:
     generators = self.input_batch.generators
     if not generators:

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from baton.services.engine.patches.drafts_v1 import PROPOSE_DRAFT_TOKEN_IDS
-from baton.services.engine.patches.replace import around, replace
+from baton.services.engine.patches.replace import around, replaces
 
 _KEY = "_baton_times"  # attribute of a step's output, of a rank's worker, and of model runner V2
 
@@ -36,17 +36,7 @@ def take() -> StepPhases:
     return taken
 
 
-def install() -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-    from vllm.v1.worker.gpu_worker import Worker
-
-    replace(Worker, "execute_model", time_execute, ("self", "scheduler_output"))
-    replace(Worker, "sample_tokens", time_sample, ("self", "grammar_output"))
-    replace(GPUModelRunner, "propose_draft_token_ids", time_draft, PROPOSE_DRAFT_TOKEN_IDS)
-    replace(Scheduler, "update_from_output", collect)
-
-
+@replaces("vllm.v1.worker.gpu_worker:Worker.execute_model", "self", "scheduler_output")
 def time_execute(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     began = perf_counter()
     output = original(self, *args, **kwargs)
@@ -55,6 +45,7 @@ def time_execute(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
+@replaces("vllm.v1.worker.gpu_worker:Worker.sample_tokens", "self", "grammar_output")
 def time_sample(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     forward_s = getattr(self, _KEY, None)
     if forward_s is None:
@@ -77,6 +68,10 @@ def time_speculator(runner: Any) -> None:
         runner.speculator.propose = around(runner.speculator.propose, time_draft)
 
 
+@replaces(
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+    *PROPOSE_DRAFT_TOKEN_IDS,
+)
 def time_draft(original: Any, *args: Any, **kwargs: Any) -> Any:
     began = perf_counter()
     try:
@@ -100,6 +95,7 @@ def _mark(output: Any, times: StepPhases) -> Any:
     return output
 
 
+@replaces("vllm.v1.core.sched.scheduler:Scheduler.update_from_output")
 def collect(original: Any, self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
     times = getattr(model_runner_output, _KEY, None)
     if times is not None:

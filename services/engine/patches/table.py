@@ -9,25 +9,34 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal
+
+from baton.services.engine.patches import replace
+from baton.services.engine.patches.replace import replacements
 
 CORE, RANKS, ROUTER, EVERYWHERE = "core", "ranks", "router", "everywhere"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of vLLM: the symbols that it replaces, and where it is applied."""
+    """A patch of vLLM, and where it is applied."""
 
     name: str  # its module in this package
-    symbols: tuple[str, ...]  # MODULE:ATTRIBUTE, or a vLLM module that it makes importable
     until: str  # what would make it unnecessary
+    imports: str = ""  # a module of vLLM that it makes importable
     processes: str = RANKS
     platform: Literal["any", "CPU", "GPU"] = "any"
     runners: str = "V1"  # vLLM's model runners
 
-    def install(self) -> None:
-        """Apply the patch in this process; a second call does nothing. Raises StartError for another vLLM."""
-        importlib.import_module(f"{__package__}.{self.name}").install()
+    @property
+    def module(self) -> ModuleType:
+        return importlib.import_module(f"{__package__}.{self.name}")
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Return what it replaces, MODULE:ATTRIBUTE, or the module that it makes importable."""
+        return (self.imports,) if self.imports else tuple(one.symbol for one in replacements(self.module))
 
 
 @dataclass(frozen=True)
@@ -41,200 +50,136 @@ class ObjectPatch:
     processes: str = ROUTER
 
 
-_V1_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-_V2 = "vllm.v1.worker.gpu"
-
 PATCHES = (
     Patch(
         name="continuation",
-        symbols=(
-            "vllm.v1.core.sched.output:NewRequestData.from_request",
-            "vllm.v1.worker.gpu_input_batch:CachedRequestState.__post_init__",
-        ),
         processes=f"{CORE} and {RANKS}",
         until="vLLM takes a request with output tokens",
     ),
     Patch(
         name="seeded_prompts",
-        symbols=(f"{_V1_RUNNER}.sample_tokens",),
         until="vLLM leaves these generators alone on a CPU",
         platform="CPU",
     ),
     Patch(
         name="cpu.expand_kernel",
-        symbols=("vllm.utils.cpu_triton_utils:_expand_kernel_impl",),
         until="vLLM's _expand_kernel_impl copies its result back into `output`",
         platform="CPU",
     ),
     Patch(
         name="cpu.rotary",
-        symbols=("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu",),
         until="vLLM's CPU rotary_embedding takes [tokens, heads, size]",
         platform="CPU",
     ),
     Patch(
         name="cpu.punica",
-        symbols=("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper",),
         until="vLLM's torch_ops for LoRA skip tokens with index -1",
         platform="CPU",
     ),
     Patch(
         name="cpu.kernel_binding",
-        symbols=("vllm.triton_utils.dispatcher:_rebind_kernels",),
         until="vLLM's _rebind_kernels skips objects without a dictionary",
         platform="CPU",
     ),
     Patch(
         name="cpu.ngrams",
-        symbols=("vllm.v1.spec_decode.ngram_proposer:NgramProposer.__init__",),
         until="vLLM's NgramProposer compiles at construction and restores the thread count",
         platform="CPU",
     ),
     Patch(
         name="cpu.gdn_conv",
-        symbols=("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward",),
         until="vLLM's CPU _spec_forward keeps `width - 2` inputs before any step's own",
         platform="CPU",
     ),
     Patch(
         name="cpu.mamba_drafts",
-        symbols=(
-            "vllm.model_executor.layers.mamba.mamba_mixer2:causal_conv1d_update",
-            "vllm.model_executor.layers.mamba.mamba_mixer2:selective_state_update",
-        ),
         until="vLLM's CPU functions use num_accepted_tokens",
         platform="CPU",
     ),
     Patch(
         name="cpu.amx",
-        symbols=("torch.cpu:_is_amx_tile_supported",),
         processes=EVERYWHERE,
         until="vLLM calls torch.cpu._init_amx before it chooses AMX kernels",
         platform="CPU",
     ),
     Patch(
         name="cpu.inspection",
-        symbols=("vllm.model_executor.models.registry:_run_in_subprocess",),
         processes=EVERYWHERE,
         until="vLLM inspects in-process on platforms without CUDA",
         platform="CPU",
     ),
     Patch(
         name="cpu.gloo",
-        symbols=("torch.distributed.distributed_c10d:ProcessGroupGloo.__init__",),
         until="vLLM makes no groups of one rank, or Gloo's threads block",
         platform="CPU",
     ),
     Patch(
         name="cpu.uncompiled",
-        symbols=(
-            "vllm.v1.sample.sampler:batched_count_greater_than",
-            "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
-        ),
         until="vLLM runs both functions uncompiled on a CPU",
         platform="CPU",
     ),
     Patch(
         name="cpu.ending",
-        symbols=(f"{_V1_RUNNER}.shutdown",),
         until="vLLM collects nothing in an exiting process",
         platform="CPU",
     ),
     Patch(
         name="torchvision",
-        symbols=("vllm.model_executor.models.qwen3_5",),
+        imports="vllm.model_executor.models.qwen3_5",
         processes=EVERYWHERE,
         until="vLLM's Qwen3.5 imports without torchvision",
         runners="V1 and V2",
     ),
     Patch(  # innermost, because it replaces vLLM's drafter
         name="idle_drafter",
-        symbols=(f"{_V1_RUNNER}._prepare_inputs", f"{_V1_RUNNER}.propose_draft_token_ids"),
         until="vLLM skips the drafter in such steps and catches up on its KV later",
         platform="CPU",
     ),
     Patch(
         name="drafts_v1",
-        symbols=(
-            f"{_V1_RUNNER}.__init__",
-            f"{_V1_RUNNER}.execute_model",
-            f"{_V1_RUNNER}.propose_draft_token_ids",
-        ),
         until="vLLM gives custom proposers the batch's tokens and lets them continue a drafter's tokens",
     ),
     Patch(
         name="drafts_v2",
-        symbols=(
-            f"{_V2}.model_runner:GPUModelRunner.take_draft_token_ids",
-            f"{_V2}.model_runner:init_speculator",
-        ),
         until="vLLM's V2 continues drafts with matches and takes drafts of different lengths",
         platform="GPU",
         runners="V2",
     ),
     Patch(  # around the patches that draft
         name="undrafted",
-        symbols=(
-            f"{_V1_RUNNER}.propose_draft_token_ids",
-            "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
-        ),
         until="vLLM's seeds hold under speculation and its rejection sampler applies min_p and logit_bias",
         platform="CPU",
     ),
     Patch(
         name="verify_v1",
-        symbols=(f"{_V1_RUNNER}.__init__",),
         until="vLLM lets a plug-in name its rejection sampler",
     ),
     Patch(
         name="verify_v2",
-        symbols=(f"{_V2}.model_runner:GPUModelRunner.load_model",),
         until="vLLM lets a plug-in name its rejection sampler",
         platform="GPU",
         runners="V2",
     ),
     Patch(
         name="named_logprobs",
-        symbols=(
-            "vllm.v1.worker.gpu_input_batch:InputBatch.refresh_metadata",
-            "vllm.v1.sample.sampler:Sampler.gather_logprobs",
-        ),
         until="vLLM's V1 gathers them per request, also with drafts",
     ),
     Patch(
         name="thinking_rows",
-        symbols=(
-            "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch",
-            "vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits",
-        ),
         until="vLLM's V1 keeps budgets by request and counts rows right without drafts",
     ),
     Patch(
         name="accepted_states",
-        symbols=(
-            f"{_V1_RUNNER}.execute_model",
-            "vllm.v1.worker.gpu_input_batch:InputBatch.add_request",
-        ),
         until="vLLM keeps the number of accepted tokens with the request",
     ),
     Patch(  # outermost, so that our proposers' time counts as drafting
         name="step_times",
-        symbols=(
-            "vllm.v1.worker.gpu_worker:Worker.execute_model",
-            "vllm.v1.worker.gpu_worker:Worker.sample_tokens",
-            f"{_V1_RUNNER}.propose_draft_token_ids",
-            "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
-        ),
         processes=f"{CORE} and {RANKS}",
         until="vLLM's step outputs carry these times",
         runners="V1 and V2",
     ),
     Patch(
         name="held_tokens",
-        symbols=(
-            "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request",
-            "vllm.v1.engine.output_processor:RequestState._new_completion_output",
-        ),
         processes=ROUTER,
         until="vLLM holds back the ids as well",
         runners="V1 and V2",
@@ -411,4 +356,4 @@ def install() -> None:
     here = "CPU" if current_platform.is_cpu() else "GPU"
     for patch in PATCHES:
         if patch.platform in ("any", here):
-            patch.install()
+            replace.install(patch.module)

@@ -12,16 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
-
-    replace(ThinkingBudgetStateHolder, "sync_batch", _clear_overwritten_rows)
-    replace(ThinkingBudgetStateHolder, "apply_to_logits", _apply_by_request)
-
-
+@replaces("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.sync_batch")
 def _clear_overwritten_rows(original: Any, self: Any, batch_update: Any) -> None:
     from vllm.v1.sample.logits_processor import MoveDirectionality
 
@@ -32,6 +26,7 @@ def _clear_overwritten_rows(original: Any, self: Any, batch_update: Any) -> None
     original(self, batch_update)
 
 
+@replaces("vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder.apply_to_logits")
 def _apply_by_request(
     original: Any, self: Any, logits: Any, predict_bonus_token: bool, spec_token_ids: Any
 ) -> Any:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any
 
 from baton.services.engine.patches.drafts_v1 import PROPOSE_DRAFT_TOKEN_IDS
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
 def supported() -> bool:
@@ -28,15 +28,10 @@ def supported() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def install() -> None:
-    from vllm.v1.worker import gpu_model_runner
-
-    runner = gpu_model_runner.GPUModelRunner
-    replace(runner, "propose_draft_token_ids", _without_some, PROPOSE_DRAFT_TOKEN_IDS)
-    build = ("vllm_config", "device", "is_pin_memory", "is_pooling_model", "custom_logitsprocs")
-    replace(gpu_model_runner, "build_logitsprocs", _build_all, build)
-
-
+@replaces(
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
+    *PROPOSE_DRAFT_TOKEN_IDS,
+)
 def _without_some(
     original: Any, self: Any, scheduler_output: Any, sampled: Any, sampling_metadata: Any, *args: Any
 ) -> Any:
@@ -60,6 +55,10 @@ def _undrafted_rows(sampling_metadata: Any) -> set[int]:
     return rows
 
 
+@replaces(
+    "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
+    *("vllm_config", "device", "is_pin_memory", "is_pooling_model", "custom_logitsprocs"),
+)
 def _build_all(
     original: Any, vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *args: Any
 ) -> Any:

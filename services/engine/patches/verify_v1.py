@@ -22,16 +22,10 @@ from typing import Any
 import torch
 
 from baton.kernels.verify import DraftedTokens, Method, Sampling, verify
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 from baton.services.engine.rank_settings import settings_of
 
 _SEEDS = 1 << 62
-
-
-def install() -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "__init__", _add_verifier)
 
 
 def method_of(vllm_config: Any) -> Method | None:
@@ -40,6 +34,7 @@ def method_of(vllm_config: Any) -> Method | None:
     return None if spec is None or spec.verifier != "baton" else spec.rejection_sample_method
 
 
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__")
 def _add_verifier(original: Any, self: Any, vllm_config: Any, device: Any) -> None:
     original(self, vllm_config, device)
     method = method_of(vllm_config)

@@ -25,32 +25,25 @@ import torch
 
 from baton.kernels.verify import DraftedTokens, Method, Sampling, Verified, verify
 from baton.services.engine.patches import verify_v1
-from baton.services.engine.patches.replace import check, replace
+from baton.services.engine.patches.replace import check, replaces
 
 _VERIFY = (
-    *(
-        "self",
-        "logits",
-        "draft_logits",
-        "draft_sampled",
-        "pos",
-        "cu_num_logits",
-        "idx_mapping",
-        "idx_mapping_np",
-    ),
-    *("expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np", "verify_draft_sampled"),
+    *("self", "logits", "draft_logits", "draft_sampled", "pos", "cu_num_logits", "idx_mapping"),
+    *("idx_mapping_np", "expanded_idx_mapping", "expanded_local_pos", "seq_lens_upper_bound_np"),
+    "verify_draft_sampled",
 )
 
 
 def install() -> None:
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     check(RejectionSampler, "_verify", _VERIFY)
-    load = ("self", "load_dummy_weights", "args", "model", "kwargs")
-    replace(GPUModelRunner, "load_model", _load_model, load)
 
 
+@replaces(
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.load_model",
+    *("self", "load_dummy_weights", "args", "model", "kwargs"),
+)
 def _load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     done = original(self, *args, **kwargs)
     method = verify_v1.method_of(self.vllm_config)

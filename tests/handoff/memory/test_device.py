@@ -121,7 +121,7 @@ class Done:
 
 
 @dataclass(eq=False)
-class Recorder:
+class Recorder(streams.Queue):
     """A queue that records what its work waits for."""
 
     log: list[tuple[Recorder, dict[Recorder, int]]] = field(repr=False)
@@ -149,7 +149,7 @@ class Recorder:
         return Done({**self.waited, self: self.position})
 
 
-class Recording(streams.Inline):
+class Recording(streams.Device):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[tuple[Recorder, dict[Recorder, int]]] = []
@@ -291,7 +291,7 @@ def test_parts_of_pinned_memory() -> None:
 # ---- chunks can be read while others are being copied
 
 
-class Gate(streams.Inline):
+class Gate(streams.Device):
     """A device whose copies arrive when a test lets them."""
 
     def __init__(self) -> None:
@@ -303,18 +303,9 @@ class Gate(streams.Inline):
         return _Gated(self)
 
 
-class _Gated:
+class _Gated(streams.Queue):
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-
-    def use(self) -> AbstractContextManager[Any]:
-        return streams.Inline().queue().use()
-
-    def after(self, mark: streams.Mark) -> None:
-        pass
-
-    def mark(self) -> streams.Mark:
-        return self
 
     def synchronize(self) -> None:
         assert self._gate.arrived.acquire(timeout=10)

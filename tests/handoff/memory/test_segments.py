@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.handoff.memory import segments
-from baton.handoff.memory.streams import Inline
+from baton.handoff.memory.streams import Device
 
 
 def test_an_attachment_reads_the_owners_memory() -> None:
@@ -127,7 +127,7 @@ def test_a_reader_pins_grown_memory_step_by_step(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(segments, "_PIN_BYTES", 2 << 20)
     segment = segments.create(8 << 20, 3 << 20)
     other = segments.attach(segment.name)
-    device = Inline()
+    device = Device()
     start = other.data.ctypes.data
 
     def pinned(stop: int) -> bool:

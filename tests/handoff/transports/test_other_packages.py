@@ -17,10 +17,11 @@ from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import HandoffError
 from baton.services.config import load
-from harness.engines import EngineProcess, Options, clear_prompt, decode, generate, prefill
+from harness.engines import EngineProcess, Options, clear_prompt, decode, generate
 from harness.packages import install
 from harness.support import PATIENCE, ROOT
 from tests.handoff import checkpoints
+from tests.handoff.engines import loaded_of, read
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-folder"
 WRITTEN = 8
@@ -43,18 +44,13 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(
-    site: Path, kv_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[EngineProcess, EngineProcess]]:
-    """A prefill and a decode engine that have only this transport."""
+def engine(site: Path, kv_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine that hands over to itself, with this transport alone."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     prepare = functools.partial(reach, str(site), str(kv_folder))
-    options = [
-        Options(model, name, cores=core, transports=("folder",), prepare=prepare)
-        for name, core in (("prefill", "0"), ("decode", "1"))
-    ]
-    with EngineProcess(options[0]) as first, EngineProcess(options[1]) as second:
-        yield first, second
+    own = {"enable_prefix_caching": False}
+    with EngineProcess(Options(model, "both", transports=("folder",), prepare=prepare, engine=own)) as made:
+        yield made
 
 
 def until_empty(folder: Path) -> None:
@@ -65,40 +61,31 @@ def until_empty(folder: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_kv_goes_from_one_engine_to_another_through_files(
-    engines: tuple[EngineProcess, EngineProcess], kv_folder: Path
-) -> None:
-    first, second = engines
+def test_kv_goes_through_files(engine: EngineProcess, kv_folder: Path) -> None:
     for length in (33, 300):
         draw = random.Random(length)
-        prompt = clear_prompt(first, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)  # noqa: B023
-        expected = first.call(generate, f"alone-{length}", prompt, WRITTEN)
-        saved = first.call(prefill, f"r-{length}", prompt).saved
-        assert saved is not None
-        assert saved.manifest is not None, saved.problem
-        (shard,) = saved.manifest.shards
+        prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)  # noqa: B023
+        expected = engine.call(generate, f"alone-{length}", prompt, WRITTEN)
+        manifest = read(engine, f"r-{length}", prompt)
+        (shard,) = manifest.shards
         assert shard.offers.keys() == {"folder"}
         assert Path(os.fsdecode(shard.offers["folder"])).parent == kv_folder
-        answer = second.call(decode, f"r-{length}", prompt, WRITTEN, saved.manifest)
+        answer = engine.call(decode, f"r-{length}", prompt, WRITTEN, manifest)
         assert answer.tokens == expected
-        assert answer.loaded is not None
-        assert answer.loaded.problem is None
-        assert (answer.loaded.transport, answer.loaded.blocks) == ("folder", -(-(length - 1) // 32))
+        loaded = loaded_of(answer)
+        assert (loaded.transport, loaded.blocks) == ("folder", -(-(length - 1) // 32))
         until_empty(kv_folder)  # the release withdrew it
 
 
 @pytest.mark.timeout(240)
-def test_a_released_save_is_withdrawn(engines: tuple[EngineProcess, EngineProcess], kv_folder: Path) -> None:
-    first, second = engines
+def test_a_released_save_is_withdrawn(engine: EngineProcess, kv_folder: Path) -> None:
     prompt = random.Random(1).choices(range(2, checkpoints.VOCAB), k=100)
-    saved = first.call(prefill, "unwanted", prompt).saved
-    assert saved is not None
-    assert saved.manifest is not None
+    manifest = read(engine, "unwanted", prompt)
     client = HandoffClient()
-    assert client.release(saved.manifest)
+    assert client.release(manifest)
     client.close()
     until_empty(kv_folder)
-    answer = second.call(decode, "unwanted", prompt, WRITTEN, saved.manifest)
+    answer = engine.call(decode, "unwanted", prompt, WRITTEN, manifest)
     assert answer.finish_reason == "error"
     assert answer.loaded is not None
     assert str(answer.loaded.problem).startswith("TransportFailed: ")

@@ -7,14 +7,13 @@ needed, with one seed per request and its positions, so that random numbers used
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, Verified, cpu, naive, verify
+from baton.kernels.verify import DraftedTokens, Job, Method, Sampling, cpu, verify
 
 SAMPLES = 20_000
 LENGTH = 4
@@ -199,26 +198,3 @@ def test_block_verification_accepts_no_fewer_drafts(proposal: str) -> None:
         assert float(difference.mean()) > -4 * error
         gains.append(float(difference.mean()) / max(error, 1e-9))
     assert (max(gains) > 4) == (proposal != "one-hot")
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Callable[[Job], Verified]:
-    pytest.importorskip("triton")
-    from baton.kernels.verify import gpu as triton_form
-
-    return triton_form.verify
-
-
-@pytest.mark.parametrize("method", ["standard", "block"])
-@pytest.mark.parametrize("proposal", ["one-hot", "probs"])
-def test_all_forms_give_the_same_tokens_from_the_same_seeds(
-    gpu: Callable[[Job], Verified], method: Method, proposal: str
-) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("test_verify.py compares them on the GPU")
-    make = torch.Generator().manual_seed(7)
-    last, at = torch.arange(12) % VOCABULARY, torch.zeros(12, dtype=torch.int64)
-    job = step(Tables.random(1), WAYS["all"], method, proposal, last, at, make)
-    wanted = cpu.verify(job).tokens.tolist()
-    assert gpu(job).tokens.tolist() == wanted
-    assert naive.verify(job).tokens.tolist() == wanted

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from baton.services.decode.proposers.suffix import (
     PastOutputs,
-    Slots,
     SuffixProposer,
     Tree,
     suffix_proposer,
@@ -153,16 +152,6 @@ def test_the_ring_of_outputs_wraps_around() -> None:
     assert drafts_of(one.propose(batch_of([last], 3, width=600))) == [
         [last[-1] + 1, last[-1] + 2, last[-1] + 3]
     ]
-
-
-def test_the_least_recently_used_slot_is_reused() -> None:
-    slots = Slots(2)
-    (a, b), new = slots.of("ab")
-    assert sorted(new) == sorted([a, b])
-    slots.of("b")
-    (c,), new = slots.of("c")
-    assert (c, new) == (a, [a])
-    assert slots.free("a") is None
 
 
 @pytest.mark.parametrize("past", [0, 1])

@@ -17,6 +17,7 @@ from baton.protos.handoff_pb2 import Manifest
 from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill, queue_batches
 from harness.poison import baton_poison, dose
 from tests.handoff import checkpoints
+from tests.handoff.engines import manifest_of, read
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
@@ -193,10 +194,8 @@ def test_handoffs_of_a_failed_step_are_cleaned_up(
     taken = source.call(blocks)
     prompt = prompt_of(f"handed-{where}", 300)
     expected = source.call(generate, f"alone-{where}", prompt, TOKENS)
-    saved = source.call(prefill, f"handed-{where}", prompt).saved
-    assert saved is not None
-    assert saved.manifest is not None
-    found = engine.call(load_and_save, f"handed-{where}", prompt, saved.manifest, where)
+    manifest = read(source, f"handed-{where}", prompt)
+    found = engine.call(load_and_save, f"handed-{where}", prompt, manifest, where)
     assert len(found.seen) == 1
     assert engine.call(settled, before) == before, "blocks, loads, saves and staging are free again"
     assert source.call(settled, taken) == taken, "the source's save is released"
@@ -217,9 +216,7 @@ def test_requests_that_wait_for_kv_stay(engine: EngineProcess, source: EnginePro
     prompt, name = prompt_of(f"waits-{where}", 300), f"waits-{where}"
     expected = source.call(generate, f"{name}-alone", prompt, TOKENS)
     kept = source.call(prefill, name, prompt)
-    assert kept.saved is not None
-    assert kept.saved.manifest is not None
-    tokens = engine.call(fail_beside, name, prompt, kept.saved.manifest, kept.tokens, where)
+    tokens = engine.call(fail_beside, name, prompt, manifest_of(kept), kept.tokens, where)
     assert kept.tokens + tokens == expected
     assert engine.call(settled, before) == before
     assert source.call(settled, taken) == taken

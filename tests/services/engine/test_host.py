@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import host as hosts
 from harness.engines import Engine, EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
 from tests.handoff import checkpoints
+from tests.handoff.engines import manifest_of, read, watched
 
 pytestmark = pytest.mark.timeout(240)  # engines start within the first test
 
@@ -27,19 +27,10 @@ POLLS_S = hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
-
-
-@pytest.fixture(scope="module")
-def source(model: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(Options(model, "source")) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[EngineProcess]:
-    with EngineProcess(Options(model, "hosted", cores="1")) as process:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine that hands over to itself."""
+    model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
+    with EngineProcess(Options(model, "hosted", engine={"enable_prefix_caching": False})) as process:
         yield process
 
 
@@ -85,14 +76,18 @@ def load_on_the_host(engine: Engine, name: str, prompt: list[int], manifest: Man
 
     async def run() -> float:
         listener = _Listener(name)
-        engine.add(name, prompt, 4, load_params(1, manifest.num_tokens, manifest))
+        load = load_params(1, manifest.num_tokens, manifest, manifest.request_id)
+        engine.add(name, prompt, 4, load)
         began = time.monotonic()
         with hosted(engine, listener):
             await asyncio.wait_for(listener.ended.wait(), 2 * POLL_S)
         assert listener.loaded
         return time.monotonic() - began
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        queue_batches(engine, 1)
 
 
 def pull_during_a_step(
@@ -104,9 +99,8 @@ def pull_during_a_step(
     """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    queue_batches(engine, 1)
     loads = get_kv_transfer_group()._worker.loader._loads
-    execute, schedule = engine.core.model_executor.execute_model, engine.core.scheduler.schedule
+    execute = engine.core.model_executor.execute_model
     entered, free, seen = threading.Event(), threading.Event(), list[bool]()
 
     def held_up(*args: Any, **others: Any) -> Any:
@@ -114,19 +108,14 @@ def pull_during_a_step(
         assert free.wait(2 * POLL_S)
         return execute(*args, **others)
 
-    def noting(throttle_prefills: bool = False) -> Any:
-        output = schedule(throttle_prefills)
-        seen.append(name in output.num_scheduled_tokens)
-        return output
-
     async def run() -> list[int]:
         listener = _Listener(name)
-        engine.add(name, prompt, 7, load_params(1, manifest.num_tokens))
+        engine.add(name, prompt, 7, load_params(1, manifest.num_tokens, saved_as=manifest.request_id))
         engine.add(f"{name}-beside", [5] * 40, 20)
         engine.step()
         engine.core.model_executor.execute_model = held_up
-        engine.core.scheduler.schedule = noting
-        with hosted(engine, listener) as host:
+        ran = watched(engine, lambda output: seen.append(name in output.num_scheduled_tokens))
+        with ran, hosted(engine, listener) as host:
             host._messages.put(hosts._look)
             await asyncio.to_thread(entered.wait, POLL_S)
             host.begin_load(name, 1, manifest)
@@ -145,23 +134,16 @@ def pull_during_a_step(
     finally:
         free.set()
         engine.core.model_executor.execute_model = execute
-        engine.core.scheduler.schedule = schedule
 
 
 def steps_while_waiting(engine: Engine, count: int) -> int:
     """Let `count` requests wait for their sources. Return how many steps the engine takes in a second."""
-    queue_batches(engine, 1)
     hosts._POLL_S, hosts._POLL_MOST_S, hosts._POLL_WOKEN_S = POLLS_S
-    schedule, seen = engine.core.scheduler.schedule, list[float]()
-
-    def noting(throttle_prefills: bool = False) -> Any:
-        seen.append(time.monotonic())
-        return schedule(throttle_prefills)
+    seen: list[Any] = []
 
     async def run() -> int:
         names = [f"waits-{number}" for number in range(count)]
-        engine.core.scheduler.schedule = noting
-        with hosted(engine, _Listener("none")) as host:
+        with watched(engine, seen.append), hosted(engine, _Listener("none")) as host:
             for name in names:
                 request = engine.made(name, [5] * 40, 6, load_params(1, 40))
                 host.submit(request)
@@ -176,32 +158,23 @@ def steps_while_waiting(engine: Engine, count: int) -> int:
                 await asyncio.sleep(0.001)
         return counted
 
-    try:
-        return asyncio.run(run())
-    finally:
-        engine.core.scheduler.schedule = schedule
+    return asyncio.run(run())
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_end_of_a_load_is_noticed_at_once(
-    engine: EngineProcess, source: EngineProcess, depth: int
-) -> None:
+def test_the_end_of_a_load_is_noticed_at_once(engine: EngineProcess, depth: int) -> None:
     prompt = random.Random(depth).choices(range(2, checkpoints.VOCAB), k=300)
-    saved = source.call(prefill, f"loads-{depth}", prompt).saved
-    assert saved is not None
-    assert saved.manifest is not None
-    took_s = engine.call(load_on_the_host, f"loads-{depth}", prompt, saved.manifest, depth)
+    manifest = read(engine, f"saves-{depth}", prompt)
+    took_s = engine.call(load_on_the_host, f"loads-{depth}", prompt, manifest, depth)
     assert took_s < POLL_S / 2, "it was noticed by the next poll"
 
 
-def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess, source: EngineProcess) -> None:
+def test_a_load_during_a_step_runs_in_the_next_one(engine: EngineProcess) -> None:
     draw = random.Random("beside")
-    prompt = clear_prompt(source, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
-    expected = source.call(generate, "beside-alone", prompt, 7)
-    kept = source.call(prefill, "beside", prompt)
-    assert kept.saved is not None
-    assert kept.saved.manifest is not None
-    tokens, steps = engine.call(pull_during_a_step, "beside", prompt, kept.saved.manifest, kept.tokens)
+    prompt = clear_prompt(engine, lambda: draw.choices(range(2, checkpoints.VOCAB), k=300), 7)
+    expected = engine.call(generate, "beside-alone", prompt, 7)
+    kept = engine.call(prefill, "saved", prompt)
+    tokens, steps = engine.call(pull_during_a_step, "beside", prompt, manifest_of(kept), kept.tokens)
     assert kept.tokens + tokens == expected
     assert steps == 1
 

@@ -9,17 +9,12 @@ import functools
 import logging
 from collections.abc import Callable
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 logger = logging.getLogger(__name__)
 
 
-def install() -> None:
-    import torch
-
-    replace(torch.cpu, "_is_amx_tile_supported", permitted)
-
-
+@replaces("torch.cpu:_is_amx_tile_supported")
 @functools.cache  # some models ask in every step; forked children keep what the kernel granted
 def permitted(original: Callable[[], bool]) -> bool:
     """Return whether the CPU has AMX and the kernel lets this process use it."""

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    replace(GPUModelRunner, "shutdown", _do_nothing)
-
-
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.shutdown")
 def _do_nothing(original: Any, self: Any) -> None:
     del original, self

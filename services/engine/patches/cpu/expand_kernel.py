@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.utils import cpu_triton_utils
-
-    expects = ("output", "input_val", "cu_num_tokens", "replace_from", "replace_to", "MAX_NUM_TOKENS")
-    replace(cpu_triton_utils, "_expand_kernel_impl", _expand, expects)
-
-
+@replaces(
+    "vllm.utils.cpu_triton_utils:_expand_kernel_impl",
+    *("output", "input_val", "cu_num_tokens", "replace_from", "replace_to", "MAX_NUM_TOKENS"),
+)
 def _expand(original: Any, output: Any, input_val: Any, cu_num_tokens: Any, *figures: int) -> None:
     """Fill output [tokens] from input_val [batch]; cu_num_tokens [batch] are the ends of their tokens."""
     del original

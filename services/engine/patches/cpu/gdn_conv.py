@@ -18,15 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 from baton.services.engine.cpu_convolution import convolved
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
-
-    replace(gdn_attention, "_spec_forward", _of_any_length)
-
-
+@replaces("vllm.model_executor.layers.mamba.ops.cpu.gdn_attention:_spec_forward")
 def _of_any_length(  # noqa: PLR0917 (vLLM's parameters)
     original: Any,
     layer: Any,

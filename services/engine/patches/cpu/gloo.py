@@ -11,15 +11,13 @@ import os
 from datetime import timedelta
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from torch.distributed.distributed_c10d import ProcessGroupGloo
-
-    replace(ProcessGroupGloo, "__init__", _share_device, ("self", "store", "rank", "size", "options"))
-
-
+@replaces(
+    "torch.distributed.distributed_c10d:ProcessGroupGloo.__init__",
+    *("self", "store", "rank", "size", "options"),
+)
 def _share_device(  # noqa: PLR0917 (vLLM's parameters)
     original: Any, self: Any, store: Any, rank: int, size: int, timeout: timedelta
 ) -> None:

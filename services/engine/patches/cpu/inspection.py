@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.model_executor.models import registry
-
-    replace(registry, "_run_in_subprocess", _run_here)
-
-
+@replaces("vllm.model_executor.models.registry:_run_in_subprocess")
 def _run_here(original: Any, fn: Callable[[], Any]) -> Any:
     del original
     return fn()

@@ -10,17 +10,12 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 _PACKAGES = ("vllm", "baton")  # whose modules may have vLLM's Triton kernels as attributes
 
 
-def install() -> None:
-    from vllm.triton_utils import dispatcher
-
-    replace(dispatcher, "_rebind_kernels", _rebind)
-
-
+@replaces("vllm.triton_utils.dispatcher:_rebind_kernels")
 def _rebind(original: Any, overrides: Any) -> None:
     from vllm.triton_utils import dispatcher
 

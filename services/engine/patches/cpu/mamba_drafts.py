@@ -13,25 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 from baton.services.engine.cpu_convolution import convolved
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.model_executor.layers.mamba import mamba_mixer2
-
-    conv = (
-        *("x", "conv_state", "weight", "bias", "activation", "conv_state_indices", "query_start_loc"),
-        *("pad_slot_id", "kwargs"),
-    )
-    replace(mamba_mixer2, "causal_conv1d_update", _convolve, conv)
-    state = (
-        *("state", "x", "dt", "A", "B", "C", "D", "dt_bias", "z", "dt_softplus", "state_batch_indices"),
-        *("dst_state_batch_indices", "null_block_id", "out", "num_accepted_tokens", "cu_seqlens"),
-        "is_blackwell",
-    )
-    replace(mamba_mixer2, "selective_state_update", _update_states, state)
-
-
+@replaces(
+    "vllm.model_executor.layers.mamba.mamba_mixer2:causal_conv1d_update",
+    *("x", "conv_state", "weight", "bias", "activation", "conv_state_indices", "query_start_loc"),
+    *("pad_slot_id", "kwargs"),
+)
 def _convolve(  # noqa: PLR0917 (vLLM's parameters)
     original: Any, x: Any, conv_state: Any, weight: Any, bias: Any = None, activation: Any = None, **more: Any
 ) -> Any:
@@ -44,6 +33,12 @@ def _convolve(  # noqa: PLR0917 (vLLM's parameters)
     return convolved(x, weight, bias, silu, counts, buffers, accepted.tolist())
 
 
+@replaces(
+    "vllm.model_executor.layers.mamba.mamba_mixer2:selective_state_update",
+    *("state", "x", "dt", "A", "B", "C", "D", "dt_bias", "z", "dt_softplus", "state_batch_indices"),
+    *("dst_state_batch_indices", "null_block_id", "out", "num_accepted_tokens", "cu_seqlens"),
+    "is_blackwell",
+)
 def _update_states(  # noqa: PLR0917 (vLLM's parameters)
     original: Any,
     state: Any,

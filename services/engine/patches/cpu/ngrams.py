@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.v1.spec_decode.ngram_proposer import NgramProposer
-
-    replace(NgramProposer, "__init__", _compile)
-
-
+@replaces("vllm.v1.spec_decode.ngram_proposer:NgramProposer.__init__")
 def _compile(original: Any, self: Any, vllm_config: Any) -> None:
     import torch
     from vllm.v1.spec_decode import ngram_proposer

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.platforms.cpu import CpuPlatform
-
-    replace(CpuPlatform, "get_punica_wrapper", _ours)
-
-
+@replaces("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper")
 def _ours(original: Any, cls: Any) -> str:
     del original, cls
     return "baton.services.engine.cpu_lora.GroupedPunica"

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
-
-    replace(RotaryEmbedding, "forward_cpu", _flatten_heads)
-
-
+@replaces("vllm.model_executor.layers.rotary_embedding.base:RotaryEmbedding.forward_cpu")
 def _flatten_heads(original: Any, self: Any, positions: Any, query: Any, key: Any = None) -> Any:
     with_heads = positions.dim() + 2
     flat = [one.flatten(-2) if one is not None and one.dim() == with_heads else one for one in (query, key)]

@@ -10,20 +10,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from baton.services.engine.patches.replace import replace
+from baton.services.engine.patches.replace import replaces
 
 
-def install() -> None:
-    from vllm.model_executor.layers import vocab_parallel_embedding
-    from vllm.v1.sample import sampler
-
-    replace(sampler, "batched_count_greater_than", _call_uncompiled, ("x", "values"))
-    expects = (
-        *("input_", "org_vocab_start_index", "org_vocab_end_index", "num_org_vocab_padding"),
-        *("added_vocab_start_index", "added_vocab_end_index"),
-    )
-    replace(vocab_parallel_embedding, "get_masked_input_and_mask", _call_uncompiled, expects)
-
-
+@replaces(
+    "vllm.model_executor.layers.vocab_parallel_embedding:get_masked_input_and_mask",
+    *("input_", "org_vocab_start_index", "org_vocab_end_index", "num_org_vocab_padding"),
+    *("added_vocab_start_index", "added_vocab_end_index"),
+)
+@replaces("vllm.v1.sample.sampler:batched_count_greater_than", "x", "values")
 def _call_uncompiled(original: Callable[..., Any], *args: Any) -> Any:
     return inspect.unwrap(original)(*args)

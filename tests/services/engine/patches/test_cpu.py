@@ -5,9 +5,7 @@ A test that fails because vLLM's own function has become right names the patch t
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib
 import logging
 import os
 import sys
@@ -27,6 +25,7 @@ from torch.distributed import distributed_c10d
 
 from baton.services.engine.patches import table
 from baton.services.engine.patches.cpu import amx
+from baton.services.engine.patches.replace import located
 from harness.engines import Engine, EngineProcess, Options, generate
 from harness.support import eventually
 from tests.handoff import checkpoints
@@ -55,10 +54,7 @@ class Patched:
     @classmethod
     def by(cls, patch: str, symbol: int = 0) -> Patched:
         [row] = [one for one in table.PATCHES if one.name == f"cpu.{patch}"]
-        module, _, path = row.symbols[symbol].partition(":")
-        *owners, name = path.split(".")
-        owner = functools.reduce(getattr, owners, importlib.import_module(module))
-        return cls(owner, name, row.until)
+        return cls(*located(row.symbols[symbol]), row.until)
 
     @property
     def ours(self) -> Any:

@@ -18,6 +18,8 @@ from baton.services.engine.patches.first_drafts import MOST
 from baton.services.engine.patches.replace import check
 from baton.services.speculation import SpeculativeSettings
 from harness.engines import BLOCK_SIZE, Answer, Engine, EngineProcess, Options, generate, pulled
+from tests.handoff import checkpoints
+from tests.handoff.engines import manifest_of
 from tests.services.decode.heads import model_and_head
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
@@ -129,9 +131,8 @@ def add_prompt(engine: Engine, name: str, prompt: list[int]) -> Answer:
 
 
 def add_rest(engine: Engine, name: str, prompt: list[int], read: Answer, answer: int = ANSWER) -> Answer:
-    assert read.saved is not None
-    assert read.saved.manifest is not None
-    load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
+    manifest = manifest_of(read)
+    load = load_params(1, manifest.num_tokens, manifest, f"{name}-read")
     wrote = engine.add(name, prompt, answer, load, written=read.tokens)  # type: ignore[arg-type]
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
     return wrote
@@ -163,14 +164,16 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     wrote = engine.add(name, prompt, ANSWER, load)  # type: ignore[arg-type]
     engine.connector.begin_load(name, 1, read.begun.manifest)
     pulled(engine, name, 1)  # in these steps the prompt ends, too
-    assert read.saved is not None
-    assert read.saved.manifest is not None
-    engine.resume(name, read.tokens, read.saved.manifest)
+    engine.resume(name, read.tokens, manifest_of(read))
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
     engine.step()
     assert SEEN.first.get(name), "its drafts are verified in the very next step"
     engine.run()
     return read.tokens + wrote.tokens, SEEN.first[name], SEEN.tokens[name]
+
+
+def kv_layers(engine: Engine) -> str:
+    return str(engine.connector.facts["KV layers"])
 
 
 def take_drafted(engine: Engine) -> list[int]:
@@ -212,6 +215,7 @@ def alone(engine: EngineProcess) -> list[list[int]]:
 def test_a_prompts_last_step_drafts_for_the_decode_worker(
     engine: EngineProcess, alone: list[list[int]]
 ) -> None:
+    assert engine.call(kv_layers).startswith(f"{checkpoints.LAYERS + 1} (")  # the drafter's comes along
     engine.call(take_drafted)
     accepted = 0
     for n, prompt in enumerate(prompts()):

@@ -12,7 +12,8 @@ import pytest
 
 from baton.handoff.params import load_params
 from baton.services.decode.step_share import Standing
-from harness.engines import CALL_S, Engine, EngineProcess, Options, generate, prefill
+from harness.engines import CALL_S, Answer, Engine, EngineProcess, Options, generate, prefill
+from tests.handoff.engines import manifest_of, watched
 from tests.services.decode.heads import model_and_head
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for an engine
@@ -73,20 +74,18 @@ def add(
     scheduler.waiting.add_request(request)
 
 
+def params_of(kept: Answer) -> Any:
+    """Return the parameters to load a whole prompt's KV."""
+    manifest = manifest_of(kept)
+    return load_params(1, manifest.num_tokens, manifest)
+
+
 def step(engine: Engine, told: Told | None = None) -> None:
     outputs: list[Any] = []
-    scheduler = engine.core.scheduler
-    schedule = scheduler.schedule
-
-    def noting(throttle_prefills: bool = False) -> Any:
-        outputs.append(schedule(throttle_prefills))
-        return outputs[-1]
-
-    scheduler.schedule = noting
-    engine.step()
-    scheduler.schedule = schedule
+    with watched(engine, outputs.append):
+        engine.step()
     GATE[0].observe(LONG_S)
-    assert len(scheduler.running) <= SLOTS
+    assert len(engine.core.scheduler.running) <= SLOTS
     counts = GATE[0].take_counts()
     if told is not None:
         told.held += counts.held
@@ -115,10 +114,8 @@ def scene(
     if loaded:
         name, prompt = left.popitem()
         kept = prefill(engine, name, prompt)
-        assert kept.saved is not None
-        params, written = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), kept.tokens
-        add(engine, name, prompt, BATCH, later_ms=1_000, params=params, written=written)
-        engine.answers[name].tokens += written
+        add(engine, name, prompt, BATCH, later_ms=1_000, params=params_of(kept), written=kept.tokens)
+        engine.answers[name].tokens += kept.tokens
         until_tokens(engine, [name], 2)
         assert engine.answers[name].loaded is not None
     for name, prompt in left.items():
@@ -149,13 +146,12 @@ def loaded_scene(
 ) -> Begun:
     """Let "first" arrive while others decode, and load its KV."""
     kept = prefill(engine, "first", first)
-    assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
         add(engine, name, prompt, standing, later_ms=LATER_MS)
     until_tokens(engine, names[:SLOTS], 2)
-    params, told = load_params(1, kept.saved.manifest.num_tokens, kept.saved.manifest), Begun([])
-    add(engine, "first", first, FIRST, params=params, written=kept.tokens)
+    told = Begun([])
+    add(engine, "first", first, FIRST, params=params_of(kept), written=kept.tokens)
     engine.answers["first"].tokens += kept.tokens
     loaded = False
     while len(engine.answers["first"].tokens) < 2:
@@ -182,7 +178,6 @@ class Reserved:
 def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
     """Let "first" arrive while others decode in all slots and its prompt is computed elsewhere."""
     kept = prefill(engine, "first", first)
-    assert kept.saved is not None
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names, others, strict=True):
         add(engine, name, prompt, BATCH)
@@ -191,7 +186,7 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
     add(engine, "first", first, FIRST, params=load_params(1, len(first)))
     until_tokens(engine, names, 12)
     before = sum(one.num_preemptions for one in requests)
-    engine.resume("first", kept.tokens, kept.saved.manifest)
+    engine.resume("first", kept.tokens, manifest_of(kept))
     until_tokens(engine, ["first"], 1)
     after = sum(one.num_preemptions for one in requests)
     while engine.core.scheduler.has_requests():
@@ -204,7 +199,6 @@ def reserved_scene(engine: Engine, others: list[list[int]], first: list[int]) ->
 def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -> Reserved:
     """Let "first" find a slot but no blocks to reserve, and later blocks but no slot."""
     kept = prefill(engine, "first", first)
-    assert kept.saved is not None
     scheduler = engine.core.scheduler
     names = [f"batch {number}" for number in range(len(others))]
     for name, prompt in zip(names[1:], others[1:], strict=True):
@@ -221,7 +215,7 @@ def held_back_scene(engine: Engine, others: list[list[int]], first: list[int]) -
     requests = [scheduler.requests[name] for name in names]
     step(engine)
     before = sum(one.num_preemptions for one in requests)
-    engine.resume("first", kept.tokens, kept.saved.manifest)
+    engine.resume("first", kept.tokens, manifest_of(kept))
     until_tokens(engine, ["first"], 1)
     after = sum(one.num_preemptions for one in requests)
     while scheduler.has_requests():

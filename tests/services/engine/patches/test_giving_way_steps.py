@@ -14,6 +14,7 @@ import torch
 
 from baton.services.decode.step_share import Standing
 from baton.services.engine.patches import giving_way
+from baton.services.engine.patches.early_loads import EarlyLoads
 from baton.services.engine.patches.giving_way import MOST_PREEMPTIONS, GivingWay
 from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S
@@ -25,14 +26,14 @@ with warnings.catch_warnings():
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
 FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
-SLOTS, STEP, BLOCK, BLOCKS = 4, 128, 32, 56
+SLOTS, STEP, BLOCK, BLOCKS, LENGTH = 4, 128, 32, 56, 1024
 STEPS, PER_STEP, FLOOD = 1_500, 0.03, 8
 LATER = 30_000  # how much later requests that give way are in the queue's order
 
@@ -43,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
         model=str(checkpoints.qwen2(tmp_path_factory.mktemp("checkpoint") / "qwen2")),
         skip_tokenizer_init=True,
         block_size=BLOCK,
-        max_model_len=1024,
+        max_model_len=LENGTH,
         max_num_batched_tokens=STEP,
         max_num_seqs=SLOTS,
         scheduling_policy="priority",
@@ -69,12 +70,23 @@ class World:
     """A scheduler with an engine that computes nothing."""
 
     def __init__(
-        self, config: Any, seconds: Callable[[int], float], kind: type[Scheduler] = Scheduler, **gate: Any
+        self,
+        config: Any,
+        seconds: Callable[[int], float],
+        kind: type[Scheduler] = Scheduler,
+        *,
+        states: bool = False,
+        **gate: Any,
     ) -> None:
+        """Make a scheduler. states: whether the model also has a recurrent layer."""
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
-        cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
-        structured = StructuredOutputManager(config)
-        self.scheduler = kind(config, cache, structured, block_size=BLOCK, hash_block_size=BLOCK)
+        groups, block = [KVCacheGroupSpec(["layer"], spec)], BLOCK
+        if states:
+            block = LENGTH  # as vLLM sets it: the largest of all groups
+            state = MambaSpec(block_size=block, shapes=((1,),), dtypes=(torch.float32,))
+            groups.append(KVCacheGroupSpec(["state"], state))
+        cache, structured = KVCacheConfig(BLOCKS, [], groups), StructuredOutputManager(config)
+        self.scheduler = kind(config, cache, structured, block_size=block, hash_block_size=BLOCK)
         self.gate = GivingWay(self.scheduler, **gate)
         self.seconds = seconds  # a step's time, by its tokens
         self.now = 0  # steps so far
@@ -244,3 +256,31 @@ def test_a_request_in_a_running_step_loses_its_slot(config: Any, monkeypatch: py
             scheduler.update_from_output(ended, output_of(ids, [[7] for _ in ids]))
         world.gate.observe(0.02)
     assert 20 < came <= 24
+
+
+def test_a_prompt_of_a_model_with_states_finds_room(config: Any) -> None:
+    """Its blocks are counted by group: vLLM's block size of such a model holds a whole prompt."""
+    world = World(config, lambda _: 0.02, states=True)
+    for _ in range(3):
+        world.add(BATCH, 450, 30)
+    while not all(world.tokens.values()):
+        world.step()
+    world.add(FIRST, 300, 1)
+    world.step()
+    assert "first 3" in world.scheduled
+    assert world.scheduler.requests["batch 2"].num_preemptions == 1
+
+
+def test_a_reservation_of_a_model_with_states_leaves_blocks_for_answers(config: Any) -> None:
+    world, unheard = World(config, lambda _: 0.02, states=True), {"first 1"}
+    EarlyLoads(world.scheduler, SimpleNamespace(is_unheard=unheard.__contains__))
+    world.add(FIRST, 20, 40)
+    world.step()
+    pool = world.scheduler.kv_cache_manager.block_pool
+    pool.get_new_blocks(pool.get_num_free_blocks() - 13)
+    world.add(FIRST, 352, 1)  # 11 blocks and one for the state, which leaves one for the answer
+    world.step()
+    assert list(world.scheduled) == ["first 0"]
+    unheard.clear()
+    world.step()
+    assert "first 1" in world.scheduled

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from vllm.v1.engine.output_processor import OutputProcessor
 
     from baton.services.engine.patches import held_tokens
+    from baton.services.engine.patches.replace import install
 
 THOUGHT, SAID = "Let me see, it is a town. ", "It is Paris, of coursé."
 TOKENS = spelled(THOUGHT, "</think>", SAID)
@@ -28,7 +29,7 @@ STOPS = ["the end of this all", "zz", "x" * 200]
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    held_tokens.install()
+    install(held_tokens)
     return AutoTokenizer.from_pretrained(thinking_model(tmp_path_factory.mktemp("model") / "model"))
 
 

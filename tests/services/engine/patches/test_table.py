@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import importlib.util
 import subprocess
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from baton.services.engine.patches import table
-from baton.services.engine.patches.replace import Function, wrappers
+from baton.services.engine.patches.replace import Function, located, wrappers
 from harness.support import PYTHON, ROOT
 
 with warnings.catch_warnings():
@@ -25,17 +22,10 @@ HERE = ("any", "CPU" if current_platform.is_cpu() else "GPU")
 SYMBOLS = sorted({symbol for one in (*table.PATCHES, *table.OBJECTS) for symbol in one.symbols})
 
 
-def owner_of(symbol: str) -> tuple[Any, str]:
-    """Return the module or class of a symbol, and its name there."""
-    module, _, path = symbol.partition(":")
-    *owners, name = path.split(".")
+def around(symbol: str) -> list[Function]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return functools.reduce(getattr, owners, importlib.import_module(module)), name
-
-
-def around(symbol: str) -> list[Function]:
-    return list(wrappers(*owner_of(symbol)))
+        return list(wrappers(*located(symbol)))
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -46,7 +36,7 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_symbols_exist(symbol: str) -> None:
     if ":" in symbol:
-        owner, name = owner_of(symbol)
+        owner, name = located(symbol)
         assert callable(getattr(owner, name))
     else:
         assert importlib.util.find_spec(symbol) is not None

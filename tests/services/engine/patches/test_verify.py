@@ -17,6 +17,7 @@ from baton.services.config import EngineSettings
 from baton.services.decode.proposers import validation
 from baton.services.engine.patches import named_logprobs, table, verify_v1, verify_v2
 from baton.services.engine.patches.named_logprobs import Wanted
+from baton.services.engine.patches.replace import install
 from baton.services.speculation import SpeculativeSettings
 from harness.architectures import dense
 from harness.speculation.sampling import Engine, Order, Way, expected, fit, prompt, reference
@@ -118,7 +119,7 @@ def verifier(method: Any = "block") -> verify_v1.Verifier:
     ],
 )
 def test_greedy_output_and_log_probabilities_equal_vllms(more: dict[str, Any]) -> None:
-    named_logprobs.install()
+    install(named_logprobs)
     drafts, logits = step()
     one = verifier()
     wanted = one.shipped(drafts, None, logits.clone(), metadata(**more))
