@@ -100,7 +100,7 @@ class _Router:
         read_s = draw.uniform(*READ_S)
         await asyncio.sleep(read_s)
         self._outcome.workers.prefilled(stay, time.monotonic())
-        self._placements.prefilled(placement.attempt)
+        self._placements.reporter.prefilled(placement.attempt)
         await asyncio.sleep(draw.uniform(*LIFE_S) - read_s)
         self._outcome.workers.end(stay, time.monotonic())
         self._placements.finished(state, placement.attempt, "stop")

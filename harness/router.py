@@ -24,9 +24,9 @@ from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import JOURNAL_BYTES, Journal
 from baton.services.router.stream import WorkerStream
 from baton.services.router.suspects import Convicts

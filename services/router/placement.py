@@ -73,6 +73,7 @@ class Placements:
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
+        self.reporter = client.reporter  # tells the scheduler which bookings have ended
         self._metrics = metrics
 
     async def place(
@@ -95,10 +96,10 @@ class Placements:
             except NotAdmitted:
                 placement = self.hold_on(state, placement)
             except asyncio.CancelledError:
-                self._client.reporter.finished(placement.attempt, "abort")
+                self.reporter.finished(placement.attempt, "abort")
                 raise
             else:
-                self._client.reporter.finished(placement.attempt, "retried")
+                self.reporter.finished(placement.attempt, "retried")
                 placement = another
                 if not self._apart(placement):
                     return placement
@@ -144,24 +145,16 @@ class Placements:
     def hold_on(self, state: RequestState, placement: Placement) -> Placement:
         """Keep a placement after a refused request for another one, which may have ended its booking."""
         state.epoch += 1
-        return replace(placement, attempt=self._client.reporter.hold_on(placement.attempt, state.epoch))
+        return replace(placement, attempt=self.reporter.hold_on(placement.attempt, state.epoch))
 
     def without_prefill(self, placement: Placement) -> Placement:
         """Free the prefill worker's booking: the decode worker prefills the prompt too."""
-        self.prefilled(placement.attempt)
+        self.reporter.prefilled(placement.attempt)
         return replace(placement, prefill=None, prompt_tokens=0)
-
-    def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt was prefilled: the prefill worker's booking ends."""
-        self._client.reporter.prefilled(attempt)
-
-    def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report how many KV blocks the attempt shares with others on its decode worker."""
-        self._client.reporter.shared(attempt, blocks)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
         """Report the attempt's end and its cost: its bookings end."""
-        self._client.reporter.finished(attempt, outcome, cost_of(state))
+        self.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Get a placement from a scheduler, or from the last snapshot.
@@ -218,7 +211,7 @@ class Placements:
 
     def _unknown(self, state: RequestState) -> None:
         """Release the epoch: the scheduler may have booked it, though no reply came."""
-        self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
+        self.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:
         code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")

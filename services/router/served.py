@@ -22,9 +22,9 @@ from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import Journal
 from baton.services.router.suspects import Convicts
 from baton.services.router.vllm import frontend, prints

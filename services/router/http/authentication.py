@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.services.router.chronicle import log_without_sequence
-from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
+from baton.services.router.errors import NotAllowed, RequestFailed, Unauthorized
 from baton.services.router.http.forms import error_response
+from baton.services.tenants.keyring import Keyring
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
 CALLER = "baton.caller"  # scope key: the Caller that the API key belongs to
@@ -44,21 +44,10 @@ def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return found
 
 
-class Keys(Protocol):
-    """The API keys that a router accepts."""
-
-    @property
-    def problem(self) -> str:
-        """Why keys cannot be checked yet; "" once they can."""
-
-    def find(self, secret: bytes) -> Caller | None:
-        """Return the owner of a key, or None."""
-
-
 class FixedKeys:
-    """A fixed set of keys that all belong to one caller without limits."""
+    """A fixed set of keys that all belong to one caller without limits; a Keyring without tenants."""
 
-    problem = ""
+    problem = ""  # they can always be checked
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest(key.encode()) for key in keys]
@@ -78,7 +67,7 @@ class KeyMiddleware:
     status of each refusal.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: FixedKeys | Keyring, refused: Callable[[str], None]) -> None:
         self._app = app
         self._keys = keys
         self._refused = refused
@@ -115,7 +104,7 @@ class KeyMiddleware:
 
     def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
         if self._keys.problem:
-            return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
+            return RequestFailed(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
         if len(keys_in(headers)) > 1:
             return Unauthorized(
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"

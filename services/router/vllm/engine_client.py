@@ -1,14 +1,15 @@
 """The engine client under vLLM's front end: the workers are its engines.
 
-Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
-EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number, path), vllm.exceptions.
-{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes the first on untouched, streaming handlers turn
-the second into an event without a traceback; ours is both).
+Leans on: vllm.v1.engine.core_client.{EngineCoreClient, AsyncMPClient} (the members that AsyncLLM calls; they
+are coroutines), vllm.v1.engine.EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number,
+path), vllm.exceptions.{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes the first on untouched,
+streaming handlers turn the second into an event without a traceback; ours is both).
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from baton.prefix_keys import NO_KEYS
 from baton.rpc import MAX_MESSAGE_BYTES
@@ -29,8 +30,8 @@ from baton.services.engine import step_checks, wire
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
-from baton.services.router.parts import RelayParts
 from baton.services.router.relay import Relay
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import logprobs, outputs
 from baton.services.router.vllm.block_hashes import PromptHasher
@@ -353,31 +354,7 @@ def _not_offered(name: str) -> Unsupported:
     return Unsupported(f"{what}: not offered by the router, because it concerns a single engine")
 
 
-# AsyncLLM's calls for administrators of a single engine.
-_ADMINISTRATION = (
-    "profile_async",
-    "reset_prefix_cache_async",
-    "reset_encoder_cache_async",
-    "sleep_async",
-    "wake_up_async",
-    "release_kv_cache_memory_async",
-    "is_sleeping_async",
-    "remove_lora_async",
-    "list_loras_async",
-    "pin_lora_async",
-    "save_sharded_state_async",
-    "collective_rpc_async",
-    "pause_scheduler_async",
-    "resume_scheduler_async",
-    "is_scheduler_paused_async",
-    "set_weight_version_async",
-    "get_weight_version_async",
-    "compute_weight_checksums_async",
-    "execute_dummy_batch_async",
-    "prepare_elastic_ep",
-    "commit_elastic_ep",
-    "handle_fault",
-    "get_status",
-)
-for _name in _ADMINISTRATION:
-    setattr(RelayClient, _name, _refusing(_name))
+# All further calls of vLLM's client are for administrators of a single engine.
+for _name, _method in (*vars(EngineCoreClient).items(), *vars(AsyncMPClient).items()):
+    if inspect.iscoroutinefunction(_method) and _name not in vars(RelayClient):
+        setattr(RelayClient, _name, _refusing(_name))

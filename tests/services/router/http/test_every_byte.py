@@ -263,7 +263,7 @@ async def test_a_request_that_has_arrived_is_not_lost_when_the_time_is_over(serv
 
 async def test_clients_that_left_do_not_block_others(server: Server) -> None:
     """Large bodies of clients that have closed their side use up the room for bodies."""
-    server.protocol.intake.limit = MAX_BODY
+    server.protocol.limit = MAX_BODY
     part = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY // 2)
     for _ in range(6):
         _, writer = await connect(server)

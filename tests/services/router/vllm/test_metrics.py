@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.vllm.metrics import ModelWorkers, WorkerFigures
+from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 
 Series = dict[tuple[str, str, tuple[str, ...]], float]  # name, engine, further labels' values
 
@@ -19,11 +19,12 @@ def worker(worker_id: str, method: str = "", **load: object) -> pb.WorkerStatus:
 
 def shown(*workers: pb.WorkerStatus) -> Series:
     registry = CollectorRegistry()
-    figures = WorkerFigures()
-    figures.watch(ModelWorkers(lambda: workers, "tiny", caching=True))
-    registry.register(figures)
+    metrics = EngineMetrics(registry)
+    metrics.watch(ModelWorkers(lambda: workers, "tiny", caching=True))
     found: Series = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    with metrics:
+        text = generate_latest(registry).decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("model_name", "tiny") == "tiny"
