@@ -30,9 +30,8 @@ from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import JOURNAL_BYTES, Journal
 from baton.services.router.stream import WorkerStream
 from baton.services.router.suspects import Convicts
-from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits, request_digest, request_shape
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
@@ -157,7 +156,7 @@ class Cluster:
             self.journal,
             max_attempts=max_attempts,
             chronicle=self.chronicle,
-            convicts=Convicts(prints.digest, prints.shape),
+            convicts=Convicts(request_digest, request_shape),
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

@@ -162,27 +162,24 @@ class Placements:
         The snapshot is used while no scheduler answers, and also if the scheduler has just started or lost
         workers that this router still reaches. Raises NoCapacity and NotAdmitted.
         """
+        problem: NoCapacity | NotAdmitted
         try:
             return await self._place_by_scheduler(state, exclude, service)
         except NoCapacity as no:
             lost = no.code == pb.Rejection.CODE_NO_WORKERS and self._client.standby.keeps_lost
             if not (no.settling or lost) or no.code == pb.Rejection.CODE_STALE_EPOCH:
                 raise
-            try:
-                return self._place_alone(state, exclude, service)
-            except SchedulerUnavailable:
-                raise no from None
+            problem = no
         except SchedulerUnavailable as error:
-            try:
-                return self._place_alone(state, exclude, service)
-            except SchedulerUnavailable:
-                raise NotAdmitted(
-                    f"{self._whose}{error.message}", Why.UNAVAILABLE, error.retry_after_s
-                ) from None
+            problem = NotAdmitted(f"{self._whose}{error.message}", Why.UNAVAILABLE, error.retry_after_s)
         except Refused as error:
-            raise NotAdmitted(
-                f"{self._whose}the scheduler refuses the request: {error}", Why.REFUSED
-            ) from None
+            why = f"{self._whose}the scheduler refuses the request: {error}"
+            raise NotAdmitted(why, Why.REFUSED) from None
+        state.epoch += 1
+        try:
+            return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
+        except SchedulerUnavailable:
+            raise problem from None
 
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
@@ -203,11 +200,6 @@ class Placements:
                 self._unknown(state)
                 raise
         raise AssertionError("there is at least one scheduler")
-
-    def _place_alone(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
-        """Place from the last snapshot. Raises NoCapacity, SchedulerUnavailable."""
-        state.epoch += 1
-        return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
 
     def _unknown(self, state: RequestState) -> None:
         """Release the epoch: the scheduler may have booked it, though no reply came."""

@@ -288,7 +288,7 @@ class Relay:
                 self.parts.placements.reporter.prefilled(self.placement.attempt)
         self.parts.quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
-        state.goes_alone(worker)
+        state.recomputes(alone=worker)
 
     async def _attempt_alone(self) -> Failure | None:
         """Try the request alone in an engine, then get a placement to continue as usual.

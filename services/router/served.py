@@ -27,8 +27,8 @@ from baton.services.router.pool import WorkerPool
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import Journal
 from baton.services.router.suspects import Convicts
-from baton.services.router.vllm import frontend, prints
-from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm import frontend
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits, request_digest, request_shape
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import stop
@@ -97,7 +97,7 @@ async def served(
             router.replace_wait_s,
             shared.journal,
             chronicle=shared.chronicle,
-            convicts=Convicts(prints.digest, prints.shape),
+            convicts=Convicts(request_digest, request_shape),
         )
         cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(

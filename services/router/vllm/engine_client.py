@@ -27,6 +27,7 @@ from baton.rpc import MAX_MESSAGE_BYTES
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD
 from baton.services.engine import step_checks, wire
+from baton.services.engine.shapes import shape_of
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
@@ -338,6 +339,26 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)
+
+
+def request_digest(engine_request: bytes) -> bytes:
+    """Return a digest of an encoded request's prompt and parameters, but not of its sender or time.
+
+    The seed is left out, because it differs between the sequences of a request.
+    """
+    request = wire.decode_request(engine_request)
+    request.request_id = ""
+    request.arrival_time = 0.0
+    request.client_index = request.priority = 0
+    request.cache_salt = request.external_req_id = request.trace_headers = None
+    if request.sampling_params is not None:
+        request.sampling_params.seed = None
+    return hashlib.sha256(wire.encode_request(request)).digest()
+
+
+def request_shape(engine_request: bytes) -> str:
+    """Return which fields an encoded request sets and how long they are, for the log."""
+    return shape_of(wire.decode_request(engine_request))
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -290,20 +290,8 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
     return following
 
 
-async def cancel(handler: Any, response_id: str) -> Any:
-    """Cancel a background answer and return it, or None if it has ended."""
-    stored = handler.response_store.get(response_id)
-    if not _runs(stored):
-        return None
-    stored.status = "cancelled"
-    if task := handler.background_tasks.get(response_id):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=5.0)
-    return stored
-
-
 def response_routes(store: ResponseStore) -> list[Route]:
+    """Return the routes that read, cancel and delete stored answers."""
 
     async def read(request: Request, handler: Any, response_id: str) -> Response:
         asked = request.query_params
@@ -317,12 +305,17 @@ def response_routes(store: ResponseStore) -> list[Route]:
         events = handler.responses_background_stream_generator(response_id, int(after) if after else None)
         return StreamingResponse(_convert_stream_to_sse_events(events), media_type="text/event-stream")
 
-    async def end(request: Request, handler: Any, response_id: str) -> Response:
+    async def cancel(request: Request, handler: Any, response_id: str) -> Response:
         del request
-        cancelled = await cancel(handler, response_id)
-        if cancelled is None:
+        stored = handler.response_store.get(response_id)
+        if not _runs(stored):
             raise Unsupported("only an unfinished background response can be cancelled")
-        return _shown(cancelled)
+        stored.status = "cancelled"
+        if task := handler.background_tasks.get(response_id):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task}, timeout=5.0)
+        return _shown(stored)
 
     async def delete(request: Request, handler: Any, response_id: str) -> Response:
         del request, handler
@@ -333,8 +326,10 @@ def response_routes(store: ResponseStore) -> list[Route]:
         async def answered(request: Request) -> Response:
             response_id = request.path_params["response_id"]
             try:
+                if not store.on:  # clients expect 404 for an id
+                    raise NoSuchResponse(NOT_KEPT)
                 if problem := store.problem():
-                    raise _as_missing(problem)
+                    raise problem
                 handler = store.find(response_id, tenant_of(request))
                 if handler is None or response_id not in handler.response_store:
                     raise NoSuchResponse(f"there is no response {response_id!r}")
@@ -347,13 +342,8 @@ def response_routes(store: ResponseStore) -> list[Route]:
     return [
         route(_PATH, read, "GET"),
         route(_PATH, delete, "DELETE"),
-        route(_PATH + "/cancel", end, "POST"),
+        route(_PATH + "/cancel", cancel, "POST"),
     ]
-
-
-def _as_missing(problem: RequestFailed) -> RequestFailed:
-    """Turn the refusal without a store into the 404 that clients expect for an id; return others as is."""
-    return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
 
 
 def _shown(response: Any) -> Response:

@@ -17,7 +17,7 @@ from baton.services.router import suspects as module
 from baton.services.router.http.forms import error_response
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.suspects import TRIAL_TOKENS, Convicts, Quarantine, Suspicion
-from baton.services.router.vllm import prints
+from baton.services.router.vllm.engine_client import request_digest, request_shape
 from harness.fake_worker import FakeWorker, Fault, until
 from harness.router import Answer, Cluster, engine_request
 from harness.scheduling import need
@@ -391,14 +391,14 @@ def encoded(name: str = "q", prompt: list[int] = PROMPT, **params: object) -> by
 
 
 def test_what_the_same_request_is() -> None:
-    one = prints.digest(encoded("a", seed=1))
-    assert prints.digest(encoded("b", seed=2)) == one
+    one = request_digest(encoded("a", seed=1))
+    assert request_digest(encoded("b", seed=2)) == one
     for other in (encoded(prompt=[1, 2]), encoded(temperature=0.5), encoded(logprobs=2), encoded(stop=["x"])):
-        assert prints.digest(other) != one
+        assert request_digest(other) != one
 
 
 def test_a_shape_tells_no_content() -> None:
-    shape = prints.shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
+    shape = request_shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
     assert "secret" not in shape
     for word in ("prompt of 3 tokens", "stop (list of 1)", "logit_bias (dict of 1)", "temperature (0.5)"):
         assert word in shape

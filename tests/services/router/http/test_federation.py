@@ -22,7 +22,7 @@ from baton import rpc
 from baton.metrics import MetricsServer
 from baton.scheduler.members import Member
 from baton.services.router.http import federation
-from baton.services.router.http.federation import Families, Federation, Processes, route
+from baton.services.router.http.federation import Federation, Processes, merged, route
 
 ME = Member("router-1", "router", rpc.host_id(), "127.0.0.1:1")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -193,11 +193,8 @@ def test_names_with_a_colon_are_the_same_in_every_format(escaping: str) -> None:
 
 
 def test_odd_label_values_are_kept() -> None:
-    families = Families()
-    families.add(
-        '# HELP a A\n# TYPE a gauge\na{b="}, role=\\"x\\" {",c="1"} NaN\na 2 1700000000000', {"instance": "i"}
-    )
-    text = families.text()
+    odd = b'# HELP a A\n# TYPE a gauge\na{b="}, role=\\"x\\" {",c="1"} NaN\na 2 1700000000000'
+    text = merged([({"instance": "i"}, odd)], "up").decode()
     assert 'a{instance="i",b="}, role=\\"x\\" {",c="1"} NaN\n' in text
     assert 'a{instance="i"} 2 1700000000000\n' in text
-    assert len(list(text_string_to_metric_families(text))) == 1
+    assert len(list(text_string_to_metric_families(text))) == 2
