@@ -101,10 +101,6 @@ class ClusterView:
         """Return the number of ready workers in the last snapshot. Thread-safe."""
         return len(_ready(self._client.standby.workers))
 
-    def capacity(self) -> pb.Capacity | None:
-        ready = _ready(self._client.standby.workers)
-        return ready[0].identity.capacity if ready else None
-
     def heard(self) -> list[pb.WorkerStatus]:
         """Return the workers whose last heartbeat is recent. Thread-safe."""
         return self._client.standby.heard(self._heard_s)
@@ -115,9 +111,10 @@ class ClusterView:
         return members((one.identity for one in known.workers), known.processes)
 
     async def first_capacity(self) -> pb.Capacity:
+        """Wait for a ready worker, and return its capacity."""
         while True:
-            if capacity := self.capacity():
-                return capacity
+            if ready := _ready(self._client.standby.workers):
+                return ready[0].identity.capacity
             await asyncio.sleep(FRESH_S)
 
     async def _refresh(self, *, oldest: float) -> None:

@@ -21,9 +21,9 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from starlette.requests import Request
@@ -33,6 +33,11 @@ from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
+from baton.keeping import keep
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services.engine.isolation import RESPONSES_STORE
+from baton.services.errors import StartError
 from baton.services.router.errors import NoSuchResponse, Overloaded, RequestFailed, Unsupported
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.authentication import CALLER
@@ -40,6 +45,7 @@ from baton.services.router.http.forms import as_response
 from baton.services.router.vllm.endings import ENDS, failure
 from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
 from baton.services.tenants.model import ANYBODY
+from baton.tasks import stop
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,9 @@ MOST = 1000  # answers stored in a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
 EVENT_BYTES = 1 << 10  # estimate per stored event of a background answer's stream
+ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
+START_S = 6.0  # time for a predecessor to end
+LOOK_S = 2.0  # between two looks for other routers
 _PATH = "/v1/responses/{response_id}"
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
@@ -211,6 +220,59 @@ class ResponseStore:
             oldest = next(key for key, one in self._kept.items() if one.tenant == most)
             size -= self._kept[oldest].size
             self.delete(oldest)
+
+
+@contextlib.asynccontextmanager
+async def kept_alone(
+    store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str
+) -> AsyncIterator[None]:
+    """Inside the block, keep the store closed while another router of these models runs.
+
+    A router refuses to start while another one runs (StartError). If both start at once, or while no
+    scheduler answers, each closes its store when the scheduler reports the other.
+    """
+    if not store.on:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_S
+    while other := await _another(schedulers, router_id):
+        if loop.time() > deadline:
+            raise StartError(
+                f"the environment variable {RESPONSES_STORE} is set, and {other} serves the same model: "
+                "responses are stored in one router's memory; run one router, or unset the variable"
+            )
+        await asyncio.sleep(LOOK_S / 4)
+    watching = keep(
+        partial(_watch, store, schedulers, router_id), "other routers, for the store of responses"
+    )
+    try:
+        yield
+    finally:
+        await stop(watching)
+
+
+async def _watch(store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        other = await _another(schedulers, router_id)
+        if other is not None and other != store.elsewhere:
+            if other:
+                log.error("%s serves the same model: the store of responses is closed until it ends", other)
+            store.elsewhere = other
+
+
+async def _another(schedulers: Sequence[SchedulerClient], router_id: str) -> str | None:
+    """Return the id of another router; "" if there is none, None if no scheduler answers."""
+    for scheduler in schedulers:
+        try:
+            description = await scheduler.describe()
+        except SchedulerError:
+            return None
+        for one in description.routers:
+            if one.router_id != router_id and one.heard_age_s < ALIVE_S:
+                return str(one.router_id)
+    return ""
 
 
 class _Measured(dict[str, Any]):
