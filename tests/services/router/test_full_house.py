@@ -79,12 +79,6 @@ async def test_a_full_queue_refuses_and_names_its_bound(cluster: Cluster) -> Non
     assert cluster.count("requests_total", outcome="refused") == 2
 
 
-async def test_waiting_has_an_end(cluster: Cluster) -> None:
-    await full_house(cluster, max_wait_s=0.3)
-    because = r"within 0.3 s \(router.max_wait_s\).*d0: \d of \d requests: engine.max_num_seqs"
-    assert refused(await cluster.ask(PROMPT), because) == 503
-
-
 async def test_the_client_s_own_deadline_ends_the_wait(cluster: Cluster) -> None:
     await full_house(cluster)
     cluster.client.limits = replace(cluster.client.limits, request_timeout_s=0.4)

@@ -138,21 +138,6 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
     await cluster.client.abort_requests_async(["stays"])
 
 
-async def test_a_decode_worker_that_refuses_costs_no_whole_prefill(cluster: Cluster) -> None:
-    """The prefill is aborted at once."""
-    prefill, first, second = await cluster.pair(decode=2)
-    await known(cluster)
-    cluster.remake(max_attempts=1)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it does not end by itself
-    share((first, second), Fault(PHASE_DECODE, failed=FULL))
-    right(await cluster.ask(LONG), LONG, 8)
-    assert prefill.seen.aborts
-    full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
-    assert phases(full) == phases(other) == [PHASE_DECODE]
-    assert [start.epoch for start in prefill.seen.starts] == [1, 2]
-    assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
-
-
 async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster: Cluster) -> None:
     _, decode = await cluster.pair()
     decode.faults += [

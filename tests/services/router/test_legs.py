@@ -11,7 +11,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, HelloReply
 from baton.services.router import legs
-from harness.fake_worker import EOS, FakeWorker, Fault, answer, until
+from harness.fake_worker import EOS, FakeWorker, Fault, until
 from harness.router import Cluster
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, right, share
@@ -69,20 +69,6 @@ async def test_a_first_token_that_ends_the_request_ends_both_legs(cluster: Clust
     await cluster.settled()
     await until(lambda: decode.running == [], "the decode worker does not wait for it")
     assert [len(one.seen.starts) for one in (prefill, decode)] == [1, 1]
-
-
-async def test_an_answer_goes_on_at_two_other_workers(cluster: Cluster) -> None:
-    """Both get the tokens so far in their Start."""
-    workers = await cluster.pair(prefill=1, decode=2, step_s=0.002)
-    share(workers, Fault(PHASE_DECODE, 5, die=True))
-    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
-    prefill, first, second = workers
-    again = next(one for one in (first, second) if one.seen.starts[0].epoch == 2)
-    so_far = answer(PROMPT, 6)
-    assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], so_far]
-    [start] = again.seen.starts
-    assert (list(start.output_token_ids), start.source.tokens) == (so_far, len(PROMPT) + 6)
-    assert start.source.key == prefill.seen.starts[1].key != prefill.seen.starts[0].key
 
 
 def prefills_long(worker: FakeWorker) -> None:
@@ -187,6 +173,7 @@ async def test_a_prefill_worker_that_dies_is_lost_once(
 
 
 async def test_a_prefill_that_fails_ends_the_decode_worker_s_wait(cluster: Cluster) -> None:
+    """This happens while the staging of a 1P1D stays full (docs/decisions/0038)."""
     prefill, decode = await cluster.pair()
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING))
     decode.faults += [Fault(PHASE_DECODE, 99), Fault(PHASE_DECODE, 2, silent=True)]
@@ -198,6 +185,9 @@ async def test_a_prefill_that_fails_ends_the_decode_worker_s_wait(cluster: Clust
     assert decode.seen.aborts[0] == failed.request_id
     decode.go_on()
     right(await cluster.answer("q"), LONG, 20)
+    assert cluster.count("retries_total", trouble="refused", worker="p0") == 1
+    right(await cluster.ask(PROMPT), PROMPT, 8)  # the next request tries it again
+    assert len(prefill.seen.starts) == 2
 
 
 async def test_an_abort_reaches_both_while_the_prompt_is_prefilled(cluster: Cluster) -> None:
@@ -208,6 +198,8 @@ async def test_an_abort_reaches_both_while_the_prompt_is_prefilled(cluster: Clus
     await cluster.client.abort_requests_async(["q"])
     await until(lambda: decode.running == prefill.running == [], "both have dropped it")
     assert decode.seen.aborts == prefill.seen.aborts == ["q"]
+    await cluster.settled()
+    assert (await cluster.scheduler.describe()).handoffs[0].outcome == "abort"
 
 
 class Slow(FakeWorker):

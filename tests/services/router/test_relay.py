@@ -72,15 +72,6 @@ async def test_nothing_of_an_ended_request_waits_for_the_garbage_collector(
         gc.enable()
 
 
-async def test_the_first_token_does_not_wait_for_the_handoff(cluster: Cluster) -> None:
-    _, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, silent=True))
-    await cluster.send("q", PROMPT)
-    await until(lambda: cluster.got["q"].tokens, "the first token is there")
-    assert cluster.got["q"].tokens == answer(PROMPT, 1)
-    assert not cluster.got["q"].over
-
-
 async def test_shared_blocks_are_not_booked_twice(cluster: Cluster) -> None:
     _, decode = await cluster.pair()
     decode.shares = 5
@@ -110,13 +101,6 @@ async def test_a_request_that_ends_with_its_first_token_ends_there(
     await until(lambda: prefill.seen.aborts, "the KV that nobody wants is dropped")
 
 
-async def test_a_stop_token_later_on(cluster: Cluster) -> None:
-    _, decode = await cluster.pair()
-    decode.eos_at = 4
-    got = await cluster.ask(PROMPT, 30)
-    assert (got.reason, got.tokens) == ("stop", [*answer(PROMPT, 4), EOS])
-
-
 async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) -> None:
     """Outputs are merged only while the router is behind."""
     _, decode = await cluster.pair()
@@ -132,17 +116,6 @@ async def test_a_late_message_slows_the_router_for_a_moment(cluster: Cluster) ->
 # -- ends from outside
 
 
-async def test_abort_reaches_both_workers(cluster: Cluster) -> None:
-    prefill, decode = await cluster.pair(step_s=0.01)
-    await cluster.send("q", PROMPT, 1000)
-    await until(lambda: len(cluster.got["q"].tokens) > 3, "it writes")
-    await cluster.client.abort_requests_async(["q"])
-    await until(lambda: prefill.seen.aborts == decode.seen.aborts == ["q"], "both are told", 1.0)
-    assert decode.running == []
-    await cluster.settled()
-    assert (await cluster.scheduler.describe()).handoffs[0].outcome == "abort"
-
-
 @pytest.mark.parametrize("begun", [False, True], ids=["before its task runs", "while it is placed"])
 async def test_an_early_abort_books_nothing(cluster: Cluster, begun: bool) -> None:
     await cluster.pair()
@@ -151,16 +124,6 @@ async def test_an_early_abort_books_nothing(cluster: Cluster, begun: bool) -> No
         await asyncio.sleep(0)  # its task waits for a placement
     await cluster.client.abort_requests_async(["q"])
     await cluster.settled()
-
-
-async def test_a_request_that_takes_too_long(cluster: Cluster) -> None:
-    cluster.remake(max_attempts=3, request_timeout_s=0.2)
-    prefill, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, 2, silent=True))
-    got = await cluster.ask(PROMPT, 50)
-    assert isinstance(got.error, RefusedByRouter)
-    assert got.error.http_status == 504
-    await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told")
 
 
 async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) -> None:
@@ -176,20 +139,9 @@ async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) 
 # -- no placement
 
 
-async def test_no_workers(cluster: Cluster) -> None:
-    assert refused(await cluster.ask(PROMPT), "worker") == 503
-    assert cluster.count("rejections_total", code="NO_WORKERS") == 1
-
-
 async def test_too_large_for_any_worker(cluster: Cluster) -> None:
     await cluster.pair()
     assert refused(await cluster.ask([1] * 5000), "longer than the model's limit") == 400
-
-
-async def test_scheduler_away(cluster: Cluster) -> None:
-    await cluster.pair()
-    await cluster.lose_scheduler()
-    assert refused(await cluster.ask(PROMPT), "scheduler") == 503
 
 
 async def test_the_policy_sees_the_prompt_s_prefixes_with_and_without_a_scheduler(

@@ -44,13 +44,6 @@ def test_the_journal_is_bounded_in_bytes() -> None:
     assert (len(journal), journal.size) == (0, 0)
 
 
-def test_a_request_that_never_fits_into_the_journal_is_refused_for_good() -> None:
-    journal = Journal(request_state("a").journal_bytes)
-    with pytest.raises(NotAdmitted) as refused:
-        journal.enter(request_state("b", prompt=101))
-    assert (refused.value.status, refused.value.never, journal.size) == (400, True, 0)
-
-
 def test_a_request_stays_within_its_place_in_the_journal() -> None:
     state = request_state("a", max_tokens=1900)
     journal = Journal()

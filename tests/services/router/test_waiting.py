@@ -93,9 +93,12 @@ async def test_tenants_take_turns_by_their_weight() -> None:
     await waiting(house, *flood)
     others = [house.guest(f"b{number}", "one", tenant="b", weight=2) for number in range(4)]
     await waiting(house, *flood, *others)
+    shown = "baton_router_tenant_waiting_requests", {"tenant": "b"}
+    assert house.registry.get_sample_value(*shown) == 4
     house.leave(12)
     await asyncio.gather(*flood, *others)
     assert house.inside == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "a3", "a4", "a5", "a6", "a7"]
+    assert house.registry.get_sample_value(*shown) == 0
 
 
 async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back() -> None:
@@ -161,20 +164,6 @@ async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
     assert refused.value is gone
     house.leave()
     await guest
-
-
-async def test_waiting_requests_are_shown_by_tenant() -> None:
-    house = House()
-    guests = [house.guest(str(number), tenant="acme") for number in range(3)]
-    await waiting(house, *guests)
-
-    def shown() -> float | None:
-        return house.registry.get_sample_value("baton_router_tenant_waiting_requests", {"tenant": "acme"})
-
-    assert shown() == 3
-    house.leave(3)
-    await asyncio.gather(*guests)
-    assert shown() == 0
 
 
 async def test_no_request_overtakes_those_that_wait() -> None:
@@ -246,18 +235,6 @@ async def test_a_request_that_can_never_fit_does_not_wait() -> None:
     with pytest.raises(NotAdmitted) as refused:
         await house.waiting.admit(Party(), 1e9, place)
     assert refused.value is never
-
-
-async def test_a_cancelled_request_passes_the_turn_on() -> None:
-    house = House()
-    guests = [house.guest(str(number)) for number in range(3)]
-    await waiting(house, *guests)
-    guests[0].cancel()  # it has the turn
-    guests[2].cancel()
-    await until(lambda: len(house.waiting) == 1, "they left")
-    house.leave()
-    await guests[1]
-    assert house.inside == ["1"]
 
 
 async def test_the_expected_wait_refuses_early() -> None:

@@ -54,11 +54,18 @@ class StartRouter(Protocol):
 class Site:
     """A router that listens, and the address at which it looks for its scheduler."""
 
-    def __init__(self, start_router: StartRouter, folder: Path, **router: Any) -> None:
+    def __init__(
+        self,
+        start_router: StartRouter,
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        **router: Any,
+    ) -> None:
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = start_router(
             folder,
+            environment,
             engine={"served_model_name": MODEL, "tool_call_parser": "hermes"},
             scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
             router={"port": self.port, **router},

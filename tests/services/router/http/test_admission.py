@@ -80,23 +80,6 @@ CHUNK = {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_a_response_passes_unchanged() -> None:
-    assert await respond(START, CHUNK, CHUNK, END) == [START, CHUNK, CHUNK, END]
-
-
-async def test_a_refusal_before_the_first_chunk_replaces_the_response() -> None:
-    start, body = await respond(START, CHUNK, CHUNK, END, error=NotAdmitted("no room", Why.FULL, 1.2), at=1)
-    assert start["status"] == 503
-    assert (b"retry-after", b"2") in start["headers"]
-    assert json.loads(body["body"])["error"] == {
-        "message": "no room",
-        "type": "ServiceUnavailableError",
-        "param": None,
-        "code": 503,
-    }
-    assert not body["more_body"]
-
-
 async def test_after_the_first_chunk_the_response_goes_on() -> None:
     assert await respond(START, CHUNK, CHUNK, END, error=TimedOut("late"), at=2) == [START, CHUNK, CHUNK, END]
 

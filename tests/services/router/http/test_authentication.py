@@ -26,8 +26,7 @@ from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import MODEL
 from harness.router import Cluster
-from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, StartRouter
+from tests.services.router.http.site import START_S, Site, StartRouter
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,23 +36,15 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 PREFLIGHT = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
 
 
-class Door:
+class Door(Site):
     """A router with two keys in a file, without a scheduler."""
 
     def __init__(self, start: StartRouter, folder: Path) -> None:
         keys = folder / "keys"
         keys.write_text(f"# of today\n{KEY}\n\n  # of yesterday\n{SECOND}\n")
         keys.chmod(0o600)
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process = start(
-            folder,
-            {"VLLM_API_KEY": OTHER},  # ignored: the file takes precedence
-            engine={"served_model_name": MODEL},
-            scheduler={"address": f"127.0.0.1:{free_port()}"},
-            router={"port": self.port, "api_key_file": str(keys)},
-        )
-        eventually(lambda: listening(self.port), START_S, "the router listens")
+        # The file takes precedence over the variable.
+        super().__init__(start, folder, {"VLLM_API_KEY": OTHER}, api_key_file=str(keys))
 
     def status(self, path: str, headers: Mapping[str, str] = {}, method: str = "GET") -> int:
         """Return the status of a request. Its target is sent as it is; HTTP clients would normalize it."""

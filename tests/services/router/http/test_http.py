@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -151,22 +150,6 @@ async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.Asy
     await until(lambda: decode.seen.aborts, "the worker gets an abort", 1.0)
 
 
-async def test_no_worker_can_take_over(members: Members, http: httpx.AsyncClient) -> None:
-    """The stream ends with the error after its last correct token."""
-    prefill, decode = await pair(members, http)
-    for one in (prefill, decode):
-        one.faults.append(Fault(PHASE_DECODE, 5, die=True))
-    async with http.stream("POST", "/v1/completions", json=body(30, stream=True)) as response:
-        assert response.status_code == 200
-        lines = [line async for line in response.aiter_lines() if line]
-    *tokens, error, done = [line.removeprefix("data: ") for line in lines]
-    assert done == "[DONE]"
-    assert json.loads(error)["error"]["code"] == 503
-    assert "no worker can take over" in json.loads(error)["error"]["message"]
-    said = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
-    assert text(30).startswith(said)
-
-
 async def test_sigterm_lets_streams_end(start_router: StartRouter, tmp_path: Path) -> None:
     site = Site(start_router, tmp_path)
     async with site.scheduler() as members, site.client() as http:
@@ -277,23 +260,3 @@ async def test_a_missing_route_gets_openai_s_error_object(
     assert (error["type"], error["code"]) == (kind, status)
     assert error["message"].startswith(f"{method} {path}: ")
     assert set(got.headers.get("allow", "").split(", ")) == set(allowed.split(", "))
-
-
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        ({}, "cannot listen"),
-        ({"model": "/no/such"}, "/no/such"),
-        ({"max_model_len": 1_000_000}, "max_model_len"),
-    ],
-    ids=["port", "model", "length"],
-)
-def test_bad_starts_say_why(
-    start_router: StartRouter, tmp_path: Path, engine: dict[str, Any], said: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = 0 if engine else taken.getsockname()[1]
-        process = start_router(tmp_path, engine=engine, router={"port": port})
-        assert process.wait(END_S) == 1
-    [line] = [line for line in process.text.splitlines() if line.startswith("baton: error: ")]
-    assert said in line

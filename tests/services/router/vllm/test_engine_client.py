@@ -17,7 +17,7 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
-from baton.services.router.vllm.engine_client import RefusedByRouter, without_reserved
+from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.frontend import RelayLLM
 from baton.services.tenants.model import Caller, Limits, Tenant
 from baton.services.tenants.quotas import Quotas
@@ -72,13 +72,6 @@ async def test_tenants_share_no_prefix(cluster: Cluster) -> None:
         seen[salt, hashes] = seen.get((salt, hashes), 0) + 1
     assert sorted(seen.values()) == [1, 1, 2]
     assert len({salt for salt, _ in seen}) == len({hashes for _, hashes in seen}) == 3
-
-
-def test_without_reserved() -> None:
-    mine = {"kv_transfer_params": {}, "ec_transfer_params": {}, "baton_x": 1}
-    assert without_reserved({**mine, "a": 1}) == {"a": 1}
-    assert without_reserved(mine) is None
-    assert without_reserved(None) is None
 
 
 async def test_an_adapter_is_sent_by_its_name_and_files(cluster: Cluster) -> None:
