@@ -1,29 +1,26 @@
 """Records of finished requests, made over real streams to fake workers, and which of them are kept."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.router import stream
 from baton.services.router.chronicle import WINDOW_S, Recent
-from baton.services.router.record import Record, record_of
+from baton.services.router.record import record_of
 from baton.services.router.state import RequestState
 from baton.services.router.timings import HttpTimes
 from harness.fake_worker import FakeWorker, Fault, until
-from harness.router import Cluster
 
 PROMPT = [5, 6, 7]
 
 
-async def told(cluster: Cluster) -> Record:
+async def told(cluster):
     await cluster.settled()
     (record,) = cluster.chronicle.recent.last()
     return record
 
 
-async def test_a_request_of_a_pair(cluster: Cluster) -> None:
+async def test_a_request_of_a_pair(cluster):
     prefill, decode = await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=5)
     record = await told(cluster)
@@ -43,7 +40,7 @@ async def test_a_request_of_a_pair(cluster: Cluster) -> None:
     assert parents == {record.trace.traceparent}
 
 
-async def test_a_lost_decode_worker(cluster: Cluster) -> None:
+async def test_a_lost_decode_worker(cluster):
     workers = await cluster.pair(decode=2, step_s=0.005)
     for worker in workers[1:]:  # whichever is chosen
         worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, die=True))
@@ -67,7 +64,7 @@ async def test_a_lost_decode_worker(cluster: Cluster) -> None:
     assert ways[:2] == ["wait", "place"]
 
 
-async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
+async def test_a_prompt_that_is_recomputed(cluster):
     _, decode = await cluster.pair(step_s=0.005)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     await cluster.ask(PROMPT)
@@ -79,7 +76,7 @@ async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
     assert first.begin == record.events[1].at
 
 
-async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
+async def test_a_worker_lost_before_the_first_token(cluster):
     dying, *_ = await cluster.pair(prefill=1, step_s=0.005)
     dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
     await cluster.members.add(FakeWorker("p1", pb.ROLE_PREFILL, step_s=0.005))
@@ -94,7 +91,7 @@ async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
     assert cluster.count("ttft_stage_seconds_count", stage="lost") == 1
 
 
-async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gaps_are_sampled(cluster, monkeypatch):
     monkeypatch.setattr(stream, "GAP_EVERY_S", 0.02)
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
@@ -108,17 +105,17 @@ async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
 # -- the last and the slowest
 
 
-def kept(name: str, seconds: float = 1.0) -> Record:
+def kept(name, seconds=1.0):
     state = RequestState(name, f"f-{name}", b"", 3, 8, 64, 1e9, outcome="stop")
     state.http, state.ended, state.response_id = HttpTimes(arrived=1.0), 1.0 + seconds, f"cmpl-{name}"
     return record_of(state)
 
 
-def names(records: list[Record]) -> list[str]:
+def names(records):
     return [one.request_id for one in records]
 
 
-def test_the_slowest_ones_of_the_window() -> None:
+def test_the_slowest_ones_of_the_window():
     now = [0.0]
     recent = Recent(last=1, slowest=2, clock=lambda: now[0])
     recent.add(kept("old", 90.0))
@@ -133,7 +130,7 @@ def test_the_slowest_ones_of_the_window() -> None:
     assert recent.slowest() == []
 
 
-def test_it_is_bounded() -> None:
+def test_it_is_bounded():
     now = [0.0]
     recent = Recent(last=10, slowest=5, clock=lambda: now[0])
     for number in range(3000):
@@ -144,7 +141,7 @@ def test_it_is_bounded() -> None:
     assert sum(len(heap) for _, heap in recent._slow) <= 5 * 16
 
 
-def test_finding_one_by_either_id() -> None:
+def test_finding_one_by_either_id():
     recent = Recent(last=1)
     recent.add(kept("slow", 9.0))
     recent.add(kept("r"))

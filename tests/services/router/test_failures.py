@@ -1,7 +1,5 @@
 """Workers that fail on demand: the request goes on elsewhere, and each token comes once."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
@@ -10,9 +8,7 @@ from collections import deque
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Phase
-from baton.scheduler.booking import Assignment
-from baton.scheduler.need import Need
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice
 from baton.services.engine.args import VLLM_VERSION
@@ -36,7 +32,7 @@ from tests.services.router.asking import LONG, PROMPT, booked, right, share
     ],
     ids=str,
 )
-async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
+async def test_another_worker_prefills(cluster, fault):
     first, second, decode = await cluster.pair(prefill=2)
     share((first, second), fault)
     started = time.monotonic()
@@ -52,9 +48,7 @@ async def test_another_worker_prefills(cluster: Cluster, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("how", ["refuses", "is older"])
-async def test_a_worker_that_does_not_fit_is_left_alone(
-    cluster: Cluster, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_that_does_not_fit_is_left_alone(cluster, how, caplog):
     first, second, _ = await cluster.pair(prefill=2, connect=False)
     if how == "refuses":
         why = first.refusal = "vLLM 0.31 here, 0.32 there"
@@ -70,7 +64,7 @@ async def test_a_worker_that_does_not_fit_is_left_alone(
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("not_kept", [True, False], ids=["not kept", "not loaded"])
-async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bool) -> None:
+async def test_a_handoff_fails(cluster, prompt, not_kept):
     """A short prompt is prefilled again by the decode worker, a long one by another prefill worker."""
     first, second, decode = await cluster.pair(prefill=2)
     if not_kept:
@@ -92,14 +86,12 @@ async def test_a_handoff_fails(cluster: Cluster, prompt: list[int], not_kept: bo
         assert cluster.count("recomputed_prompts_total") == 0
 
 
-async def test_a_placement_that_is_kept_stays_booked(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_placement_that_is_kept_stays_booked(cluster, monkeypatch):
     """Another pair was found, but other requests took its room."""
     await cluster.pair(prefill=2)
     place = Placer.place
 
-    def late(placer: Placer, need: Need) -> Assignment | NoChoice:
+    def late(placer, need):
         if need.attempt.epoch > 1:
             return NoChoice(pb.Rejection.CODE_FULL, "all are full")
         return place(placer, need)
@@ -116,7 +108,7 @@ async def test_a_placement_that_is_kept_stays_booked(
 
 @pytest.mark.parametrize("after", [0, 1, 5])
 @pytest.mark.parametrize("how", ["die", "drain"])
-async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how: str) -> None:
+async def test_another_goes_on_with_the_answer(cluster, after, how):
     prefill, first, second = await cluster.pair(decode=2, step_s=0.002)
     how_it_fails = {"die": True} if how == "die" else {"failed": Failed.CODE_DRAINING}
     share((first, second), Fault(PHASE_DECODE, after, **how_it_fails))
@@ -140,11 +132,9 @@ async def test_another_goes_on_with_the_answer(cluster: Cluster, after: int, how
     ],
     ids=["its own deadline", "the wait for a worker"],
 )
-async def test_no_other_worker_can_decode(
-    cluster: Cluster, limits: dict[str, float], status: int, because: str
-) -> None:
+async def test_no_other_worker_can_decode(cluster, limits, status, because):
     """The request waits until its limit, and its error says what happened."""
-    cluster.remake(**limits)  # type: ignore[arg-type]
+    cluster.remake(**limits)
     for one in await cluster.pair():
         one.faults.append(Fault(PHASE_DECODE, 3, die=True))
     got = await cluster.ask(PROMPT, 20)
@@ -160,9 +150,7 @@ async def test_no_other_worker_can_decode(
     [(PROMPT, False), (LONG, False), (PROMPT, True)],
     ids=["recomputed", "prefilled elsewhere", "with a token in flight"],
 )
-async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
-    cluster: Cluster, prompt: list[int], crosses: bool
-) -> None:
+async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(cluster, prompt, crosses):
     """The pull's own deadline is much later. A token that is in flight is not the next attempt's."""
     cluster.remake(silence_s=0.5)
     *prefills, decode = await cluster.pair(prefill=2)
@@ -177,20 +165,20 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(
     assert cluster.count("retries_total", trouble="handoff", worker=source.worker_id) == 1
 
 
-async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster: Cluster) -> None:
+async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster):
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], answer(PROMPT, 4)]
 
 
-def with_weights(fingerprint: str, name: str) -> FakeWorker:
+def with_weights(fingerprint, name):
     worker = FakeWorker(name, pb.ROLE_MIXED)
     worker.model_fingerprint = fingerprint
     return worker
 
 
-async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster) -> None:
+async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster):
     """Before the first token, workers with any weights may take over."""
     old = await cluster.members.add(with_weights("f1", "old"))
     old.faults.append(Fault(PHASE_DECODE, 5, die=True))
@@ -208,7 +196,7 @@ async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster: Cluster
     assert all(worker.seen.starts for worker in new)
 
 
-async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
+async def test_workers_of_another_vllm_are_not_asked(cluster):
     """Neither by the scheduler nor by the router: their requests are encoded differently."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
     theirs.vllm_version = "0.1.0"
@@ -229,9 +217,7 @@ async def test_workers_of_another_vllm_are_not_asked(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(
-    cluster: Cluster, after: int
-) -> None:
+async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(cluster, after):
     """Even without a token: it was admitted, so its client should not notice the loss."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, after, die=True))
@@ -243,7 +229,7 @@ async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(
     assert len(again.seen.starts) == 1
 
 
-async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
+async def test_the_only_worker_there_is_asked_again(cluster):
     """Its stream broke, but it still sends heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
@@ -259,7 +245,7 @@ async def test_the_only_worker_there_is_asked_again(cluster: Cluster) -> None:
         (Failed.CODE_DRAINING, "refused"),
     ],
 )
-async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Code, trouble: str) -> None:
+async def test_closed_doors_use_up_no_attempt(cluster, code, trouble):
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
@@ -269,9 +255,7 @@ async def test_closed_doors_use_up_no_attempt(cluster: Cluster, code: Failed.Cod
 
 
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
-async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
-    cluster: Cluster, phase: Phase, after: int
-) -> None:
+async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(cluster, phase, after):
     """Its connections stay open and its lease is valid: only the silent stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
@@ -287,9 +271,7 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(
     assert len(hung.seen.starts) == 1
 
 
-async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(cluster, monkeypatch):
     """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
@@ -310,7 +292,7 @@ async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its
     await until(lambda: not cluster.pool.suspects(), "it is reached again")
 
 
-async def test_workers_that_only_the_scheduler_lost_still_serve() -> None:
+async def test_workers_that_only_the_scheduler_lost_still_serve():
     async with Cluster(worker_lease_s=2.0) as cluster:
         prefill, decode = await cluster.pair()
         right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -328,7 +310,7 @@ async def test_workers_that_only_the_scheduler_lost_still_serve() -> None:
         await cluster.settled()
 
 
-async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluster) -> None:
+async def test_a_router_that_was_away_does_not_blame_its_workers(cluster):
     cluster.remake(silence_s=0.3)
     _, decode = await cluster.pair(step_s=0.01)
     await cluster.send("q", PROMPT, 60)
@@ -338,14 +320,14 @@ async def test_a_router_that_was_away_does_not_blame_its_workers(cluster: Cluste
     assert len(decode.seen.starts) == 1
 
 
-async def test_an_answer_that_gets_on_outlives_more_workers(cluster: Cluster) -> None:
+async def test_an_answer_that_gets_on_outlives_more_workers(cluster):
     cluster.remake(max_attempts=2)
     faults = share(await cluster.pair(decode=2), *[Fault(PHASE_DECODE, 2, failed=Failed.CODE_STALE)] * 5)
     right(await cluster.ask(PROMPT, 200), PROMPT, 200)
     assert not faults
 
 
-async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Cluster) -> None:
+async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster):
     first, second, _ = await cluster.pair(prefill=2)
     for worker in (first, second):
         worker.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_INVALID))
@@ -356,7 +338,7 @@ async def test_a_request_that_a_worker_cannot_parse_is_not_retried(cluster: Clus
     assert len(first.seen.starts) + len(second.seen.starts) == 1
 
 
-async def test_a_complete_answer_is_not_admitted_again(cluster: Cluster) -> None:
+async def test_a_complete_answer_is_not_admitted_again(cluster):
     """The worker dies after the last token, before its finish reason."""
     *_, first, second = await cluster.pair(decode=2)
     for worker in (first, second):

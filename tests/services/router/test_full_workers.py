@@ -1,7 +1,5 @@
 """Workers enforce their own limits: what a Start says of a booking, and what follows a refusal as full."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque
@@ -9,10 +7,9 @@ from collections import deque
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
 from baton.services.router import relay
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
-from harness.router import Cluster
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, booked, right, share
 from tests.services.router.test_prefix import PROMPT as CHAT
@@ -22,19 +19,19 @@ FULL = Failed.CODE_FULL
 READY = pb.WORKER_STATE_READY
 
 
-def told(*starts: Start) -> list[tuple[int, int]]:
+def told(*starts):
     return [(start.prompt_tokens, start.blocks) for start in starts]
 
 
-def phases(worker: FakeWorker) -> list[int]:
+def phases(worker):
     return [start.phase for start in worker.seen.starts]
 
 
-def blocks(prompt: list[int], output: int) -> int:
+def blocks(prompt, output):
     return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # with one lookahead token
 
 
-async def known(cluster: Cluster) -> None:
+async def known(cluster):
     """Wait until the router's snapshot has all workers."""
     deadline = time.monotonic() + 5 * PATIENCE
     ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
@@ -45,16 +42,14 @@ async def known(cluster: Cluster) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
+async def test_a_mixed_worker_is_told_both(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     right(await cluster.ask(LONG), LONG, 8)
     assert phases(mixed) == [PHASE_DECODE]
     assert told(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
 
 
-async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(
-    cluster: Cluster,
-) -> None:
+async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.05))
     await cluster.send("long", LONG, 40)
     await until(lambda: cluster.got["long"].tokens, "it decodes")
@@ -64,7 +59,7 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
     right(await cluster.answer("long"), LONG, 40)
 
 
-async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
+async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster):
     prefill, decode = await cluster.pair()
     await known(cluster)
     await cluster.lose_scheduler()
@@ -72,7 +67,7 @@ async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster:
     assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 
 
-async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
+async def test_what_nobody_books_says_so(cluster):
     """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
@@ -84,7 +79,7 @@ async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
     assert told(*unbooked) == [(0, 0), (0, 0)]
 
 
-async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cluster) -> None:
+async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster):
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
     share((first, second), Fault(PHASE_PREFILL, failed=FULL))
@@ -104,9 +99,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, phase: int
-) -> None:
+async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(cluster, monkeypatch, phase):
     """Long prompts on a decode worker stall its streams; answers on a prefill worker delay its prompts."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # the test fails if the request waits this long
     cluster.remake(max_attempts=1)
@@ -122,9 +115,7 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
     )
 
 
-async def test_nobody_waits_for_others_that_are_full_as_well(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_waits_for_others_that_are_full_as_well(cluster, monkeypatch):
     """The worker that refused may have room sooner."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
@@ -138,7 +129,7 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
     await cluster.client.abort_requests_async(["stays"])
 
 
-async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster: Cluster) -> None:
+async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster):
     _, decode = await cluster.pair()
     decode.faults += [
         Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE, goes_on=True),
@@ -148,7 +139,7 @@ async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster
     assert [start.alone_tokens > 0 for start in decode.seen.starts] == [False, True, True, False]
 
 
-async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cluster) -> None:
+async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster):
     """The scheduler assumes more room than there is: requests are retried, and none fails."""
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))

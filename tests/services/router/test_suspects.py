@@ -1,18 +1,15 @@
 """Requests under which an engine failed are tried alone, one at a time, and cleared or convicted."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import deque
-from typing import Any
 
 import pytest
 from vllm.v1.engine import FinishReason
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.client import Placement
 from baton.services.engine import wire
 from baton.services.router import errors, pool, stream
@@ -22,7 +19,7 @@ from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.suspects import TRIAL_TOKENS, Convicts, Quarantine, Suspicion
 from baton.services.router.vllm.engine_client import request_digest, request_shape
 from harness.fake_worker import FakeWorker, Fault, until
-from harness.router import Answer, Cluster, engine_request
+from harness.router import engine_request
 from tests.services.router import asking
 from tests.services.router.asking import PROMPT, share
 
@@ -30,26 +27,24 @@ ENGINE = Failed.CODE_ENGINE
 TOKENS = 20
 
 
-def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
+def right(got, prompt, count=TOKENS):
     asking.right(got, prompt, count)
 
 
-def alone(*workers: FakeWorker) -> list[Start]:
+def alone(*workers):
     """Return the trials."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 
-def convicted(got: Answer) -> None:
+def convicted(got):
     assert isinstance(got.error, Exception)
-    assert got.error.http_status == 500  # type: ignore[attr-defined]
+    assert got.error.http_status == 500
     assert re.search("failed while it ran this request alone: .*the test wants it", str(got.error))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 1)])
-async def test_the_innocent_go_on_after_a_trial(
-    cluster: Cluster, goes_on: bool, phase: int, after: int
-) -> None:
+async def test_the_innocent_go_on_after_a_trial(cluster, goes_on, phase, after):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
@@ -66,7 +61,7 @@ async def test_the_innocent_go_on_after_a_trial(
     assert len(later) == 2, "it goes on with a handoff, as any other"
 
 
-async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
+async def test_a_request_that_fails_an_engine_alone_is_over(cluster):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3))
     convicted(await cluster.ask(PROMPT, TOKENS))
@@ -75,7 +70,7 @@ async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) ->
     assert {start.epoch for start in starts} == {1, trial.epoch}
 
 
-async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
+async def test_the_same_request_is_refused_at_the_door(cluster):
     workers = await cluster.pair()
     # The trial is on the worker whose engine failed and goes on.
     workers[0].faults += [
@@ -86,13 +81,13 @@ async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None
     starts = [len(worker.seen.starts) for worker in workers]
     with pytest.raises(Exception, match="made an engine fail a short while ago") as refused:
         await cluster.ask(PROMPT, TOKENS, seed=2)
-    assert refused.value.http_status == 422  # type: ignore[attr-defined]
+    assert refused.value.http_status == 422
     assert [len(worker.seen.starts) for worker in workers] == starts, "no worker saw it"
     right(await cluster.ask([*PROMPT, 8], TOKENS), [*PROMPT, 8])
     right(await cluster.ask(PROMPT, TOKENS - 1), PROMPT, TOKENS - 1)
 
 
-async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster: Cluster) -> None:
+async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster):
     workers = await cluster.pair()
     fails, passes = Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, 99)
     workers[1].faults = deque([fails, passes] * 3)
@@ -100,10 +95,10 @@ async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster
     assert [start.alone_tokens for start in alone(*workers)] == [4, 16, 64]
 
 
-async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster: Cluster) -> None:
+async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster):
     worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
 
-    def end() -> None:
+    def end():
         for one in worker._running.values():
             if not one.start.alone_tokens:
                 one.fault = Fault(PHASE_DECODE, 3, failed=ENGINE)
@@ -114,7 +109,7 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
     assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
 
 
-async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
+async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster):
     workers = await cluster.pair(decode=2)
     for worker in workers:
         worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
@@ -125,9 +120,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
 
 
 @pytest.mark.parametrize("lost_before", [0, 2], ids=["beside others", "as a suspect"])
-async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lost_before: int
-) -> None:
+async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(cluster, monkeypatch, lost_before):
     """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
@@ -152,7 +145,7 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
 
 
-def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another() -> None:
+def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another():
     worker = pb.Worker(worker_id="m0")
     placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()
     suspects.use(worker)
@@ -160,23 +153,21 @@ def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another() 
     assert suspects.worker_for(placed, {"m0"}, None) is None
 
 
-async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
-    cluster: Cluster,
-) -> None:
+async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(cluster):
     """Workers may have been killed for other reasons, so the client may send the request again."""
     workers = await cluster.pair(decode=5)
     share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed under the request" in str(got.error)
-    assert got.error.http_status == 503  # type: ignore[union-attr]
-    assert got.error.error.final, "no client library sends it again by itself"  # type: ignore[union-attr]
+    assert got.error.http_status == 503
+    assert got.error.error.final, "no client library sends it again by itself"
     assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"
     assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
 
 
-async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster) -> None:
+async def test_losses_of_a_suspect_have_the_same_limit(cluster):
     workers = await cluster.pair(decode=6)
     fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=True)
     share(workers, fails, *[Fault(PHASE_DECODE, die=True)] * 9)
@@ -185,14 +176,14 @@ async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster) -> None
     assert sum(worker._server is None for worker in workers) == 4
 
 
-async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
+async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster):
     """There is one worker at a time, so all requests meet again on the next one."""
-    workers: list[FakeWorker] = []
+    workers = []
 
-    async def start() -> None:
+    async def start():
         worker = FakeWorker(f"m{len(workers)}", pb.ROLE_MIXED, step_s=0.01)
 
-        def poisoned() -> None:
+        def poisoned():
             for one in worker._running.values():
                 if one.start.request_id == "killer":
                     one.fault = Fault(one.start.phase, die=True)
@@ -215,14 +206,14 @@ async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Clu
     assert len(workers) == 5, "it took four"
 
 
-async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
+async def test_many_are_tried_one_at_a_time(cluster):
     """All requests of the failed step are suspects; the worker is told that more follow."""
     prefill, decode = await cluster.pair(step_s=0.01)
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
-    running: list[int] = []
+    running = []
 
-    def look() -> None:
+    def look():
         tried = [one for one in decode._running.values() if one.start.alone_tokens]
         running.append(len(tried))
 
@@ -239,7 +230,7 @@ async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
     assert not alone(prefill)
 
 
-async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) -> None:
+async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster):
     _, decode = await cluster.pair(step_s=0.01)
     decode.faults = deque(
         [Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True)] * 2 + [Fault(PHASE_DECODE, 0, silent=True)]
@@ -253,11 +244,11 @@ async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) 
     right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
 
 
-async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_shortest_trial_goes_first(monkeypatch):
     monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: 1000.04)
     suspects, order = Quarantine(), []
 
-    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
+    async def one(name, computes, generates=TRIAL_TOKENS):
         async with suspects.turn(computes, generates):
             order.append((name, suspects.more))
             await asyncio.sleep(0)
@@ -266,12 +257,12 @@ async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) ->
     assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
 
 
-async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch):
     """Its grammar may be compiling. The worker admits suspects one at a time."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
     suspects, order, ends = Quarantine(), [], asyncio.Event()
 
-    async def one(name: str) -> None:
+    async def one(name):
         async with suspects.turn(10, TRIAL_TOKENS):
             order.append(name)
             await ends.wait()
@@ -285,14 +276,12 @@ async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch
     assert order == ["a", "b", "c", "d", "e"]
 
 
-async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(monkeypatch):
     now = 1000.0
     monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: now)
     suspects, order = Quarantine(), []
 
-    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
+    async def one(name, computes, generates=TRIAL_TOKENS):
         async with suspects.turn(computes, generates):
             order.append(name)
             await begins.wait()
@@ -331,9 +320,7 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
         ([(Trouble.LOST, False, 0, "w")] * 3, True, False, False),  # the request breaks the stream each time
     ],
 )
-def test_what_is_held_against_a_request(
-    failures: list[Any], suspect: bool, to_its_end: bool, is_convicted: bool
-) -> None:
+def test_what_is_held_against_a_request(failures, suspect, to_its_end, is_convicted):
     """A failure: its kind, whether the request ran alone, the tokens it generated, and the worker."""
     suspicion = Suspicion()
     for number, failure in enumerate(failures):
@@ -350,7 +337,7 @@ def test_what_is_held_against_a_request(
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
+def test_only_failures_that_engines_survive_are_forgotten(goes_on):
     """Otherwise one client's failing requests would make all others run alone."""
     suspicion = Suspicion()
     for _ in range(3):
@@ -359,25 +346,25 @@ def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None
     assert suspicion.to_its_end == (not goes_on)
 
 
-def encoded(name: str = "q", prompt: list[int] = PROMPT, **params: object) -> bytes:
+def encoded(name="q", prompt=PROMPT, **params):
     return wire.encode_request(engine_request(name, prompt, TOKENS, **params))
 
 
-def test_what_the_same_request_is() -> None:
+def test_what_the_same_request_is():
     one = request_digest(encoded("a", seed=1))
     assert request_digest(encoded("b", seed=2)) == one
     for other in (encoded(prompt=[1, 2]), encoded(temperature=0.5), encoded(logprobs=2), encoded(stop=["x"])):
         assert request_digest(other) != one
 
 
-def test_a_shape_tells_no_content() -> None:
+def test_a_shape_tells_no_content():
     shape = request_shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
     assert "secret" not in shape
     for word in ("prompt of 3 tokens", "stop (list of 1)", "logit_bias (dict of 1)", "temperature (0.5)"):
         assert word in shape
 
 
-def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded_in_number_and_time(monkeypatch):
     now = 0.0
     monkeypatch.setattr(module, "MOST_CONVICTS", 3)
     table = Convicts(clock=lambda: now)
@@ -394,14 +381,14 @@ def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     assert not len(table)
 
 
-def test_an_empty_table_digests_nothing() -> None:
-    def digest(_: bytes) -> bytes:
+def test_an_empty_table_digests_nothing():
+    def digest(_):
         raise AssertionError("this costs time")
 
     Convicts(digest).check(b"a")
 
 
 @pytest.mark.parametrize("error", [errors.EngineBroken("x"), errors.Convicted("x", retry_after_s=5)])
-def test_clients_are_told_not_to_try_again(error: errors.RequestFailed) -> None:
+def test_clients_are_told_not_to_try_again(error):
     start, _ = error_response(error)
     assert (b"x-should-retry", b"false") in start["headers"]

@@ -1,16 +1,12 @@
 """The waiting room: turns, limits, classes and the expected wait."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.services.classes import STANDARD, Classes, ServiceClass
+from baton.services.classes import STANDARD, Classes
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.state import Party
@@ -23,43 +19,35 @@ FULL = NotAdmitted("all are full", Why.FULL, 1.0)
 class House:
     """A number of rooms, a waiting room for requests (guests), and the order in which they were placed."""
 
-    def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
+    def __init__(self, rooms=0, limit=100, wait_s=15.0):
         self.rooms = rooms
         self.kept = 0  # rooms reserved for the first class
         self.now = 0.0
-        self.inside: list[str] = []
+        self.inside = []
         self.asked = 0
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
         self.waiting = WaitingRoom(limit, wait_s, metrics, clock=lambda: self.now)
 
-    def guest(
-        self,
-        name: str,
-        client: str = "",
-        deadline: float = 1e9,
-        tenant: str = "",
-        weight: int = 1,
-        service: ServiceClass = STANDARD,
-    ) -> asyncio.Task[float]:
+    def guest(self, name, client="", deadline=1000000000.0, tenant="", weight=1, service=STANDARD):
         party = Party(tenant, client, weight)
         return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
-    def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
+    def back(self, name, wait_s=15.0):
         """Place a guest that lost its room."""
         return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
-    def leave(self, rooms: int = 1) -> None:
+    def leave(self, rooms=1):
         self.rooms += rooms
         self.waiting.freed()
 
-    async def refill(self, rooms: int = 1) -> None:
+    async def refill(self, rooms=1):
         """Free rooms, and wait until they are taken."""
         self.leave(rooms)
         await until(lambda: self.rooms == 0, "the rooms are taken")
 
-    def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
-        async def place(service: ServiceClass) -> None:
+    def _door(self, name):
+        async def place(service):
             self.asked += 1
             await asyncio.sleep(0)
             if self.rooms <= (self.kept if service.room < 1 else 0):
@@ -70,12 +58,12 @@ class House:
         return place
 
 
-async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
+async def waiting(house, *guests):
     count = len(guests)
     await until(lambda: len(house.waiting) == count, f"{count} wait")
 
 
-async def test_clients_take_turns() -> None:
+async def test_clients_take_turns():
     house = House()
     guests = [house.guest(f"a{number}", "a") for number in range(4)]
     await waiting(house, *guests)
@@ -86,7 +74,7 @@ async def test_clients_take_turns() -> None:
     assert house.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-async def test_tenants_take_turns_by_their_weight() -> None:
+async def test_tenants_take_turns_by_their_weight():
     """Whatever the number of their clients and requests."""
     house = House()
     flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
@@ -101,7 +89,7 @@ async def test_tenants_take_turns_by_their_weight() -> None:
     assert house.registry.get_sample_value(*shown) == 0
 
 
-async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back() -> None:
+async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back():
     house = House()
     flood = [house.guest(f"a{number}", tenant="a", weight=3) for number in range(12)]
     await waiting(house, *flood)
@@ -118,7 +106,7 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
     assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
 
 
-async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
+async def test_those_that_lost_their_room_go_before_those_that_had_none():
     house = House()
     guests = [house.guest("first"), house.guest("second")]
     await waiting(house, *guests)  # the first one has the turn
@@ -132,7 +120,7 @@ async def test_those_that_lost_their_room_go_before_those_that_had_none() -> Non
     assert len(house.waiting) == 0
 
 
-async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may() -> None:
+async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may():
     house = House(limit=0)
     back = house.back("lost")
     await waiting(house, back)
@@ -149,13 +137,13 @@ async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_tha
     assert house.inside == ["lost", "new"]
 
 
-async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
+async def test_one_that_lost_its_room_hears_why_it_cannot_come_back():
     house = House()
     guest = house.guest("a")
     await waiting(house, guest)
     gone = NotAdmitted("none is left", Why.NO_WORKERS)
 
-    async def place(service: ServiceClass) -> None:
+    async def place(service):
         del service
         raise gone
 
@@ -166,7 +154,7 @@ async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
     await guest
 
 
-async def test_no_request_overtakes_those_that_wait() -> None:
+async def test_no_request_overtakes_those_that_wait():
     house = House()
     first = house.guest("first")
     await waiting(house, first)
@@ -178,7 +166,7 @@ async def test_no_request_overtakes_those_that_wait() -> None:
     assert house.inside == ["first", "second"]
 
 
-async def test_only_one_asks_again() -> None:
+async def test_only_one_asks_again():
     """The cost of a release does not depend on the number of waiting requests."""
     house = House(limit=1000)
     guests = [house.guest(str(number)) for number in range(500)]
@@ -193,7 +181,7 @@ async def test_only_one_asks_again() -> None:
     await until(lambda: len(house.waiting) == 0, "all gave up")
 
 
-async def test_other_routers_releases_are_found_without_a_sign() -> None:
+async def test_other_routers_releases_are_found_without_a_sign():
     house = House()
     guest = house.guest("a")
     await waiting(house, guest)
@@ -201,7 +189,7 @@ async def test_other_routers_releases_are_found_without_a_sign() -> None:
     await guest
 
 
-async def test_the_queue_is_bounded() -> None:
+async def test_the_queue_is_bounded():
     house = House(limit=2)
     guests = [house.guest("a"), house.guest("b")]
     await waiting(house, *guests)
@@ -216,7 +204,7 @@ async def test_the_queue_is_bounded() -> None:
     house.waiting.check_room()
 
 
-async def test_the_wait_is_bounded_and_says_why() -> None:
+async def test_the_wait_is_bounded_and_says_why():
     house = House(wait_s=0.1)
     guest = house.guest("a")
     with pytest.raises(NotAdmitted, match=r"within 0.1 s \(router.max_wait_s\).*all are full"):
@@ -224,11 +212,11 @@ async def test_the_wait_is_bounded_and_says_why() -> None:
     assert len(house.waiting) == 0
 
 
-async def test_a_request_that_can_never_fit_does_not_wait() -> None:
+async def test_a_request_that_can_never_fit_does_not_wait():
     house = House()
     never = NotAdmitted("too large", Why.TOO_LARGE)
 
-    async def place(service: ServiceClass) -> None:
+    async def place(service):
         del service
         raise never if len(house.waiting) else FULL
 
@@ -237,7 +225,7 @@ async def test_a_request_that_can_never_fit_does_not_wait() -> None:
     assert refused.value is never
 
 
-async def test_the_expected_wait_refuses_early() -> None:
+async def test_the_expected_wait_refuses_early():
     """If 8 requests end together every 4 s, the pace is one per 0.5 s."""
     house = House(limit=1000, wait_s=60)
     guests = [house.guest(str(number), "a") for number in range(200)]
@@ -260,10 +248,10 @@ async def test_the_expected_wait_refuses_early() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
+async def test_everybody_comes_in_or_has_given_up(seed):
     rng = random.Random(seed)
     house = House(limit=1000)
-    guests: list[asyncio.Task[Any]] = []
+    guests = []
     for number in range(200):
         deed = rng.random()
         if deed < 0.6:
@@ -286,7 +274,7 @@ async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
 BATCH = next(one for one in Classes() if one.name == "batch")
 
 
-async def test_those_that_go_first_do_not_stand_behind_others() -> None:
+async def test_those_that_go_first_do_not_stand_behind_others():
     house = House()
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(10)]
     await waiting(house, *flood)
@@ -301,7 +289,7 @@ async def test_those_that_go_first_do_not_stand_behind_others() -> None:
     assert house.inside[3:] == [f"b{number}" for number in range(10)]
 
 
-async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
+async def test_the_last_rooms_are_kept_for_those_that_go_first():
     house = House(rooms=3)
     house.kept = 1
     for number in range(5):
@@ -311,7 +299,7 @@ async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
     assert house.inside == ["b0", "b1", "a"]
 
 
-async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
+async def test_a_class_with_less_than_its_share_is_owed_a_place():
     """Every tenth placement is its own, even of the rooms reserved for others."""
     house = House(rooms=9)
     house.kept = 100
@@ -326,7 +314,7 @@ async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
     assert house.inside[-1] == "b2"
 
 
-async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
+async def test_nobody_waits_longer_than_its_class_has_patience():
     """With few rooms its share is less than one."""
     house = House(rooms=2)
     await asyncio.gather(house.guest("a0"), house.guest("a1"))
@@ -341,11 +329,11 @@ async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
     assert "b" in house.inside
 
 
-async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
+async def test_what_is_owed_does_not_stop_the_others_for_long():
     """The request that is owed a place may be too large."""
     house = House()
 
-    async def too_large(service: ServiceClass) -> None:
+    async def too_large(service):
         del service
         raise FULL
 
@@ -363,7 +351,7 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
     await other
 
 
-async def lodging(*, rooms: int) -> House:
+async def lodging(*, rooms):
     """Return a house full of the first class, in which the next place is owed to batch."""
     house = House(rooms=rooms)
     house.kept = 100
@@ -371,7 +359,7 @@ async def lodging(*, rooms: int) -> House:
     return house
 
 
-async def left_while_owed(house: House, after_s: float) -> None:
+async def left_while_owed(house, after_s):
     """Let a batch request that is owed a place give up."""
     gone = house.guest("gone", service=BATCH)
     await waiting(house, gone)
@@ -380,7 +368,7 @@ async def left_while_owed(house: House, after_s: float) -> None:
     await until(lambda: len(house.waiting) == 0, "it gave up")
 
 
-async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_again() -> None:
+async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_again():
     house = await lodging(rooms=9)
     await left_while_owed(house, 0.5)
     house.now += 3600.0
@@ -390,7 +378,7 @@ async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_agai
     assert house.inside[-1] == "b"
 
 
-async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
+async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer():
     """Giving up neither extends its precedence nor shortens its rest."""
     house = await lodging(rooms=9)
     for _ in range(3):
@@ -401,7 +389,7 @@ async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer
     assert house.inside[-1] == "c"
 
 
-async def test_a_flood_does_not_take_the_whole_queue() -> None:
+async def test_a_flood_does_not_take_the_whole_queue():
     house = House(limit=4)
     flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
     await waiting(house, *flood)

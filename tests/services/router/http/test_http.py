@@ -1,25 +1,18 @@
 """A router's process seen by HTTP clients, in front of fake workers and a real scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL
 from harness.fake_worker import MODEL, Fault, until
-from harness.router import Members
 from harness.support import PATIENCE, listening
 from tests.services.router.http.site import (
     MAX_WAIT_S,
     PROMPT,
     Site,
-    StartRouter,
     body,
     events,
     pair,
@@ -30,7 +23,7 @@ END_S = 15.0 * PATIENCE
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_workers_it_is_503(members: Members, http: httpx.AsyncClient, stream: bool) -> None:
+async def test_without_workers_it_is_503(members, http, stream):
     del members
     health = await http.get("/health")
     for path, more in (
@@ -49,9 +42,7 @@ async def test_without_workers_it_is_503(members: Members, http: httpx.AsyncClie
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_full_house_is_503_after_a_wait(
-    members: Members, http: httpx.AsyncClient, stream: bool
-) -> None:
+async def test_a_full_house_is_503_after_a_wait(members, http, stream):
     """The error names the limits and their settings."""
     _, decode = await pair(members, http, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
@@ -66,7 +57,7 @@ async def test_a_full_house_is_503_after_a_wait(
     assert "1 of 1 requests: engine.max_num_seqs, scheduler.max_queue_factor" in said
 
 
-async def sequences(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[Any]:
+async def sequences(http, asked):
     """Return the chunks of a stream, or a whole answer as the only one."""
     async with http.stream("POST", "/v1/completions", json=asked) as response:
         if asked["stream"] and response.status_code == 200:
@@ -74,7 +65,7 @@ async def sequences(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[Any]
         return [json.loads(await response.aread())]
 
 
-def no_room(chunks: list[Any]) -> bool:
+def no_room(chunks):
     """Return whether the request waited too long, which a busy machine can cause. Other errors fail."""
     errors = [chunk["error"]["message"] for chunk in chunks if "error" in chunk]
     assert all("(router.max_wait_s)" in error for error in errors), errors
@@ -83,9 +74,7 @@ def no_room(chunks: list[Any]) -> bool:
 
 @pytest.mark.parametrize("many", [{"prompt": [PROMPT] * 33}, {"n": 33, "temperature": 1.0}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_more_sequences_than_fit_at_once(
-    members: Members, http: httpx.AsyncClient, many: dict[str, Any], stream: bool
-) -> None:
+async def test_more_sequences_than_fit_at_once(members, http, many, stream):
     """They start as slots become free."""
     await pair(members, http, max_num_seqs=4)
     deadline = time.monotonic() + 10 * PATIENCE
@@ -97,7 +86,7 @@ async def test_more_sequences_than_fit_at_once(
     assert said == [text(8)] * 33
 
 
-async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
+async def test_answers(members, http):
     await pair(members, http)
     got = await http.post("/v1/completions", json=body())
     assert got.status_code == 200
@@ -125,7 +114,7 @@ async def test_answers(members: Members, http: httpx.AsyncClient) -> None:
     assert 'baton_router_requests_total{outcome="length"}' in metrics
 
 
-async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_leaves_aborts_both_sides(members, http):
     prefill, decode = await pair(members, http, step_s=0.02)
     async with http.stream("POST", "/v1/completions", json=body(1000, stream=True)) as response:
         lines = response.aiter_lines()  # keep it: closing it would close the connection
@@ -135,7 +124,7 @@ async def test_a_client_that_leaves_aborts_both_sides(members: Members, http: ht
     assert decode.running == []
 
 
-async def test_a_client_that_leaves_before_the_first_token(members: Members, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_leaves_before_the_first_token(members, http):
     prefill, _ = await pair(members, http)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     asking = asyncio.create_task(http.post("/v1/completions", json=body(stream=True)))
@@ -144,13 +133,13 @@ async def test_a_client_that_leaves_before_the_first_token(members: Members, htt
     await until(lambda: prefill.seen.aborts, "the worker gets an abort", 2.0)
 
 
-async def test_a_stop_string_ends_the_decoding(members: Members, http: httpx.AsyncClient) -> None:
+async def test_a_stop_string_ends_the_decoding(members, http):
     _, decode = await pair(members, http, step_s=0.02)
     await http.post("/v1/completions", json=body(1000, stop=text(3, 2)))
     await until(lambda: decode.seen.aborts, "the worker gets an abort", 1.0)
 
 
-async def test_sigterm_lets_streams_end(start_router: StartRouter, tmp_path: Path) -> None:
+async def test_sigterm_lets_streams_end(start_router, tmp_path):
     site = Site(start_router, tmp_path)
     async with site.scheduler() as members, site.client() as http:
         workers = await pair(members, http, step_s=0.1)  # six seconds for 60 tokens
@@ -170,9 +159,7 @@ async def test_sigterm_lets_streams_end(start_router: StartRouter, tmp_path: Pat
     assert "Traceback" not in site.process.text
 
 
-async def test_a_stream_that_outlasts_the_drain_gets_an_error(
-    start_router: StartRouter, tmp_path: Path
-) -> None:
+async def test_a_stream_that_outlasts_the_drain_gets_an_error(start_router, tmp_path):
     site = Site(start_router, tmp_path, drain_timeout_s=0.3)
     async with site.scheduler() as members, site.client() as http:
         _, decode = await pair(members, http, step_s=0.05)
@@ -188,7 +175,7 @@ async def test_a_stream_that_outlasts_the_drain_gets_an_error(
     assert "Traceback" not in site.process.text
 
 
-async def test_the_settings_limit_the_time(start_router: StartRouter, tmp_path: Path) -> None:
+async def test_the_settings_limit_the_time(start_router, tmp_path):
     """router.max_wait_s while no scheduler answers, and router.request_timeout_s."""
     site = Site(start_router, tmp_path, max_wait_s=1.0, request_timeout_s=3.0)
     async with site.client() as http:
@@ -203,7 +190,7 @@ async def test_the_settings_limit_the_time(start_router: StartRouter, tmp_path: 
             assert (got.status_code, got.json()["error"]["type"]) == (504, "GatewayTimeoutError")
 
 
-async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: httpx.AsyncClient) -> None:
+async def test_a_deadline_in_the_middle_of_a_stream(members, http):
     """After the tokens so far the stream ends with the error, and the worker drops the request."""
     _, decode = await pair(members, http)
     decode.faults.append(Fault(PHASE_DECODE, 3, silent=True))
@@ -217,13 +204,13 @@ async def test_a_deadline_in_the_middle_of_a_stream(members: Members, http: http
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "soon", "nan", "inf", ""])
-async def test_a_wrong_deadline_is_400(http: httpx.AsyncClient, wrong: str) -> None:
+async def test_a_wrong_deadline_is_400(http, wrong):
     got = await http.post("/v1/completions", json=body(), headers={"X-Request-Timeout": wrong})
     assert (got.status_code, got.json()["error"]["type"]) == (400, "BadRequestError")
     assert "x-request-timeout" in got.json()["error"]["message"]
 
 
-async def test_an_unforeseen_error_of_a_handler_is_400(http: httpx.AsyncClient, site: Site) -> None:
+async def test_an_unforeseen_error_of_a_handler_is_400(http, site):
     """An assistant's message without content raises IndexError in vLLM's conversion."""
     call = {"arguments": "", "name": "", "call_id": "", "type": "function_call"}
     message = {"content": [], "id": "", "role": "assistant", "status": "completed", "type": "message"}
@@ -235,7 +222,7 @@ async def test_an_unforeseen_error_of_a_handler_is_400(http: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("path", ["/scale_elastic_ep", "/is_scaling_elastic_ep", "/v1/systemone"])
-async def test_routes_that_are_not_offered_are_404(http: httpx.AsyncClient, path: str) -> None:
+async def test_routes_that_are_not_offered_are_404(http, path):
     got = await http.post(path, json={"new_data_parallel_size": 2})
     assert got.status_code == 404
     assert path not in (await http.get("/openapi.json")).json()["paths"]
@@ -251,9 +238,7 @@ async def test_routes_that_are_not_offered_are_404(http: httpx.AsyncClient, path
         ("POST", "/health", 405, "MethodNotAllowedError", "GET, HEAD"),
     ],
 )
-async def test_a_missing_route_gets_openai_s_error_object(
-    http: httpx.AsyncClient, method: str, path: str, status: int, kind: str, allowed: str
-) -> None:
+async def test_a_missing_route_gets_openai_s_error_object(http, method, path, status, kind, allowed):
     got = await http.request(method, path)
     assert got.status_code == status
     error = got.json()["error"]

@@ -1,10 +1,7 @@
 """The queue of outputs to the front end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import Any
 
 import numpy as np
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
@@ -14,11 +11,11 @@ from baton.services.router.vllm import outputs
 from harness.support import PATIENCE
 
 
-def output(request_id: str, *tokens: int, **more: Any) -> Any:
+def output(request_id, *tokens, **more):
     return EngineCoreOutput(request_id=request_id, new_token_ids=list(tokens), **more)
 
 
-async def test_waiting_tokens_are_merged() -> None:
+async def test_waiting_tokens_are_merged():
     queue = outputs.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 9))
@@ -34,7 +31,7 @@ async def test_waiting_tokens_are_merged() -> None:
     assert second.new_token_ids == [9]
 
 
-async def test_logprobs_are_not_merged() -> None:
+async def test_logprobs_are_not_merged():
     queue = outputs.OutputQueue(lambda: 0.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
@@ -43,7 +40,7 @@ async def test_logprobs_are_not_merged() -> None:
     assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-async def test_take_waits_and_returns_all() -> None:
+async def test_take_waits_and_returns_all():
     queue = outputs.OutputQueue(lambda: 0.0)
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
@@ -52,7 +49,7 @@ async def test_take_waits_and_returns_all() -> None:
     assert [one.request_id for one in (await taking).outputs] == ["a", "b"]
 
 
-async def test_a_late_router_takes_more_at_once() -> None:
+async def test_a_late_router_takes_more_at_once():
     late = [1.0]
     queue = outputs.OutputQueue(lambda: late[0])
     queue.put(output("a", 1))
@@ -64,7 +61,7 @@ async def test_a_late_router_takes_more_at_once() -> None:
     assert [one.new_token_ids for one in (await taking).outputs] == [[1, 2, 3, 4]]
 
 
-async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
+async def test_waiting_outputs_of_an_aborted_request_are_dropped():
     queue = outputs.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 2))
@@ -72,7 +69,7 @@ async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
     assert [one.request_id for one in (await queue.take()).outputs] == ["b"]
 
 
-async def test_all_but_the_first_and_last_tokens_wait_for_the_flush() -> None:
+async def test_all_but_the_first_and_last_tokens_wait_for_the_flush():
     flush_s = 0.5  # longer than a busy machine stalls
     queue = outputs.OutputQueue(lambda: 0.0, flush_s)
     queue.put(output("a", 1), at_once=True)
@@ -93,7 +90,7 @@ async def test_all_but_the_first_and_last_tokens_wait_for_the_flush() -> None:
     assert [one.request_id for one in (await queue.take()).outputs] == ["c"]
 
 
-async def test_unmerged_outputs_keep_their_order_with_a_flush() -> None:
+async def test_unmerged_outputs_keep_their_order_with_a_flush():
     queue = outputs.OutputQueue(lambda: 0.0, 60.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
@@ -103,7 +100,7 @@ async def test_unmerged_outputs_keep_their_order_with_a_flush() -> None:
         assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-def test_events_of_another_host_are_rebased() -> None:
+def test_events_of_another_host_are_rebased():
     event, kind = EngineCoreEvent, EngineCoreEventType
     events = [event(kind.QUEUED, 100.0), event(kind.SCHEDULED, 101.0)]
     outputs.rebase(events, -90.0)

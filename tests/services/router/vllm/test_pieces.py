@@ -1,13 +1,9 @@
 """A long text tokenized in pieces has the tokenizer's own ids, and takes little memory."""
 
-from __future__ import annotations
-
 import functools
 import random
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -20,7 +16,7 @@ from baton.services.router.vllm import pieces
 from harness.deployment import MODEL
 from harness.support import ROOT
 
-WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
+WHOLE = {"truncation": False, "add_special_tokens": True}
 RUNS = (
     *(" ", "\n", "\t", "a", "ab", "the", "A", "/", "-_", "'", "'s", "1"),
     *("\u4e2d", "\u4e2d\u56fd", "\U0001f600", "\u00e9"),
@@ -38,18 +34,18 @@ WORDS = (
 
 
 @functools.cache
-def made(pattern: str | None = None, *, frame: bool = False, added: str = "", **kinds: bool) -> Any:
+def made(pattern=None, *, frame=False, added="", **kinds):
     """Return the demo model's tokenizer, perhaps with another pattern, frame or added token."""
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     if pattern == pieces.GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.normalizer = None  # type: ignore[assignment]
+        backend.normalizer = None
     elif pattern is not None:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, level])  # type: ignore[assignment]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     if frame:
-        backend.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        backend.post_processor = TemplateProcessing(
             single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
         )
     if added:
@@ -58,13 +54,13 @@ def made(pattern: str | None = None, *, frame: bool = False, added: str = "", **
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 100)
 
 
-def text_of(rng: random.Random) -> str:
+def text_of(rng):
     """Return a random text of words, any characters, and runs that are much longer than a piece."""
-    parts: list[str] = []
+    parts = []
     for _ in range(rng.randrange(1, 30)):
         kind = rng.random()
         if kind < 0.15:
@@ -84,7 +80,7 @@ def text_of(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("frame", [False, True])
 @pytest.mark.parametrize("pattern", [None, *pieces.PATTERNS])
-def test_the_ids_are_the_tokenizers_own(pattern: str | None, frame: bool) -> None:
+def test_the_ids_are_the_tokenizers_own(pattern, frame):
     tokenizer = made(pattern, frame=frame)
     rng = random.Random(f"{pattern}{frame}")
     in_pieces = 0
@@ -99,7 +95,7 @@ def test_the_ids_are_the_tokenizers_own(pattern: str | None, frame: bool) -> Non
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("length", [1, 2, 3, 500, 100_000])
-def test_a_text_is_cut_as_the_tokenizer_cuts_it(length: int, side: str) -> None:
+def test_a_text_is_cut_as_the_tokenizer_cuts_it(length, side):
     tokenizer = made(frame=True)
     tokenizer.truncation_side = side
     text = text_of(random.Random(7)) * 2
@@ -111,7 +107,7 @@ def test_a_text_is_cut_as_the_tokenizer_cuts_it(length: int, side: str) -> None:
 
 
 @pytest.mark.parametrize("added", [" ", "d W", "e.", "\u4e2d", "  \n", "//////"])
-def test_a_cut_never_splits_an_added_token(added: str) -> None:
+def test_a_cut_never_splits_an_added_token(added):
     tokenizer = made(added=added, normalized=False)
     rng = random.Random(added)
     for _ in range(20):
@@ -120,7 +116,7 @@ def test_a_cut_never_splits_an_added_token(added: str) -> None:
         assert found is None or found == tokenizer(text, **WHOLE)["input_ids"], repr(text)
 
 
-def test_split_special_tokens_stay_split() -> None:
+def test_split_special_tokens_stay_split():
     tokenizer = made(added="<extra>")
     text = "a <|im_end|> b <extra> c" * 50
     whole = pieces.ids_in_pieces(tokenizer, text, **WHOLE)
@@ -132,7 +128,7 @@ def test_split_special_tokens_stay_split() -> None:
         tokenizer.split_special_tokens = False
 
 
-def test_a_run_ends_within_a_piece_or_begins_a_large_one() -> None:
+def test_a_run_ends_within_a_piece_or_begins_a_large_one():
     """A run that is one word is cut. A run of newlines is not: the pattern may take all of it."""
     cutter = pieces.cutter_of(made())
     assert cutter is not None
@@ -148,7 +144,7 @@ def test_a_run_ends_within_a_piece_or_begins_a_large_one() -> None:
         assert places.next(0)[0] <= most, unit
 
 
-def test_other_tokenizers_get_the_text_whole() -> None:
+def test_other_tokenizers_get_the_text_whole():
     assert pieces.cutter_of(made()) is not None
     assert pieces.cutter_of(maybe_make_thread_pool(get_tokenizer(str(MODEL)))) is not None
     assert pieces.cutter_of(made("[^a]+")) is None
@@ -172,7 +168,7 @@ def test_other_tokenizers_get_the_text_whole() -> None:
         lambda backend: setattr(backend, "model", models.WordLevel(backend.get_vocab(), unk_token="a")),
     ],
 )
-def test_tokenizers_with_other_parts_get_the_text_whole(change: Callable[[Tokenizer], None]) -> None:
+def test_tokenizers_with_other_parts_get_the_text_whole(change):
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     change(backend)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
@@ -212,7 +208,7 @@ for text in (" " * 2_200_000, "Hello world. " * 170_000, "/home/x/1 " * 100_000)
 """
 
 
-def test_a_long_text_that_fits_takes_little_memory() -> None:
+def test_a_long_text_that_fits_takes_little_memory():
     """Whole texts take 90 to 180 bytes per character. Measured in a separate process."""
     line = [sys.executable, "-c", MEASURE, str(MODEL)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=420, check=True)
