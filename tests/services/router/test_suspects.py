@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.engine import FinishReason
@@ -49,11 +50,8 @@ async def test_the_innocent_go_on_after_a_trial(cluster, goes_on, phase, after):
     share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
-    assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
-        PHASE_DECODE,
-        False,
-        TRIAL_TOKENS,
-    )
+    assert (trial.phase, trial.alone_tokens) == (PHASE_DECODE, TRIAL_TOKENS)
+    assert not trial.HasField("source")
     failed = next(one for one in workers if any(s.phase == phase and s.epoch == 1 for s in one.seen.starts))
     assert (trial in failed.seen.starts) == goes_on, "the engine that failed is empty, if it goes on"
     later = [start for one in workers for start in one.seen.starts if start.epoch > trial.epoch]
@@ -230,72 +228,65 @@ async def test_many_are_tried_one_at_a_time(cluster):
     assert not alone(prefill)
 
 
-async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster):
-    _, decode = await cluster.pair(step_s=0.01)
-    decode.faults = deque(
-        [Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True)] * 2 + [Fault(PHASE_DECODE, 0, silent=True)]
-    )
-    await cluster.send("a", PROMPT, TOKENS)
-    await cluster.send("b", [*PROMPT, 1], TOKENS)
-    await until(lambda: alone(decode), "one of them is tried")
-    first = alone(decode)[0].request_id
-    other = "b" if first == "a" else "a"
-    await cluster.client.abort_requests_async([first])
-    right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
+class Trials:
+    """A quarantine, and the order in which its trials began. They end with `ends`."""
+
+    def __init__(self, monkeypatch):
+        self.suspects, self.order, self.ends = Quarantine(), [], asyncio.Event()
+        self.now = 1000.04
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    async def ask(self, name, computes=10, generates=TRIAL_TOKENS):
+        async def trial():
+            async with self.suspects.turn(computes, generates):
+                self.order.append(name)
+                await self.ends.wait()
+
+        task = asyncio.create_task(trial())
+        await asyncio.sleep(0)
+        return task
+
+    async def end(self, tasks):
+        self.ends.set()
+        await asyncio.gather(*tasks)
 
 
 async def test_the_shortest_trial_goes_first(monkeypatch):
-    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: 1000.04)
-    suspects, order = Quarantine(), []
-
-    async def one(name, computes, generates=TRIAL_TOKENS):
-        async with suspects.turn(computes, generates):
-            order.append((name, suspects.more))
-            await asyncio.sleep(0)
-
-    await asyncio.gather(one("end", 50, 900), one("long", 2000), one("a", 100), one("b", 60))
-    assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
+    trials = Trials(monkeypatch)
+    sizes = {"end": (50, 900), "long": (2000, 4), "a": (100, 4), "b": (60, 4)}
+    asking_together = [trials.ask(name, *size) for name, size in sizes.items()]
+    await trials.end(await asyncio.gather(*asking_together))
+    assert trials.order == ["a", "b", "long", "end"]
 
 
 async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch):
     """Its grammar may be compiling. The worker admits suspects one at a time."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
-    suspects, order, ends = Quarantine(), [], asyncio.Event()
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask(name) for name in "abc"]
+    await until(lambda: len(trials.order) == 3, "all have their turns")
+    await trials.end([*tasks, await trials.ask("d"), await trials.ask("e")])
+    assert trials.order == ["a", "b", "c", "d", "e"]
 
-    async def one(name):
-        async with suspects.turn(10, TRIAL_TOKENS):
-            order.append(name)
-            await ends.wait()
 
-    tasks = [asyncio.create_task(one(name)) for name in ("a", "b", "c")]
-    await until(lambda: len(order) == 3, "all have their turns")
-    ends.set()
-    await asyncio.gather(*tasks)
-    tasks = [asyncio.create_task(one(name)) for name in ("d", "e")]
-    await asyncio.gather(*tasks)
-    assert order == ["a", "b", "c", "d", "e"]
+async def test_a_suspect_that_leaves_lets_the_next_one_in(monkeypatch):
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask(name) for name in "abc"]
+    await until(lambda: trials.order == ["a"], "the first is tried")
+    tasks[1].cancel()
+    tasks[0].cancel()
+    await until(lambda: trials.order == ["a", "c"], "the last is tried", module.TURN_S / 2)
+    await trials.end(tasks[2:])
 
 
 async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: now)
-    suspects, order = Quarantine(), []
-
-    async def one(name, computes, generates=TRIAL_TOKENS):
-        async with suspects.turn(computes, generates):
-            order.append(name)
-            await begins.wait()
-
-    begins = asyncio.Event()
-    tasks = [asyncio.create_task(one("first", 10))]
-    await asyncio.sleep(0)
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask("first")]
     for name, generates in (("long", 900), ("soon after", TRIAL_TOKENS), ("late", TRIAL_TOKENS)):
-        now += 4.0 if name == "late" else 0.5
-        tasks.append(asyncio.create_task(one(name, 10, generates)))
-        await asyncio.sleep(0)
-    begins.set()
-    await asyncio.gather(*tasks)
-    assert order == ["first", "soon after", "long", "late"]
+        trials.now += 4.0 if name == "late" else 0.5
+        tasks.append(await trials.ask(name, 10, generates))
+    await trials.end(tasks)
+    assert trials.order == ["first", "soon after", "long", "late"]
 
 
 @pytest.mark.parametrize(
