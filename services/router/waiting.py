@@ -149,7 +149,7 @@ class WaitingRoom:
         self._because = ""  # why the last try found no room
         self._began = 0.0  # when requests began to wait
         self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when requests left it
-        metrics.watch_waiting(self)
+        metrics.watch_waiting(self, lambda: self.estimate_s)
 
     def __len__(self) -> int:
         return self._waiting

@@ -165,13 +165,6 @@ async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(cluster, 
     assert cluster.count("retries_total", trouble="handoff", worker=source.worker_id) == 1
 
 
-async def test_a_prefill_worker_goes_on_for_the_last_decode_worker(cluster):
-    prefill, decode = await cluster.pair()
-    decode.faults.append(Fault(PHASE_DECODE, 3, die=True))
-    right(await cluster.ask(PROMPT, 20), PROMPT, 20)
-    assert [list(start.output_token_ids) for start in prefill.seen.starts] == [[], answer(PROMPT, 4)]
-
-
 def with_weights(fingerprint, name):
     worker = FakeWorker(name, pb.ROLE_MIXED)
     worker.model_fingerprint = fingerprint
