@@ -34,25 +34,22 @@ async def open_tenancy(
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
     quotas = Quotas(shared, router_id, router.processes)
     keyring = None
-    if router.has_tenants:
-        book = (
-            FileBook(router.keys_file)
-            if router.keys_file
-            else RedisBook(router.keys_store, topic, store_password, for_router=True)
-        )
-        keyring = Keyring(book)
-        metrics.tenants.watch(keyring.tenants)
-        await keyring.look()
-    quotas.start()
-    following = keep(keyring.follow, "changes of the keys") if keyring is not None else None
-    try:
-        yield Tenancy(quotas, metrics, keyring)
-    finally:
-        if following is not None:
-            await stop(following)
+    async with contextlib.AsyncExitStack() as stack:
+        if router.has_tenants:
+            book = (
+                FileBook(router.keys_file)
+                if router.keys_file
+                else RedisBook(router.keys_store, topic, store_password, for_router=True)
+            )
+            keyring = Keyring(book)
+            stack.push_async_callback(keyring.close)
+            metrics.tenants.watch(keyring.tenants)
+            await keyring.look()
+        quotas.start()
+        stack.push_async_callback(quotas.close)
         if keyring is not None:
-            await keyring.close()
-        await quotas.close()
+            stack.push_async_callback(stop, keep(keyring.follow, "changes of the keys"))
+        yield Tenancy(quotas, metrics, keyring)
 
 
 class Tenancy:

@@ -13,6 +13,7 @@ not answer has the sample `baton_process_up 0`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -161,12 +162,9 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
             async with turns:
                 texts[key] = await _ask(http, address)
 
-        asking = [asyncio.create_task(ask(key, address)) for key, address in addresses.items()]
-        if asking:
-            _, late = await asyncio.wait(asking, timeout=ALL_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALL_S):
+                await asyncio.gather(*(ask(key, address) for key, address in addresses.items()))
     return texts
 
 

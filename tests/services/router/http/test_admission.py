@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.services import logs
 from baton.services.router.chronicle import Chronicle
-from baton.services.router.errors import NotAdmitted, TimedOut, Why
+from baton.services.router.errors import NotAdmitted, RequestFailed, Why
 from baton.services.router.http.admission import AdmissionMiddleware, _party, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
@@ -76,7 +76,12 @@ END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 async def test_after_the_first_chunk_the_response_goes_on():
-    assert await respond(START, CHUNK, CHUNK, END, error=TimedOut("late"), at=2) == [START, CHUNK, CHUNK, END]
+    assert await respond(START, CHUNK, CHUNK, END, error=RequestFailed("x"), at=2) == [
+        START,
+        CHUNK,
+        CHUNK,
+        END,
+    ]
 
 
 async def test_a_request_that_never_fits_is_400():
