@@ -164,7 +164,8 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALL_S):
-                await asyncio.gather(*(ask(key, address) for key, address in addresses.items()))
+                asking = (ask(key, address) for key, address in addresses.items())
+                await asyncio.gather(*asking, return_exceptions=True)
     return texts
 
 

@@ -115,7 +115,7 @@ def names(records):
     return [one.request_id for one in records]
 
 
-def test_the_slowest_ones_of_the_window():
+def test_the_slowest_requests_of_the_window():
     now = [0.0]
     recent = Recent(last=1, slowest=2, clock=lambda: now[0])
     recent.add(kept("old", 90.0))
@@ -130,7 +130,7 @@ def test_the_slowest_ones_of_the_window():
     assert recent.slowest() == []
 
 
-def test_it_is_bounded():
+def test_records_are_bounded():
     now = [0.0]
     recent = Recent(last=10, slowest=5, clock=lambda: now[0])
     for number in range(3000):
@@ -141,7 +141,7 @@ def test_it_is_bounded():
     assert sum(len(heap) for _, heap in recent._slow) <= 5 * 16
 
 
-def test_finding_one_by_either_id():
+def test_a_record_is_found_by_either_id():
     recent = Recent(last=1)
     recent.add(kept("slow", 9.0))
     recent.add(kept("r"))

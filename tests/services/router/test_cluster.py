@@ -13,7 +13,7 @@ from harness.scheduling import Options
 from harness.support import free_port
 
 
-async def test_a_scheduler_that_goes_is_lost_once_and_one_that_never_came_is_not():
+async def test_a_loss_is_counted_once_per_scheduler_that_answered_before():
     address = f"127.0.0.1:{free_port()}"
     client = SchedulerClient(address, router_id="r1", policy=PolicySettings())
     losses = 0
@@ -39,7 +39,7 @@ async def test_a_scheduler_that_goes_is_lost_once_and_one_that_never_came_is_not
         await client.close()
 
 
-async def test_a_worker_that_a_scheduler_chose_is_known_at_once_should_that_one_die(cluster, monkeypatch):
+async def test_a_chosen_worker_is_known_even_if_the_scheduler_dies_right_after(cluster, monkeypatch):
     """The worker may have registered after the last snapshot."""
     monkeypatch.setattr(clusters, "POLL_S", 60.0)
     watching = asyncio.create_task(cluster.view.watch())
@@ -54,7 +54,7 @@ async def test_a_worker_that_a_scheduler_chose_is_known_at_once_should_that_one_
         watching.cancel()
 
 
-async def test_a_worker_that_no_snapshot_has_costs_no_more_than_a_few_of_them(cluster, monkeypatch):
+async def test_an_unknown_worker_costs_only_a_few_snapshots(cluster, monkeypatch):
     taken = 0
     refresh = cluster.scheduler.refresh
 

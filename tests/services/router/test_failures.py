@@ -108,7 +108,7 @@ async def test_a_placement_that_is_kept_stays_booked(cluster, monkeypatch):
 
 @pytest.mark.parametrize("after", [0, 1, 5])
 @pytest.mark.parametrize("how", ["die", "drain"])
-async def test_another_goes_on_with_the_answer(cluster, after, how):
+async def test_another_worker_continues_the_answer(cluster, after, how):
     prefill, first, second = await cluster.pair(decode=2, step_s=0.002)
     how_it_fails = {"die": True} if how == "die" else {"failed": Failed.CODE_DRAINING}
     share((first, second), Fault(PHASE_DECODE, after, **how_it_fails))
@@ -171,7 +171,7 @@ def with_weights(fingerprint, name):
     return worker
 
 
-async def test_an_answer_goes_on_with_the_weights_that_began_it(cluster):
+async def test_an_answer_continues_on_the_same_weights(cluster):
     """Before the first token, workers with any weights may take over."""
     old = await cluster.members.add(with_weights("f1", "old"))
     old.faults.append(Fault(PHASE_DECODE, 5, die=True))
@@ -222,7 +222,7 @@ async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(clus
     assert len(again.seen.starts) == 1
 
 
-async def test_the_only_worker_there_is_asked_again(cluster):
+async def test_the_only_worker_is_asked_again(cluster):
     """Its stream broke, but it still sends heartbeats, and there is no other worker."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, 3, failed=Failed.CODE_STALE))
@@ -238,7 +238,7 @@ async def test_the_only_worker_there_is_asked_again(cluster):
         (Failed.CODE_DRAINING, "refused"),
     ],
 )
-async def test_closed_doors_use_up_no_attempt(cluster, code, trouble):
+async def test_refusals_use_up_no_attempt(cluster, code, trouble):
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults += [Fault(PHASE_DECODE, failed=code) for _ in range(2)]
@@ -248,7 +248,7 @@ async def test_closed_doors_use_up_no_attempt(cluster, code, trouble):
 
 
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 4)])
-async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(cluster, phase, after):
+async def test_a_hung_worker_counts_as_lost(cluster, phase, after):
     """Its connections stay open and its lease is valid: only the silent stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
@@ -264,7 +264,7 @@ async def test_a_worker_that_hangs_is_as_dead_as_a_killed_one(cluster, phase, af
     assert len(hung.seen.starts) == 1
 
 
-async def test_a_worker_cut_off_from_the_router_alone_costs_no_later_request_its_time(cluster, monkeypatch):
+async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster, monkeypatch):
     """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
@@ -313,7 +313,7 @@ async def test_a_router_that_was_away_does_not_blame_its_workers(cluster):
     assert len(decode.seen.starts) == 1
 
 
-async def test_an_answer_that_gets_on_outlives_more_workers(cluster):
+async def test_progress_resets_the_budget_of_failures(cluster):
     cluster.remake(max_attempts=2)
     faults = share(await cluster.pair(decode=2), *[Fault(PHASE_DECODE, 2, failed=Failed.CODE_STALE)] * 5)
     right(await cluster.ask(PROMPT, 200), PROMPT, 200)

@@ -103,7 +103,7 @@ def test_a_number_chooses_among_what_the_key_may_use():
         (b"[" * 100_000, None),
     ],
 )
-def test_own_fields_are_those_of_the_body_itself(body, model):
+def test_own_fields_are_read_from_the_top_level_only(body, model):
     own = own_fields(body)
     assert own.model == model
     assert own.baton is msgspec.UNSET

@@ -45,7 +45,7 @@ async def test_a_client_may_send_again_right_after_its_last_token(cluster):
         right(await cluster.ask([number], 3), [number], 3)
 
 
-async def test_the_upload_of_a_request_gives_it_no_earlier_turn(cluster, monkeypatch):
+async def test_upload_time_does_not_count_as_waiting(cluster, monkeypatch):
     await cluster.pair()
     place = cluster.scheduler.place
     waited = []
@@ -132,7 +132,7 @@ async def test_a_request_that_lost_its_worker_goes_before_those_that_wait(cluste
     assert set(after[: len(lost)]) == lost
 
 
-async def test_a_worker_that_failed_a_request_is_asked_again_where_the_others_are_full(cluster, monkeypatch):
+async def test_a_worker_that_failed_a_request_is_asked_again_if_the_others_are_full(cluster, monkeypatch):
     """Later requests wait for it, even if only that worker has room."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 0.2)
     _, fails, full = await cluster.pair(decode=2, step_s=0.001, max_num_seqs=1)

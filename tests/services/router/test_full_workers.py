@@ -42,7 +42,7 @@ async def known(cluster):
         await asyncio.sleep(0.02)
 
 
-async def test_a_mixed_worker_is_told_both(cluster):
+async def test_a_mixed_worker_gets_prompt_tokens_and_blocks(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     right(await cluster.ask(LONG), LONG, 8)
     assert phases(mixed) == [PHASE_DECODE]
@@ -59,7 +59,7 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
     right(await cluster.answer("long"), LONG, 40)
 
 
-async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster):
+async def test_without_a_scheduler_the_router_states_its_own_booking(cluster):
     prefill, decode = await cluster.pair()
     await known(cluster)
     await cluster.lose_scheduler()
@@ -67,7 +67,7 @@ async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster)
     assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 
 
-async def test_what_nobody_books_says_so(cluster):
+async def test_starts_without_a_booking_state_none(cluster):
     """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
@@ -99,7 +99,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster):
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(cluster, monkeypatch, phase):
+async def test_the_other_side_does_not_take_over_for_a_full_worker(cluster, monkeypatch, phase):
     """Long prompts on a decode worker stall its streams; answers on a prefill worker delay its prompts."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # the test fails if the request waits this long
     cluster.remake(max_attempts=1)
@@ -115,7 +115,7 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
     )
 
 
-async def test_nobody_waits_for_others_that_are_full_as_well(cluster, monkeypatch):
+async def test_a_request_does_not_wait_for_other_full_workers(cluster, monkeypatch):
     """The worker that refused may have room sooner."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
@@ -139,7 +139,7 @@ async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster
     assert [start.alone_tokens > 0 for start in decode.seen.starts] == [False, True, True, False]
 
 
-async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster):
+async def test_an_overbooked_worker_takes_as_many_requests_as_it_can(cluster):
     """The scheduler assumes more room than there is: requests are retried, and none fails."""
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))

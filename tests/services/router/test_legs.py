@@ -207,7 +207,7 @@ class Slow(FakeWorker):
         return await super().Hello(request, context)
 
 
-async def test_a_decode_worker_that_is_connected_late_gets_what_was_so_at_the_start(cluster):
+async def test_a_late_connected_decode_worker_gets_the_state_at_the_start(cluster):
     """The client has the first token by then; the decode worker gets it from the prefill worker."""
     await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
     decode = Slow()
@@ -219,7 +219,7 @@ async def test_a_decode_worker_that_is_connected_late_gets_what_was_so_at_the_st
     assert [list(start.output_token_ids) for start in decode.seen.starts] == [[]]
 
 
-async def test_a_decode_worker_that_is_connected_too_late_is_not_told(cluster):
+async def test_a_decode_worker_that_connects_too_late_gets_no_start(cluster):
     await cluster.members.add(FakeWorker("p0", pb.ROLE_PREFILL))
     decode = Slow()
     await cluster.members.add(decode)

@@ -43,7 +43,7 @@ def holds(cluster, worker_id, blocks):
     cluster.server._prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
 
 
-async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster):
+async def test_the_prefill_worker_pulls_the_prefix_from_the_decode_worker(cluster):
     prefill, decode = await holding(cluster)
     right(await cluster.ask(PROMPT), PROMPT, 8)
     second, asked = decode.seen.starts  # the decode leg starts first
@@ -76,7 +76,7 @@ async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster):
         (Fault(PHASE_SAVE, silent=True), "late"),
     ],
 )
-async def test_without_it_the_prompt_is_computed(cluster, fault, outcome):
+async def test_without_the_prefix_the_prompt_is_computed(cluster, fault, outcome):
     prefill, decode = await holding(cluster)
     if outcome == "late":
         prefill.patience_s = 0.2
@@ -99,7 +99,7 @@ async def test_a_source_that_dies_costs_a_moment(cluster):
 
 
 @pytest.mark.parametrize("code", [Failed.CODE_HANDOFF, Failed.CODE_SOURCE])
-async def test_what_the_prefill_worker_cannot_load_it_computes(cluster, code):
+async def test_a_prefix_that_cannot_be_loaded_is_computed(cluster, code):
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, failed=code))
     right(await cluster.ask(PROMPT), PROMPT, 8)

@@ -61,7 +61,7 @@ def test_backoff_doubles_up_to_a_limit():
         ("aabbccdd", 4),
     ],
 )
-def test_workers_count_and_not_attempts(failed, workers):
+def test_the_toll_counts_workers_instead_of_attempts(failed, workers):
     toll = Toll()
     for worker_id in failed:
         toll.add(worker_id)
@@ -105,7 +105,7 @@ def failed(trouble, worker_id):
         (None, Trouble.ENGINE, True, "d", Trouble.ENGINE),
     ],
 )
-def test_the_one_failure_of_two_legs(prefill, decode, begun, worker_id, trouble):
+def test_an_attempt_s_failure_from_its_two_legs(prefill, decode, begun, worker_id, trouble):
     failure = failure_of_pair(
         failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
     )

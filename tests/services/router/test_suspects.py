@@ -45,7 +45,7 @@ def convicted(got):
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 1)])
-async def test_the_innocent_go_on_after_a_trial(cluster, goes_on, phase, after):
+async def test_a_request_continues_after_a_passed_trial(cluster, goes_on, phase, after):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
@@ -59,7 +59,7 @@ async def test_the_innocent_go_on_after_a_trial(cluster, goes_on, phase, after):
     assert len(later) == 2, "it goes on with a handoff, as any other"
 
 
-async def test_a_request_that_fails_an_engine_alone_is_over(cluster):
+async def test_a_request_that_fails_an_engine_alone_is_convicted(cluster):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3))
     convicted(await cluster.ask(PROMPT, TOKENS))
@@ -68,7 +68,7 @@ async def test_a_request_that_fails_an_engine_alone_is_over(cluster):
     assert {start.epoch for start in starts} == {1, trial.epoch}
 
 
-async def test_the_same_request_is_refused_at_the_door(cluster):
+async def test_a_repeat_of_a_convicted_request_is_refused(cluster):
     workers = await cluster.pair()
     # The trial is on the worker whose engine failed and goes on.
     workers[0].faults += [
@@ -85,7 +85,7 @@ async def test_the_same_request_is_refused_at_the_door(cluster):
     right(await cluster.ask(PROMPT, TOKENS - 1), PROMPT, TOKENS - 1)
 
 
-async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster):
+async def test_each_further_failure_in_a_batch_makes_the_trial_longer(cluster):
     workers = await cluster.pair()
     fails, passes = Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, 99)
     workers[1].faults = deque([fails, passes] * 3)
@@ -107,7 +107,7 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
     assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
 
 
-async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster):
+async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
     workers = await cluster.pair(decode=2)
     for worker in workers:
         worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
@@ -118,7 +118,7 @@ async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(clust
 
 
 @pytest.mark.parametrize("lost_before", [0, 2], ids=["beside others", "as a suspect"])
-async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(cluster, monkeypatch, lost_before):
+async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatch, lost_before):
     """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
     monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
@@ -143,7 +143,7 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(cluster, mon
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
 
 
-def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another():
+def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
     worker = pb.Worker(worker_id="m0")
     placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()
     suspects.use(worker)
@@ -151,7 +151,7 @@ def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another():
     assert suspects.worker_for(placed, {"m0"}, None) is None
 
 
-async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(cluster):
+async def test_a_request_that_silently_loses_its_workers_is_given_up_but_not_convicted(cluster):
     """Workers may have been killed for other reasons, so the client may send the request again."""
     workers = await cluster.pair(decode=5)
     share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
@@ -159,8 +159,8 @@ async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_n
     assert "4 workers of at most 4 failed under the request" in str(got.error)
     assert got.error.http_status == 503
     assert got.error.error.final, "no client library sends it again by itself"
-    assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"
-    assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
+    assert len(alone(*workers)) == 2, "two losses make it a suspect, so it is tried alone"
+    assert sum(worker._server is None for worker in workers) == 4, "a request takes at most four workers"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
 
@@ -259,7 +259,7 @@ async def test_the_shortest_trial_goes_first(monkeypatch):
     assert trials.order == ["a", "b", "long", "end"]
 
 
-async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch):
+async def test_an_endless_trial_does_not_block_the_others(monkeypatch):
     """Its grammar may be compiling. The worker admits suspects one at a time."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
     trials = Trials(monkeypatch)
@@ -279,7 +279,7 @@ async def test_a_suspect_that_leaves_lets_the_next_one_in(monkeypatch):
     await trials.end(tasks[2:])
 
 
-async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(monkeypatch):
+async def test_a_long_trial_does_not_wait_for_much_later_short_ones(monkeypatch):
     trials = Trials(monkeypatch)
     tasks = [await trials.ask("first")]
     for name, generates in (("long", 900), ("soon after", TRIAL_TOKENS), ("late", TRIAL_TOKENS)):
@@ -311,7 +311,7 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(monkeyp
         ([(Trouble.LOST, False, 0, "w")] * 3, True, False, False),  # the request breaks the stream each time
     ],
 )
-def test_what_is_held_against_a_request(failures, suspect, to_its_end, is_convicted):
+def test_suspicion_by_failures(failures, suspect, to_its_end, is_convicted):
     """A failure: its kind, whether the request ran alone, the tokens it generated, and the worker."""
     suspicion = Suspicion()
     for number, failure in enumerate(failures):
@@ -341,14 +341,14 @@ def encoded(name="q", prompt=PROMPT, **params):
     return wire.encode_request(engine_request(name, prompt, TOKENS, **params))
 
 
-def test_what_the_same_request_is():
+def test_equal_requests_have_equal_digests():
     one = request_digest(encoded("a", seed=1))
     assert request_digest(encoded("b", seed=2)) == one
     for other in (encoded(prompt=[1, 2]), encoded(temperature=0.5), encoded(logprobs=2), encoded(stop=["x"])):
         assert request_digest(other) != one
 
 
-def test_a_shape_tells_no_content():
+def test_a_shape_contains_no_content():
     shape = request_shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
     assert "secret" not in shape
     for word in ("prompt of 3 tokens", "stop (list of 1)", "logit_bias (dict of 1)", "temperature (0.5)"):
@@ -380,6 +380,6 @@ def test_an_empty_table_digests_nothing():
 
 
 @pytest.mark.parametrize("error", [errors.EngineBroken("x"), errors.Convicted("x", retry_after_s=5)])
-def test_clients_are_told_not_to_try_again(error):
+def test_clients_are_told_not_to_retry(error):
     start, _ = error_response(error)
     assert (b"x-should-retry", b"false") in start["headers"]

@@ -69,7 +69,7 @@ def test_the_stages_to_the_first_token_have_no_gap():
     assert {one.name for one in stages} <= set(TO_FIRST_TOKEN)
 
 
-def test_the_steps_of_a_prefill_are_told_with_it():
+def test_a_prefill_stage_has_its_number_of_steps():
     stages = {one.name: one for one in to_first_token(request(attempt(chunks=3), first_token=1.3))}
     assert stages["prefill"].attributes == {"chunks": 3}
     unknown = request(attempt(chunks=3, prefill_began=0.0), first_token=1.3)
@@ -87,7 +87,7 @@ def test_the_beginning_of_a_prompt_from_another_worker():
     assert loaded.attributes == {"tokens": 65, "bytes": 7, "transport": "shm"}
 
 
-def test_unknown_moments_are_other():
+def test_time_between_unknown_timestamps_is_other():
     """An engine without statistics reports no times."""
     state = request(attempt(queued=0.0, prefill_began=0.0), first_token=1.3)
     found = dict(rounded(to_first_token(state)))

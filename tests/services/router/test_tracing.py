@@ -44,7 +44,7 @@ def traces():
     made.close()
 
 
-def test_what_is_kept_at_a_ratio_of_0(traces):
+def test_traces_kept_at_a_ratio_of_0(traces):
     assert not traces.keeps(record_of(finished()))
     assert traces.keeps(record_of(finished(sampled=True)))
     assert traces.keeps(record_of(finished("error")))
@@ -89,7 +89,7 @@ def test_an_endpoint_chooses_its_protocol(path):
     exporter.shutdown()
 
 
-def test_a_collector_gets_what_is_kept():
+def test_a_collector_gets_the_kept_traces():
     with collecting() as collector:
         settings = TracingSettings(headers={"X-Key": "secret"}, **collector.settings)
         traces = Traces(settings, open_exporter(settings), "router-1", slow_s=1e3)
@@ -106,7 +106,7 @@ def test_a_collector_gets_what_is_kept():
         assert collector.headers["x-key"] == "secret"
 
 
-def test_an_endpoint_that_is_away_is_told_once_and_found_again(caplog):
+def test_an_unreachable_endpoint_is_logged_once_and_when_it_returns(caplog):
     port = free_port()
     settings = TracingSettings(endpoint=f"http://127.0.0.1:{port}")
     exporter = open_exporter(settings)

@@ -90,7 +90,7 @@ async def test_clients_take_turns():
 
 
 async def test_tenants_take_turns_by_their_weight():
-    """Whatever the number of their clients and requests."""
+    """The numbers of their clients and requests do not matter."""
     house = House()
     flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
     guests = await house.wait_for(flood)
@@ -102,7 +102,7 @@ async def test_tenants_take_turns_by_their_weight():
     assert house.shown("tenant", tenant="b") == 0
 
 
-async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back():
+async def test_a_returning_tenant_has_no_extra_turns():
     house = House()
     await house.queue(*names("a", 12), tenant="a", weight=3)
     for number in range(4):
@@ -116,7 +116,7 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
     assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
 
 
-async def test_those_that_lost_their_room_go_before_those_that_had_none():
+async def test_resuming_requests_go_before_new_ones():
     house = House()
     guests = await house.queue("first", "second")  # the first one has the turn
     guests += await house.wait_for([house.back("lost"), house.back("lost, too")])
@@ -127,7 +127,7 @@ async def test_those_that_lost_their_room_go_before_those_that_had_none():
     assert len(house.waiting) == 0
 
 
-async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may():
+async def test_a_resuming_request_ignores_the_queue_limit_but_not_its_time_limit():
     house = House(limit=0)
     [back] = await house.wait_for([house.back("lost")])
     with pytest.raises(NotAdmitted):
@@ -179,7 +179,7 @@ async def test_only_one_asks_again():
     await gone(house, guests)
 
 
-async def test_other_routers_releases_are_found_without_a_sign():
+async def test_room_freed_by_other_routers_is_found():
     house = House()
     [guest] = await house.queue("a")
     house.rooms = 1
@@ -227,7 +227,7 @@ async def test_the_expected_wait_refuses_early():
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_everybody_comes_in_or_has_given_up(seed):
+async def test_every_request_is_placed_or_has_given_up(seed):
     rng = random.Random(seed)
     house = House(limit=1000)
     guests = []
@@ -250,7 +250,7 @@ async def test_everybody_comes_in_or_has_given_up(seed):
     assert len(house.waiting) == 0
 
 
-async def test_those_that_go_first_do_not_stand_behind_others():
+async def test_a_higher_class_goes_first():
     house = House()
     flood = await house.queue(*names("b", 10), service=BATCH)
     first = await house.queue(*names("a", 3))
@@ -263,7 +263,7 @@ async def test_those_that_go_first_do_not_stand_behind_others():
     assert house.inside[3:] == names("b", 10)
 
 
-async def test_the_last_rooms_are_kept_for_those_that_go_first():
+async def test_the_last_rooms_are_kept_for_the_first_class():
     house = House(rooms=3, kept=1)
     for name in names("b", 5):
         house.guest(name, service=BATCH)
@@ -279,7 +279,7 @@ async def lodging(rooms, kept=100):
     return house
 
 
-async def test_a_class_with_less_than_its_share_is_owed_a_place():
+async def test_a_class_below_its_share_is_owed_a_place():
     """Every tenth placement is its own, even of the rooms reserved for others."""
     house = await lodging(9)
     await house.queue(*names("b", 5), service=BATCH)
@@ -291,7 +291,7 @@ async def test_a_class_with_less_than_its_share_is_owed_a_place():
     assert house.inside[-1] == "b2"
 
 
-async def test_nobody_waits_longer_than_its_class_has_patience():
+async def test_a_class_goes_first_after_its_patience():
     """With few rooms its share is less than one."""
     house = await lodging(2, kept=0)
     await house.queue("b", service=BATCH)
@@ -304,7 +304,7 @@ async def test_nobody_waits_longer_than_its_class_has_patience():
     assert "b" in house.inside
 
 
-async def test_what_is_owed_does_not_stop_the_others_for_long():
+async def test_an_owed_turn_stops_the_others_only_for_a_while():
     """The request that is owed a place may be too large."""
     house = House()
 

@@ -175,7 +175,7 @@ async def test_anthropics_tiers_leave_the_class_to_the_key(site):
 
 
 async def test_the_fields_of_anthropics_clients_are_accepted(site):
-    """Those of the API's reference, and those that coding agents send."""
+    """The API's documented fields, and fields that coding agents send."""
     tool = {"name": "look", "description": "Looks", "input_schema": {"type": "object", "properties": {}}}
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
     async with site.anthropic(KEY) as client:

@@ -87,7 +87,7 @@ class Client:
             self.writer.close()
 
 
-async def test_a_process_accepts_no_more_than_it_has_room_for(process, monkeypatch):
+async def test_a_process_accepts_only_as_many_connections_as_it_may_have(process, monkeypatch):
     """The other clients are answered as room becomes free."""
     monkeypatch.setattr(module, "LOOKS_WHEN_FULL", 1 << 30)
     waiting = [process.client(process.other_port) for _ in range(3 * ROOM)]
@@ -104,7 +104,7 @@ async def test_a_process_accepts_no_more_than_it_has_room_for(process, monkeypat
             waiting.remove(one)
 
 
-async def test_a_full_process_refuses_what_no_other_accepts(process):
+async def test_a_full_process_refuses_a_connection_that_no_other_process_accepts(process):
     """Otherwise the client would wait as long as the other process is away."""
     idle = [process.client(process.port) for _ in range(ROOM)]
     assert {await one.status for one in idle} == {b"HTTP/1.1 200"}

@@ -86,7 +86,7 @@ async def test_usage_without_speculation(members, http):
     assert told["handoff_ms"] == told["decode_ms"] == 0
 
 
-async def test_drafts_are_not_shown_unasked(drafting, http):
+async def test_draft_metrics_are_shown_only_on_request(drafting, http):
     """vLLM would put the engine's metrics into every answer."""
     del drafting
     got = (await http.post("/v1/completions", json=body())).json()

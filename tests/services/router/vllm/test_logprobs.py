@@ -61,7 +61,7 @@ def test_as_many_as_evaluations_need_are_served(params, prompt_tokens):
     logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
 
 
-async def test_the_whole_vocabulary_is_refused_before_a_worker_sees_the_request(cluster):
+async def test_the_whole_vocabulary_is_refused_before_placement(cluster):
     cluster.remake(steps=StepLimits(VOCABULARY))
     prefill, decode = await cluster.pair()
     with pytest.raises(RefusedByRouter, match="log-probabilities of its prompt") as refused:
@@ -99,7 +99,7 @@ def output(tokens, some=None, name="q"):
     return EngineCoreOutput(request_id=name, new_token_ids=tokens, new_prompt_logprobs_tensors=some)
 
 
-async def test_many_do_not_block_other_streams():
+async def test_many_log_probabilities_do_not_block_other_streams():
     end = FrontEnd()
     first, second = output([1], rows(2000, 5)), output([2])
     assert end.making.takes(first)
@@ -113,7 +113,7 @@ async def test_many_do_not_block_other_streams():
     assert longest < 0.1  # 0.2 s in one go
 
 
-async def test_those_of_many_prompts_do_not_either():
+async def test_log_probabilities_of_many_prompts_do_not_block_either():
     end = FrontEnd(entry_s=100e-6)
     names = [f"q{number}" for number in range(20)]
     end.making.add = lambda _, some: FrontEnd.add(end, "q", some)
