@@ -102,16 +102,17 @@ def build_config(settings: Settings) -> Any:
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
         args._set_default_reasoning_config_args()
-        lora = LoRAConfig(
-            max_lora_rank=args.max_lora_rank, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras
-        )
+        lora = None
+        if args.enable_lora:
+            ranks, most = args.max_lora_rank, args.max_loras
+            lora = LoRAConfig(max_lora_rank=ranks, max_loras=most, max_cpu_loras=args.max_cpu_loras)
         model.quantization = None  # vLLM would check it against the local device
         config = VllmConfig(
             model_config=model,
             logging_config=args.create_logging_config(),
             structured_outputs_config=args.create_structured_outputs_config(),
             reasoning_config=args.reasoning_config,
-            lora_config=lora if args.enable_lora else None,
+            lora_config=lora,
         )
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
