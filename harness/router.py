@@ -28,11 +28,11 @@ from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import JOURNAL_BYTES, Journal
-from baton.services.router.stream import WorkerStream
 from baton.services.router.suspects import Convicts
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.router.vllm.engine_client import RelayClient, RelayLimits, request_digest, request_shape
 from baton.services.router.waiting import WaitingRoom
+from baton.services.router.worker_stream import WorkerStream
 from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 

@@ -30,7 +30,7 @@ from baton.services.router.recovery import (
     may_be_the_source,
 )
 from baton.services.router.relay_parts import Owner
-from baton.services.router.stream import StreamListener, WorkerStream
+from baton.services.router.worker_stream import StreamListener, WorkerStream
 from baton.tasks import LOOKS
 
 # Limit from the first token to the report that the KV is saved. Both come from one step.

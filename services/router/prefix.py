@@ -18,7 +18,7 @@ from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
-from baton.services.router.stream import StreamListener, WorkerStream
+from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
 

@@ -34,7 +34,7 @@ from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.relay import Relay
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
-from baton.services.router.vllm import logprobs, outputs
+from baton.services.router.vllm import logprobs, output_queue
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.tenants.model import salted
 
@@ -83,7 +83,7 @@ class RelayClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._parts = parts
         self.limits = limits  # limits of new requests; may be replaced
-        self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
+        self._queue = output_queue.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
@@ -168,7 +168,7 @@ class RelayClient(EngineCoreClient):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
-        self.deliver(outputs.finish_output(request_id, reason))
+        self.deliver(output_queue.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
         """End a request with an error, and drop its queued outputs."""
@@ -180,13 +180,13 @@ class RelayClient(EngineCoreClient):
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         if output.events is None:
             return 0.0, 0.0
-        outputs.rebase(output.events, clock_offset_s)
-        return outputs.began_at(output.events)
+        output_queue.rebase(output.events, clock_offset_s)
+        return output_queue.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
-            output.events = outputs.only_preemptions(output.events)
+            output.events = output_queue.only_preemptions(output.events)
         output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
         return began
 

@@ -4,7 +4,7 @@ import pytest
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
-from baton.services.router import stream
+from baton.services.router import worker_stream
 from baton.services.router.chronicle import WINDOW_S, Recent
 from baton.services.router.record import record_of
 from baton.services.router.state import RequestState
@@ -92,7 +92,7 @@ async def test_a_worker_lost_before_the_first_token(cluster):
 
 
 async def test_gaps_are_sampled(cluster, monkeypatch):
-    monkeypatch.setattr(stream, "GAP_EVERY_S", 0.02)
+    monkeypatch.setattr(worker_stream, "GAP_EVERY_S", 0.02)
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")

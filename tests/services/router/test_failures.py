@@ -12,7 +12,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice
 from baton.services.engine.args import VLLM_VERSION
-from baton.services.router import pool, stream
+from baton.services.router import pool, worker_stream
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Cluster
@@ -267,7 +267,7 @@ async def test_a_hung_worker_counts_as_lost(cluster, phase, after):
 async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster, monkeypatch):
     """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
-    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 1.5)
     cluster.remake(silence_s=1.0)
     _, first, second = await cluster.pair(decode=2)
     share((first, second), Fault(PHASE_DECODE, 3, hang=True))

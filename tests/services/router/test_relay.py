@@ -12,7 +12,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.policy import Policy
 from baton.services import logs
-from baton.services.router import stream
+from baton.services.router import worker_stream
 from baton.services.router.record import usage_of
 from baton.services.router.relay import Relay
 from baton.services.router.vllm.engine_client import RefusedByRouter
@@ -178,7 +178,7 @@ async def test_lines_of_a_stream_are_not_of_the_request_that_opened_it(cluster, 
 
 async def test_kv_that_waits_to_be_pulled_keeps_its_stream_open(cluster, monkeypatch):
     """A worker frees saved KV when the router's stream ends."""
-    monkeypatch.setattr(stream, "IDLE_CLOSE_S", 0.05)
+    monkeypatch.setattr(worker_stream, "IDLE_CLOSE_S", 0.05)
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, silent=True))  # it waits for a slot
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))

@@ -13,7 +13,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.scheduler.client import Placement
 from baton.services.engine import wire
-from baton.services.router import errors, pool, stream
+from baton.services.router import errors, pool, worker_stream
 from baton.services.router import suspects as module
 from baton.services.router.http.forms import error_response
 from baton.services.router.recovery import Failure, Trouble
@@ -121,7 +121,7 @@ async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
 async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatch, lost_before):
     """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
-    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 0.5)
     cluster.remake(silence_s=0.4)
     names = [f"m{number}" for number in range(lost_before + 1)]
     workers = [await cluster.members.add(FakeWorker(name, pb.ROLE_MIXED)) for name in names]

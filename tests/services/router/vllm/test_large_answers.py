@@ -19,7 +19,7 @@ from vllm.entrypoints.serve.engine.protocol import UsageInfo
 from vllm.logprobs import Logprob
 
 from baton.services.router.vllm import large_answers
-from tests.services.router.vllm.turns import longest_turn
+from tests.services.router.vllm.longest_turn import longest_turn
 
 WIDTH = 20
 
