@@ -22,11 +22,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
-from vllm.v1.metrics.loggers import (
-    WAITING_REASON_CAPACITY,
-    WAITING_REASON_DEFERRED,
-    PrometheusStatLogger,
-)
+from vllm.v1.metrics.loggers import WAITING_REASON_CAPACITY, WAITING_REASON_DEFERRED, PrometheusStatLogger
 from vllm.v1.metrics.perf import PerfMetricsProm
 
 from baton.protos import scheduler_pb2 as pb

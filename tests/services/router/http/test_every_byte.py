@@ -7,16 +7,7 @@ import random
 import pytest
 
 from baton.services.router.http import connections as module
-from harness.doors import (
-    KEEP_ALIVE_S,
-    MAX_BODY,
-    SLOW_S,
-    Seen,
-    answer_to,
-    connect,
-    one_answer,
-    serving,
-)
+from harness.doors import KEEP_ALIVE_S, MAX_BODY, SLOW_S, Seen, answer_to, connect, one_answer, serving
 from harness.fake_worker import until
 from harness.support import CALL_S
 
