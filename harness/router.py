@@ -154,9 +154,9 @@ class Cluster:
             self.waiting,
             replace_wait_s,
             self.journal,
-            max_attempts=max_attempts,
-            chronicle=self.chronicle,
-            convicts=Convicts(request_digest, request_shape),
+            self.chronicle,
+            Convicts(request_digest, request_shape),
+            max_attempts,
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

@@ -31,7 +31,7 @@ _PART_S = 60.0  # the slowest are kept per minute and expire with it
 class Chronicle:
     """Reports a router's requests. Use it in the router's event loop."""
 
-    def __init__(self, metrics: RouterMetrics | None = None, traces: Traces | None = None) -> None:
+    def __init__(self, metrics: RouterMetrics, traces: Traces | None = None) -> None:
         self.recent = Recent()
         self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
         self._metrics = metrics
@@ -44,14 +44,13 @@ class Chronicle:
     def first_byte(self, states: Iterable[RequestState]) -> None:
         """Count the delivery of a stream's first token; with several sequences, of the earliest one."""
         first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
-        if first is not None and self._metrics is not None:
+        if first is not None:
             self._metrics.delivered(first)
 
     def sent(self, router_s: float, client_s: float) -> None:
         """Count the router's and the client's share of one sampled gap between two tokens."""
-        if self._metrics is not None:
-            self._metrics.gap("router", router_s)
-            self._metrics.gap("client", client_s)
+        self._metrics.gap("router", router_s)
+        self._metrics.gap("client", client_s)
 
     def over(self, state: RequestState) -> None:
         """Report a request whose response is sent. Call it once per request."""

@@ -96,8 +96,8 @@ async def served(
             waiting,
             router.replace_wait_s,
             shared.journal,
-            chronicle=shared.chronicle,
-            convicts=Convicts(request_digest, request_shape),
+            shared.chronicle,
+            Convicts(request_digest, request_shape),
         )
         cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(

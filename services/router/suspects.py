@@ -191,8 +191,8 @@ class Convicts:
 
     def __init__(
         self,
-        digest: Callable[[bytes], bytes] = bytes,
-        shape: Callable[[bytes], str] = lambda _: "",
+        digest: Callable[[bytes], bytes],
+        shape: Callable[[bytes], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """digest: equal for equal requests; shape: describes a request in the log without its content."""

@@ -76,15 +76,15 @@ class KeyMiddleware:
         if scope["type"] == "lifespan" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        caller = self._caller(scope["headers"])
-        if caller is not None:
-            if caller.tenant and scope["type"] == "http" and _of_all_tenants(scope["path"]):
-                await self._refuse(scope, send, NotAllowed(_NOT_FOR_TENANTS))
-                return
+        keys = keys_in(scope["headers"])
+        caller = self._keys.find(keys[0]) if len(keys) == 1 else None
+        if caller is None:
+            await self._refuse(scope, send, self._error(len(keys)))
+        elif caller.tenant and scope["type"] == "http" and _of_all_tenants(scope["path"]):
+            await self._refuse(scope, send, NotAllowed(_NOT_FOR_TENANTS))
+        else:
             scope[CALLER] = caller
             await self._app(scope, receive, send)
-            return
-        await self._refuse(scope, send, self._error(scope["headers"]))
 
     async def _refuse(self, scope: Scope, send: Send, error: RequestFailed) -> None:
         self._refused(str(error.status.value))
@@ -98,14 +98,10 @@ class KeyMiddleware:
         await send(start)
         await send(body)
 
-    def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        keys = keys_in(headers)
-        return self._keys.find(keys[0]) if len(keys) == 1 else None
-
-    def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
+    def _error(self, keys: int) -> RequestFailed:
         if self._keys.problem:
             return RequestFailed(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
-        if len(keys_in(headers)) > 1:
+        if keys > 1:
             return Unauthorized(
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )

@@ -358,7 +358,7 @@ def test_a_shape_contains_no_content():
 def test_the_table_is_bounded_in_number_and_time(monkeypatch):
     now = 0.0
     monkeypatch.setattr(module, "MOST_CONVICTS", 3)
-    table = Convicts(clock=lambda: now)
+    table = Convicts(bytes, repr, lambda: now)
     for name in (b"a", b"b", b"c", b"d"):
         table.add("q", name, "it failed")
         now += 1
@@ -376,7 +376,7 @@ def test_an_empty_table_digests_nothing():
     def digest(_):
         raise AssertionError("this costs time")
 
-    Convicts(digest).check(b"a")
+    Convicts(digest, repr).check(b"a")
 
 
 @pytest.mark.parametrize("error", [errors.EngineBroken("x"), errors.Convicted("x", retry_after_s=5)])

@@ -28,9 +28,10 @@ async def admit(app, *headers):
     async def receive():
         return {"type": "http.request"}
 
-    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    metrics = RouterMetrics(CollectorRegistry())
+    tenancy = Tenancy(Quotas(None, "r1"), metrics)
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": list(headers)}
-    await asyncio.create_task(AdmissionMiddleware(app, tenancy, Chronicle())(scope, receive, send))
+    await asyncio.create_task(AdmissionMiddleware(app, tenancy, Chronicle(metrics))(scope, receive, send))
     return sent
 
 

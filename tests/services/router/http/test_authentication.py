@@ -83,9 +83,10 @@ async def test_every_route_but_three_needs_the_key(cluster, model):
     llm, model_app = await front_end(cluster, model)
     refused = []
     door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), refused=refused.append)
-    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    metrics = RouterMetrics(CollectorRegistry())
+    tenancy = Tenancy(Quotas(None, "r1"), metrics)
     models = [frontend.ModelApp(model_app, [MODEL])]
-    app = frontend.opened_to_clients(models, tenancy, Chronicle(), door=door)
+    app = frontend.opened_to_clients(models, tenancy, Chronicle(metrics), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()
