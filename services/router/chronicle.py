@@ -6,8 +6,8 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable
+from itertools import count, islice
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -97,8 +97,7 @@ class Recent:
 
     def last(self, n: int = LAST) -> list[Record]:
         """Return the last `n` requests, the latest first."""
-        found = list(self._last)[::-1]
-        return found[:n]
+        return list(islice(reversed(self._last), n))
 
     def slowest(self, n: int = SLOWEST) -> list[Record]:
         """Return the `n` slowest requests of the last 15 minutes, the slowest first."""
@@ -107,13 +106,10 @@ class Recent:
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        kept: Iterator[Record] = (
-            one
-            for records in (self.last(), self.slowest())
-            for one in records
-            if request_id in (one.request_id, one.response_id)
-        )
-        return next(kept, None)
+        for one in (*self.last(), *self.slowest()):
+            if request_id in (one.request_id, one.response_id):
+                return one
+        return None
 
     def _forget(self, now: float) -> None:
         while self._slow and self._slow[0][0] < now - WINDOW_S:

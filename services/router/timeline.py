@@ -157,18 +157,15 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
         chain.to("lost", attempt.recomputed, attempt=number)
     if attempt.prefix_asked:
-        chain.to("fetch", _fetched(attempt), attempt=number)
+        # The prefill worker stopped waiting for the prompt's first blocks at the earlier of the two.
+        fetched = min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
+        chain.to("fetch", fetched, attempt=number)
     chain.to("send", attempt.queued, attempt=number)
     chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
     chain.to("prefill", attempt.prefill_ended, attempt.prefiller, number, chunks)
     chain.to("reply", attempt.first_token, attempt=number)
     return True
-
-
-def _fetched(attempt: Timings) -> float:
-    """Return when the prefill worker stopped waiting for the prompt's first blocks; 0 if unknown."""
-    return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
 
 
 def _within(attempt: Timings) -> Iterator[Stage]:
