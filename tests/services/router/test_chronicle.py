@@ -2,16 +2,14 @@
 
 import pytest
 
-from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.router import worker_stream
 from baton.services.router.chronicle import WINDOW_S, Recent
 from baton.services.router.record import record_of
 from baton.services.router.state import RequestState
 from baton.services.router.timings import HttpTimes
-from harness.fake_worker import FakeWorker, Fault, until
-
-PROMPT = [5, 6, 7]
+from harness.fake_worker import Fault
+from tests.services.router.asking import PROMPT, right, share
 
 
 async def told(cluster):
@@ -42,15 +40,8 @@ async def test_a_request_of_a_pair(cluster):
 
 async def test_a_lost_decode_worker(cluster):
     workers = await cluster.pair(decode=2, step_s=0.005)
-    for worker in workers[1:]:  # whichever is chosen
-        worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, die=True))
-    await cluster.send("r", PROMPT, max_tokens=30)
-    await until(lambda: cluster.client.live == 1 and cluster.count("retries_total") >= 0, "it runs")
-    await until(lambda: any(not one.faults for one in workers[1:]), "one has begun")
-    for worker in workers[1:]:
-        worker.faults.clear()
-    answer = await cluster.answer("r")
-    assert len(answer.tokens) == 30
+    share(workers[1:], Fault(PHASE_DECODE, after_tokens=2, die=True))
+    right(await cluster.ask(PROMPT, 30), PROMPT, 30)
     record = await told(cluster)
     assert record.retried
     assert [one.trouble for one in record.attempts] == ["lost", ""]
@@ -77,15 +68,10 @@ async def test_a_prompt_that_is_recomputed(cluster):
 
 
 async def test_a_worker_lost_before_the_first_token(cluster):
-    dying, *_ = await cluster.pair(prefill=1, step_s=0.005)
-    dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
-    await cluster.members.add(FakeWorker("p1", pb.ROLE_PREFILL, step_s=0.005))
-    await cluster.send("r0", PROMPT)
-    await cluster.send("r1", PROMPT)
-    await cluster.answer("r0")
-    await cluster.answer("r1")
-    await cluster.settled()
-    (record,) = [one for one in cluster.chronicle.recent.last() if one.retried]
+    *prefills, _ = await cluster.pair(prefill=2, step_s=0.005)
+    share(prefills, Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    record = await told(cluster)
     assert record.first_token_stages["lost"] > 0
     assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s, abs=0.05)
     assert cluster.count("ttft_stage_seconds_count", stage="lost") == 1

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from collections import deque
 
 import pytest
 
@@ -184,7 +183,7 @@ async def test_an_answer_continues_on_the_same_weights(cluster):
     assert [list(start.output_token_ids) for start in other.seen.starts] == [answer(PROMPT, 5)]
     assert not any(worker.seen.starts for worker in new)
     await cluster.members.leave(other)
-    new[0].faults = new[1].faults = deque([Fault(PHASE_DECODE, 0, die=True)])
+    share(new, Fault(PHASE_DECODE, 0, die=True))
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert all(worker.seen.starts for worker in new)
 
@@ -252,9 +251,7 @@ async def test_a_hung_worker_counts_as_lost(cluster, phase, after):
     """Its connections stay open and its lease is valid: only the silent stream reveals it."""
     cluster.remake(silence_s=0.4)
     workers = await cluster.pair(prefill=2, decode=2)
-    shared = deque([Fault(phase, after, hang=True)])
-    for worker in workers:
-        worker.faults = shared
+    share(workers, Fault(phase, after, hang=True))
     began = time.monotonic()
     right(await cluster.ask(PROMPT, 20), PROMPT, 20)
     assert time.monotonic() - began < 2 * PATIENCE

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 
 import pytest
 
@@ -83,9 +82,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster):
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
     share((first, second), Fault(PHASE_PREFILL, failed=FULL))
-    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
-    for one in decodes:
-        one.faults = cut
+    share(decodes, *[Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
     await cluster.send("q", LONG, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 6, "it decodes")
     full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
@@ -120,8 +117,7 @@ async def test_a_request_does_not_wait_for_other_full_workers(cluster, monkeypat
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
     await known(cluster)
-    faults = deque([Fault(PHASE_DECODE, silent=True), Fault(PHASE_DECODE, failed=FULL)])
-    first.faults = second.faults = faults
+    faults = share((first, second), Fault(PHASE_DECODE, silent=True), Fault(PHASE_DECODE, failed=FULL))
     await cluster.send("stays", LONG)
     await until(lambda: len(faults) == 1, "one of them is taken")
     right(await cluster.ask(PROMPT), PROMPT, 8)

@@ -109,9 +109,7 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
 
 async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
     workers = await cluster.pair(decode=2)
-    for worker in workers:
-        worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
-    workers[1].faults = workers[2].faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
+    share(workers[1:], *[Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
