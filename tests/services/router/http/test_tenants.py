@@ -1,9 +1,7 @@
 """Two routers whose tenants share limits: one reads keys from a file, the other from Redis."""
 
-from __future__ import annotations
-
 import asyncio
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -19,7 +17,6 @@ from harness.fake_worker import MODEL, FakeWorker, answer
 from harness.router import Members
 from harness.scheduling import RedisServer, until
 from harness.support import eventually, free_port, listening
-from harness.zygote import Forked
 from tests.services.router.http.site import START_S, api_key, healthy
 
 PROMPT = [72, 105]
@@ -52,18 +49,6 @@ BOOK = Book(
 )
 
 
-@dataclass
-class Routers:
-    """The addresses of both routers, and their stores of keys."""
-
-    urls: list[str]
-    metrics: list[str]  # URLs
-    scheduler_port: int
-    file: FileBook
-    redis: RedisServer
-    processes: list[Forked]
-
-
 async def write_book(file, in_redis):
     await file.edit(lambda _: BOOK)
     await in_redis.edit(lambda _: BOOK)
@@ -76,7 +61,8 @@ def routers(start_router, tmp_path_factory):
     redis = RedisServer(folder, password="s3cret")
     redis.start()
     book = folder / "keys.yaml"
-    made = Routers([], [], free_port(), FileBook(str(book)), redis, [])
+    made = SimpleNamespace(urls=[], metrics=[], processes=[], scheduler_port=free_port())
+    made.file = FileBook(str(book))
     asyncio.run(write_book(made.file, RedisBook(redis.url, "test")))
     for name, keys_file in (("file", str(book)), ("redis", "")):
         port, metrics_port = free_port(), free_port()
