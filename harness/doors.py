@@ -49,7 +49,7 @@ class Server:
     @property
     def held(self) -> int:
         """Bytes of request bodies that count against the limit."""
-        return self.protocol.intake.held
+        return self.protocol.held
 
 
 @contextlib.asynccontextmanager

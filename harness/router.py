@@ -24,16 +24,15 @@ from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import JOURNAL_BYTES, Journal
-from baton.services.router.stream import WorkerStream
 from baton.services.router.suspects import Convicts
-from baton.services.router.vllm import prints
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits, request_digest, request_shape
 from baton.services.router.waiting import WaitingRoom
+from baton.services.router.worker_stream import WorkerStream
 from baton.tasks import stop
 from harness.fake_worker import HASHING, MODEL, FakeWorker, until
 
@@ -155,9 +154,9 @@ class Cluster:
             self.waiting,
             replace_wait_s,
             self.journal,
-            max_attempts=max_attempts,
-            chronicle=self.chronicle,
-            convicts=Convicts(prints.digest, prints.shape),
+            self.chronicle,
+            Convicts(request_digest, request_shape),
+            max_attempts,
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

@@ -197,7 +197,7 @@ class Placing:
             await self._once_more(router, state, placement)
         await asyncio.sleep(until_read)
         self._workers.prefilled(stay, time.monotonic())
-        router.placements.prefilled(placement.attempt)
+        router.placements.reporter.prefilled(placement.attempt)
         await asyncio.sleep(rest_s)
         self._workers.end(stay, time.monotonic())
         router.placements.finished(state, placement.attempt, outcome)

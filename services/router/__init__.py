@@ -2,14 +2,14 @@
 
     HTTP ── http/: connections, authentication, admission ── vLLM's OpenAI app (vllm/frontend.py)
                                         EngineCoreRequest │         ▲ EngineCoreOutputs
-                                                vllm/engine_client.py, outputs.py
+                                                vllm/engine_client.py, output_queue.py
                                                           ▼         ▲
      waiting.py, placement.py ──── relay.py: one request's life     │
      (the scheduler)               state, recovery, suspects        │
                                                           ▼         │
                             legs.py: the phases of a placement ──▶ sink.py
                                                           │ ▲
-                                   pool.py, stream.py: a gRPC stream to each worker
+                                   pool.py, worker_stream.py: a gRPC stream to each worker
 
 The relay runs one placement after another; a placement's two legs run at the same time. Tokens go from the
 stream to the leg and on to the front end, without the relay.

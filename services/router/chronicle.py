@@ -6,8 +6,8 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterable
+from itertools import count, islice
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ _PART_S = 60.0  # the slowest are kept per minute and expire with it
 class Chronicle:
     """Reports a router's requests. Use it in the router's event loop."""
 
-    def __init__(self, metrics: RouterMetrics | None = None, traces: Traces | None = None) -> None:
+    def __init__(self, metrics: RouterMetrics, traces: Traces | None = None) -> None:
         self.recent = Recent()
         self.listeners: list[Callable[[Record], None]] = []  # called with each record; must not block
         self._metrics = metrics
@@ -44,14 +44,13 @@ class Chronicle:
     def first_byte(self, states: Iterable[RequestState]) -> None:
         """Count the delivery of a stream's first token; with several sequences, of the earliest one."""
         first = min((one for one in states if one.first_token), key=lambda one: one.first_token, default=None)
-        if first is not None and self._metrics is not None:
+        if first is not None:
             self._metrics.delivered(first)
 
     def sent(self, router_s: float, client_s: float) -> None:
         """Count the router's and the client's share of one sampled gap between two tokens."""
-        if self._metrics is not None:
-            self._metrics.gap("router", router_s)
-            self._metrics.gap("client", client_s)
+        self._metrics.gap("router", router_s)
+        self._metrics.gap("client", client_s)
 
     def over(self, state: RequestState) -> None:
         """Report a request whose response is sent. Call it once per request."""
@@ -98,8 +97,7 @@ class Recent:
 
     def last(self, n: int = LAST) -> list[Record]:
         """Return the last `n` requests, the latest first."""
-        found = list(self._last)[::-1]
-        return found[:n]
+        return list(islice(reversed(self._last), n))
 
     def slowest(self, n: int = SLOWEST) -> list[Record]:
         """Return the `n` slowest requests of the last 15 minutes, the slowest first."""
@@ -108,13 +106,10 @@ class Recent:
         return [record for _, _, record in entries]
 
     def find(self, request_id: str) -> Record | None:
-        kept: Iterator[Record] = (
-            one
-            for records in (self.last(), self.slowest())
-            for one in records
-            if request_id in (one.request_id, one.response_id)
-        )
-        return next(kept, None)
+        for one in (*self.last(), *self.slowest()):
+            if request_id in (one.request_id, one.response_id):
+                return one
+        return None
 
     def _forget(self, now: float) -> None:
         while self._slow and self._slow[0][0] < now - WINDOW_S:

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
 
 from baton.levels import set_level
 from baton.protos import scheduler_pb2 as pb
@@ -21,14 +20,6 @@ POLL_AWAY_S = 0.25  # the same while no scheduler answers, to notice soon when o
 HURRY_S, HURRY_POLL_S = 1.0, 0.1  # after a placement on a worker that no snapshot has: how long, how often
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Health:
-    """Whether a request could be placed now, and if not, why not."""
-
-    ok: bool
-    reason: str = ""
 
 
 class ClusterView:
@@ -97,24 +88,18 @@ class ClusterView:
                 async with asyncio.timeout(interval_s - HURRY_POLL_S):
                     await self._news.wait()
 
-    async def health(self) -> Health:
-        """Return whether a worker is ready. One of either role suffices: it can do both.
+    async def health(self) -> str:
+        """Return why no request could be placed now, or "". One ready worker of any role suffices.
 
         While no scheduler answers, the last snapshot counts, as for placements.
         """
         if self._client.answering:
             await self._refresh(oldest=time.monotonic() - FRESH_S)
-        if _ready(self._client.standby.workers):
-            return Health(ok=True)
-        return Health(ok=False, reason=self._problem or "no worker is ready")
+        return "" if self.ready() else self._problem or "no worker is ready"
 
     def ready(self) -> int:
         """Return the number of ready workers in the last snapshot. Thread-safe."""
         return len(_ready(self._client.standby.workers))
-
-    def capacity(self) -> pb.Capacity | None:
-        ready = _ready(self._client.standby.workers)
-        return ready[0].identity.capacity if ready else None
 
     def heard(self) -> list[pb.WorkerStatus]:
         """Return the workers whose last heartbeat is recent. Thread-safe."""
@@ -126,9 +111,10 @@ class ClusterView:
         return members((one.identity for one in known.workers), known.processes)
 
     async def first_capacity(self) -> pb.Capacity:
+        """Wait for a ready worker, and return its capacity."""
         while True:
-            if capacity := self.capacity():
-                return capacity
+            if ready := _ready(self._client.standby.workers):
+                return ready[0].identity.capacity
             await asyncio.sleep(FRESH_S)
 
     async def _refresh(self, *, oldest: float) -> None:

@@ -15,20 +15,21 @@ def shortened(text: str) -> str:
 
 
 class RequestFailed(ServiceError):
-    """The base of errors that end a request. `retry_after_s` is 0 if a retry would not help."""
+    """An error that ends a request. `retry_after_s` is 0 if a retry would not help."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
+    status = HTTPStatus.SERVICE_UNAVAILABLE  # the default
     # `type` and `code` of OpenAI's error object; if empty, they follow from the status.
     kind = ""
     code = ""
     param: str | None = None
     final = False  # tells OpenAI's and Anthropic's client libraries not to retry
 
-    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 0.0, *, status: HTTPStatus | None = None) -> None:
         message = shortened(message)
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.status = status or self.status
 
 
 class Why(StrEnum):
@@ -48,15 +49,9 @@ class NotAdmitted(RequestFailed):
     """The request was not placed: 503, or 400 if no worker could ever take it (`never`)."""
 
     def __init__(self, message: str, why: Why, retry_after_s: float = 0.0) -> None:
-        super().__init__(message, retry_after_s)
         self.why = why
-        if self.never:
-            self.status = HTTPStatus.BAD_REQUEST
-
-    @property
-    def never(self) -> bool:
-        """Whether the request would always be refused."""
-        return self.why in (Why.TOO_LARGE, Why.REFUSED)
+        self.never = why in (Why.TOO_LARGE, Why.REFUSED)  # the request would always be refused
+        super().__init__(message, retry_after_s, status=HTTPStatus.BAD_REQUEST if self.never else None)
 
     @property
     def waiting_helps(self) -> bool:
@@ -87,10 +82,6 @@ class Convicted(RequestFailed):
     final = True
 
 
-class TimedOut(RequestFailed):
-    status = HTTPStatus.GATEWAY_TIMEOUT
-
-
 class Overloaded(RequestFailed):
     """The router itself has no room for the request now."""
 
@@ -99,16 +90,6 @@ class TooLarge(RequestFailed):
     """The request's body is larger than allowed."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-
-
-class HeadersTooLarge(RequestFailed):
-    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-
-
-class TooSlow(RequestFailed):
-    """The request did not arrive in time."""
-
-    status = HTTPStatus.REQUEST_TIMEOUT
 
 
 class UnreadableBody(RequestFailed):
@@ -122,16 +103,8 @@ class UnreadableBody(RequestFailed):
         self.accepted = accepted
 
 
-class UnknownCoding(RequestFailed):
-    status = HTTPStatus.NOT_IMPLEMENTED
-
-
 class Unauthorized(RequestFailed):
     status = HTTPStatus.UNAUTHORIZED
-
-
-class KeysUnknown(RequestFailed):
-    """The router has not read the API keys yet, so it cannot check one."""
 
 
 class RateLimited(RequestFailed):

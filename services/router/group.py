@@ -7,37 +7,24 @@ another one (http/server.py).
 
 from __future__ import annotations
 
-import mmap
-import os
+import multiprocessing
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import reduction
-from typing import Any
 
 BACKLOG = 2048  # connections that may wait at each socket
 _ENDING = 0  # index of the flag; the following words are each process's metrics port
-_WORD = 8  # bytes; reads and writes of a word are atomic
 
 
 class Group:
     """The shared sockets and memory. Create it before the processes start."""
 
-    def __init__(self, sockets: Sequence[socket.socket], memory: int | None = None) -> None:
-        """sockets: one per process, on the same port; memory: a descriptor of existing shared memory."""
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        """sockets: one per process, on the same port."""
         self.sockets = tuple(sockets)
         for sock in sockets:  # two processes may race to accept; the slower one must not block
             sock.setblocking(False)
-        size = _WORD * (1 + len(self.sockets))
-        if memory is None:
-            memory = os.memfd_create("baton-router")
-            os.ftruncate(memory, size)
-        self._memory = memory
-        self._words = memoryview(mmap.mmap(memory, size)).cast("Q")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pass the descriptors to a spawned process."""
-        return _received, (self.sockets, reduction.DupFd(self._memory))
+        self._words = multiprocessing.RawArray("Q", 1 + len(sockets))  # access to a word is atomic
 
     def __len__(self) -> int:
         return len(self.sockets)
@@ -57,10 +44,6 @@ class Group:
     def metrics_ports(self) -> dict[int, int]:
         """Return each process's metrics port by its number, including processes that have ended."""
         return {number: port for number, port in enumerate(self._words[1:]) if port}
-
-
-def _received(sockets: Sequence[socket.socket], memory: Any) -> Group:
-    return Group(sockets, memory.detach())
 
 
 @dataclass(frozen=True)

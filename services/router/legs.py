@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.parts import Owner
 from baton.services.router.prefix import KEY_BYTES, prefix_of
 from baton.services.router.recovery import (
     SOURCE_ENDS_S,
@@ -30,7 +29,8 @@ from baton.services.router.recovery import (
     failure_of_pair,
     may_be_the_source,
 )
-from baton.services.router.stream import StreamListener, WorkerStream
+from baton.services.router.relay_parts import Owner
+from baton.services.router.worker_stream import StreamListener, WorkerStream
 from baton.tasks import LOOKS
 
 # Limit from the first token to the report that the KV is saved. Both come from one step.
@@ -62,7 +62,7 @@ async def run_placement(relay: Owner) -> Failure | None:
             prefill.stop()
             decode.stop()
             return failure
-        relay.parts.placements.prefilled(relay.placement.attempt)
+        relay.parts.placements.reporter.prefilled(relay.placement.attempt)
         relay.parts.metrics.saved(state)
         with prefill.watch(decode.on_source_lost):
             decode.go_on()
@@ -419,7 +419,7 @@ class DecodeLeg(Leg):
         self._defer(partial(self._admitted, admitted, time.monotonic()))
 
     def on_shared(self, shared: worker_pb2.Shared) -> None:
-        self._defer(partial(self._parts.placements.shared, self._attempt, shared.blocks))
+        self._defer(partial(self._parts.placements.reporter.shared, self._attempt, shared.blocks))
 
     def _defer(self, take: Callable[[], None]) -> None:
         if self._deferred is None:
@@ -437,7 +437,7 @@ class DecodeLeg(Leg):
     def _first_output(self, output: Any, clock_offset_s: float) -> None:
         super()._first_output(output, clock_offset_s)
         if self._computes:
-            self._parts.placements.prefilled(self._attempt)
+            self._parts.placements.reporter.prefilled(self._attempt)
 
     def _cut(self) -> bool:
         if self._alone:

@@ -28,33 +28,30 @@ class RouterCounts:
         self._prompts = Histogram(TOKENS)
         self._first_token = Histogram(SECONDS)
         self._gap = Histogram(SECONDS)
-        self._prompt_tokens = 0
-        self._over = 0
-        self._output_tokens = 0
+        self._sums = pb.RouterLoad()
 
     def arrived(self, state: RequestState) -> None:
         """Count a request on its arrival, before it is placed."""
         self._prompts.add(state.prompt_tokens)
-        self._prompt_tokens += state.prompt_tokens
+        self._sums.prompt_tokens += state.prompt_tokens
 
     def first_token(self, state: RequestState) -> None:
         state.first_token = time.monotonic()
         self._first_token.add(state.first_token - state.arrived)
 
     def over(self, state: RequestState) -> None:
-        self._over += 1
-        self._output_tokens += len(state.tokens)
+        self._sums.over += 1
+        self._sums.output_tokens += len(state.tokens)
         if state.mean_gap_s is not None:
             self._gap.add(state.mean_gap_s)
 
     def message(self, waiting: Sized) -> pb.RouterLoad:
         """Return the message for a scheduler; `waiting` holds the queued requests."""
-        return pb.RouterLoad(
+        load = pb.RouterLoad(
             prompts=self._prompts.counts,
-            prompt_tokens=self._prompt_tokens,
             first_token=self._first_token.counts,
             gap=self._gap.counts,
-            over=self._over,
-            output_tokens=self._output_tokens,
             waiting=len(waiting),
         )
+        load.MergeFrom(self._sums)
+        return load

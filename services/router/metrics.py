@@ -9,7 +9,6 @@ import math
 import time
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Sized
-from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.registry import Collector
@@ -31,14 +30,6 @@ _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", 
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 _PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else that runs
 _MET = ("yes", "no")
-
-
-class Waiting(Sized, Protocol):
-    """The queue of waiting requests; its length is their number."""
-
-    @property
-    def estimate_s(self) -> float:
-        """The expected wait of a new request, seconds."""
 
 
 class RouterMetrics(Metrics):
@@ -106,7 +97,7 @@ class RouterMetrics(Metrics):
         self.tenants = TenantMetrics(registry, clock)
         self.classes = ClassMetrics(registry)
         ProcessFigures(registry)
-        self._queues: list[Waiting] = []
+        self._queues: list[tuple[Sized, Callable[[], float]]] = []
         self._ttft = {stage: self._ttft_stage_seconds.labels(stage) for stage in TO_FIRST_TOKEN}
         self._gap = {stage: self._itl_stage_seconds.labels(stage) for stage in _GAP_PARTS}
         # Create them at 0: Prometheus sees no increase when a series begins at 1.
@@ -125,11 +116,11 @@ class RouterMetrics(Metrics):
         """Set the function that returns the known workers' ids; it may be called from any thread."""
         self._workers.watch(known)
 
-    def watch_waiting(self, waiting: Waiting) -> None:
-        """Show this queue's length and estimate: over several queues, the sum and the maximum."""
-        self._queues.append(waiting)
-        self._waiting_requests.set_function(lambda: sum(len(one) for one in self._queues))
-        self._waiting_estimate_seconds.set_function(lambda: max(one.estimate_s for one in self._queues))
+    def watch_waiting(self, queue: Sized, estimate_s: Callable[[], float]) -> None:
+        """Show a queue's length and the expected wait: over several queues, the sum and the maximum."""
+        self._queues.append((queue, estimate_s))
+        self._waiting_requests.set_function(lambda: sum(len(one) for one, _ in self._queues))
+        self._waiting_estimate_seconds.set_function(lambda: max(estimate() for _, estimate in self._queues))
 
     def refused(self, reason: str) -> None:
         self._clients_refused.labels(reason).inc()

@@ -73,6 +73,7 @@ class Placements:
         self._chosen = chosen
         self._whose = f"model {model!r}: " if model else ""
         self._client = client
+        self.reporter = client.reporter  # tells the scheduler which bookings have ended
         self._metrics = metrics
 
     async def place(
@@ -95,10 +96,10 @@ class Placements:
             except NotAdmitted:
                 placement = self.hold_on(state, placement)
             except asyncio.CancelledError:
-                self._client.reporter.finished(placement.attempt, "abort")
+                self.reporter.finished(placement.attempt, "abort")
                 raise
             else:
-                self._client.reporter.finished(placement.attempt, "retried")
+                self.reporter.finished(placement.attempt, "retried")
                 placement = another
                 if not self._apart(placement):
                     return placement
@@ -144,24 +145,16 @@ class Placements:
     def hold_on(self, state: RequestState, placement: Placement) -> Placement:
         """Keep a placement after a refused request for another one, which may have ended its booking."""
         state.epoch += 1
-        return replace(placement, attempt=self._client.reporter.hold_on(placement.attempt, state.epoch))
+        return replace(placement, attempt=self.reporter.hold_on(placement.attempt, state.epoch))
 
     def without_prefill(self, placement: Placement) -> Placement:
         """Free the prefill worker's booking: the decode worker prefills the prompt too."""
-        self.prefilled(placement.attempt)
+        self.reporter.prefilled(placement.attempt)
         return replace(placement, prefill=None, prompt_tokens=0)
-
-    def prefilled(self, attempt: Attempt) -> None:
-        """Report that the prompt was prefilled: the prefill worker's booking ends."""
-        self._client.reporter.prefilled(attempt)
-
-    def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report how many KV blocks the attempt shares with others on its decode worker."""
-        self._client.reporter.shared(attempt, blocks)
 
     def finished(self, state: RequestState, attempt: Attempt, outcome: str) -> None:
         """Report the attempt's end and its cost: its bookings end."""
-        self._client.reporter.finished(attempt, outcome, cost_of(state))
+        self.reporter.finished(attempt, outcome, cost_of(state))
 
     async def _placement(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
         """Get a placement from a scheduler, or from the last snapshot.
@@ -169,27 +162,24 @@ class Placements:
         The snapshot is used while no scheduler answers, and also if the scheduler has just started or lost
         workers that this router still reaches. Raises NoCapacity and NotAdmitted.
         """
+        problem: NoCapacity | NotAdmitted
         try:
             return await self._place_by_scheduler(state, exclude, service)
         except NoCapacity as no:
             lost = no.code == pb.Rejection.CODE_NO_WORKERS and self._client.standby.keeps_lost
             if not (no.settling or lost) or no.code == pb.Rejection.CODE_STALE_EPOCH:
                 raise
-            try:
-                return self._place_alone(state, exclude, service)
-            except SchedulerUnavailable:
-                raise no from None
+            problem = no
         except SchedulerUnavailable as error:
-            try:
-                return self._place_alone(state, exclude, service)
-            except SchedulerUnavailable:
-                raise NotAdmitted(
-                    f"{self._whose}{error.message}", Why.UNAVAILABLE, error.retry_after_s
-                ) from None
+            problem = NotAdmitted(f"{self._whose}{error.message}", Why.UNAVAILABLE, error.retry_after_s)
         except Refused as error:
-            raise NotAdmitted(
-                f"{self._whose}the scheduler refuses the request: {error}", Why.REFUSED
-            ) from None
+            why = f"{self._whose}the scheduler refuses the request: {error}"
+            raise NotAdmitted(why, Why.REFUSED) from None
+        state.epoch += 1
+        try:
+            return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
+        except SchedulerUnavailable:
+            raise problem from None
 
     async def _place_by_scheduler(
         self, state: RequestState, exclude: set[str], service: ServiceClass
@@ -211,14 +201,9 @@ class Placements:
                 raise
         raise AssertionError("there is at least one scheduler")
 
-    def _place_alone(self, state: RequestState, exclude: set[str], service: ServiceClass) -> Placement:
-        """Place from the last snapshot. Raises NoCapacity, SchedulerUnavailable."""
-        state.epoch += 1
-        return self._client.place_alone(need_of(state, self._client.router_id, exclude, service))
-
     def _unknown(self, state: RequestState) -> None:
         """Release the epoch: the scheduler may have booked it, though no reply came."""
-        self._client.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
+        self.reporter.finished(Attempt(state.request_id, state.epoch), "abort")
 
     def _refused(self, error: NoCapacity) -> NotAdmitted:
         code = pb.Rejection.Code.Name(error.code).removeprefix("CODE_")

@@ -11,7 +11,7 @@ from typing import Any
 from baton.keeping import keep
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.stream import CHECKS, WorkerStream
+from baton.services.router.worker_stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
 
 SUSPECT_S = 5.0  # a lost worker is avoided this long; by then the scheduler knows too

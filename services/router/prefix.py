@@ -15,10 +15,10 @@ from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
-from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import Failure, Trouble
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
-from baton.services.router.stream import StreamListener, WorkerStream
+from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
 
 from baton.scheduler.client import Placement
 from baton.services import logs
@@ -22,12 +23,10 @@ from baton.services.router.errors import (
     NotAdmitted,
     Overloaded,
     RequestFailed,
-    TimedOut,
     Unsupported,
     Why,
 )
 from baton.services.router.legs import DecodeLeg, run_placement
-from baton.services.router.parts import RelayParts
 from baton.services.router.recovery import (
     PROGRESS_TOKENS,
     Failure,
@@ -36,6 +35,7 @@ from baton.services.router.recovery import (
     backoff_s,
     next_step,
 )
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.sink import FrontEnd, OutputSink
 from baton.services.router.state import RequestState
 
@@ -284,11 +284,11 @@ class Relay:
         else:
             await self._place_again()
             worker = self.placement.decode
-            if self.placement.prefill is not None:
-                self.parts.placements.prefilled(self.placement.attempt)  # frees the prefill worker's booking
+            if self.placement.prefill is not None:  # frees its booking
+                self.parts.placements.reporter.prefilled(self.placement.attempt)
         self.parts.quarantine.use(worker)
         self._placement = replace(self.placement, prefill=None, source=None, decode=worker)
-        state.goes_alone(worker)
+        state.recomputes(alone=worker)
 
     async def _attempt_alone(self) -> Failure | None:
         """Try the request alone in an engine, then get a placement to continue as usual.
@@ -334,12 +334,13 @@ class Relay:
             if worker is not None:
                 self.parts.pool.abort(worker.worker_id, self.state.request_id)
 
-    def _timed_out(self) -> TimedOut:
+    def _timed_out(self) -> RequestFailed:
         because = f"; {self._last_failure}" if self._last_failure else ""
         if self._placement is None:
             because = "; it was waiting for room on the workers"
         allowed_s = self.state.deadline - self.state.arrived
-        return TimedOut(f"the request took longer than {allowed_s:.3g} s{because}")
+        why = f"the request took longer than {allowed_s:.3g} s{because}"
+        return RequestFailed(why, status=HTTPStatus.GATEWAY_TIMEOUT)
 
     def _first_token(self) -> None:
         self.parts.counts.first_token(self.state)

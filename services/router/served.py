@@ -22,13 +22,13 @@ from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.parts import RelayParts
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import Journal
 from baton.services.router.suspects import Convicts
-from baton.services.router.vllm import frontend, prints
-from baton.services.router.vllm.engine_client import RelayClient, RelayLimits
+from baton.services.router.vllm import frontend
+from baton.services.router.vllm.engine_client import RelayClient, RelayLimits, request_digest, request_shape
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.router.waiting import WaitingRoom
 from baton.tasks import stop
@@ -84,7 +84,9 @@ async def served(
         set_level if first else lambda _: None,
     )
     metrics.ready_workers.labels(model.name).set_function(cluster.ready)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(scheduler.close)
+        stack.push_async_callback(pool.close)
         config = frontend.build_config(model.settings)
         args = frontend.build_arguments(model.settings, config)
         waiting = WaitingRoom(router.max_waiting, router.max_wait_s, metrics, shared.classes)
@@ -96,8 +98,8 @@ async def served(
             waiting,
             router.replace_wait_s,
             shared.journal,
-            chronicle=shared.chronicle,
-            convicts=Convicts(prints.digest, prints.shape),
+            shared.chronicle,
+            Convicts(request_digest, request_shape),
         )
         cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(
@@ -110,17 +112,11 @@ async def served(
         )
         client = RelayClient(parts, limits)
         llm = frontend.RelayLLM(config, client, cluster, model.settings.engine, shared.engine_metrics)
-        watching = keep(cluster.watch, f"snapshots of {model.name}'s cluster")
+        stack.callback(llm.shutdown)
+        stack.push_async_callback(stop, keep(cluster.watch, f"snapshots of {model.name}'s cluster"))
         learning = keep(partial(_learn, llm, cluster), f"learn the limits of {model.name}")
-        try:
-            yield Served(model, scheduler, cluster, parts, client, llm, args)
-        finally:
-            learning.cancel()
-            await stop(watching)
-            llm.shutdown()
-    finally:
-        await pool.close()
-        await scheduler.close()
+        stack.push_async_callback(stop, learning)
+        yield Served(model, scheduler, cluster, parts, client, llm, args)
 
 
 async def _learn(llm: frontend.RelayLLM, cluster: ClusterView) -> None:

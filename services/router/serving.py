@@ -26,7 +26,6 @@ from baton.services.classes import Classes
 from baton.services.config import RouterSettings, Settings
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.models import Model
-from baton.services.router.alone import kept_alone
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
 from baton.services.router.group import BACKLOG, Seat
@@ -43,7 +42,7 @@ from baton.services.router.tenancy import open_tenancy
 from baton.services.router.vllm import frontend
 from baton.services.router.vllm.frontend_args import comment_s
 from baton.services.router.vllm.metrics import EngineMetrics
-from baton.services.router.vllm.response_store import ResponseStore
+from baton.services.router.vllm.response_store import ResponseStore, kept_alone
 
 log = logging.getLogger(__name__)
 

@@ -37,10 +37,6 @@ class FrontEnd(Protocol):
         """Measure the time until the next piece of the response is sent; its output arrived at `received`."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class OutputSink:
     """Passes one request's outputs to the front end. The legs set the front end's request id in each.
 
@@ -86,7 +82,7 @@ class OutputSink:
     def close(self) -> None:
         """Break the reference cycle with the relay, so that a finished request is freed without the GC."""
         self._held = None
-        self._on_first_token = _nothing
+        self._on_first_token = lambda: None
         self.deliver = self._front_end.deliver
 
     def _release(self) -> None:

@@ -198,24 +198,19 @@ class RequestState:
         self.timings.ended = 0.0
         self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
 
-    def recomputes(self) -> None:
-        """Continue the attempt on the decode worker alone, which then also prefills the prompt."""
-        timings = self.timings
-        timings.recomputed = time.monotonic()
-        timings.ended = 0.0
-        if not timings.first_token:
-            timings.prefiller = timings.decoder
-        self._goes_on("recomputed", timings.recomputed, timings.decoder)
+    def recomputes(self, alone: scheduler_pb2.Worker | None = None) -> None:
+        """Continue the attempt on the decode worker, which then also prefills the prompt.
 
-    def goes_alone(self, worker: scheduler_pb2.Worker) -> None:
-        """Record that it is tried on this worker with no other request in the engine."""
+        Or continue it on the worker `alone`, with no other request in the engine.
+        """
         timings = self.timings
         timings.recomputed = time.monotonic()
         timings.ended = 0.0
-        timings.decoder = process_of(worker)
+        if alone is not None:
+            timings.decoder = process_of(alone)
         if not timings.first_token:
             timings.prefiller = timings.decoder
-        self._goes_on("alone", timings.recomputed, timings.decoder)
+        self._goes_on("alone" if alone is not None else "recomputed", timings.recomputed, timings.decoder)
 
     def _goes_on(self, how: str, at: float, process: Process) -> None:
         cause = {"worker": process.instance, "tokens": self.tokens_to_prefill}

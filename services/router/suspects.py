@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import heapq
 import itertools
 import logging
@@ -187,17 +186,13 @@ def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:
     return placement.prefill, placement.decode
 
 
-def _digest(engine_request: bytes) -> bytes:
-    return hashlib.sha256(engine_request).digest()
-
-
 class Convicts:
     """Digests of refused requests."""
 
     def __init__(
         self,
-        digest: Callable[[bytes], bytes] = _digest,
-        shape: Callable[[bytes], str] = lambda _: "",
+        digest: Callable[[bytes], bytes],
+        shape: Callable[[bytes], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """digest: equal for equal requests; shape: describes a request in the log without its content."""
@@ -210,14 +205,8 @@ class Convicts:
         return len(self._until)
 
     def add(self, request_id: str, engine_request: bytes, why: str) -> None:
-        shape = self._shape(engine_request)
-        log.error(
-            "request %s failed an engine alone: %s; %s",
-            request_id,
-            why,
-            shape,
-            extra={"request_id": request_id},
-        )
+        told = f"request {request_id} failed an engine alone: {why}; {self._shape(engine_request)}"
+        log.error("%s", told, extra={"request_id": request_id})
         digest = self._digest(engine_request)
         self._until[digest] = self._clock() + CONVICTED_S
         self._until.move_to_end(digest)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from baton.keeping import keep
 from baton.services.config import Settings
 from baton.services.router.errors import RateLimited
-from baton.services.router.metrics import RouterMetrics
+from baton.services.router.metrics import RouterMetrics, TenantMetrics
 from baton.services.router.state import RequestState
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.keyring import Keyring
@@ -34,25 +34,22 @@ async def open_tenancy(
     shared = SharedStore(router.keys_store, topic, store_password) if router.keys_store else None
     quotas = Quotas(shared, router_id, router.processes)
     keyring = None
-    if router.has_tenants:
-        book = (
-            FileBook(router.keys_file)
-            if router.keys_file
-            else RedisBook(router.keys_store, topic, store_password, for_router=True)
-        )
-        keyring = Keyring(book)
-        metrics.tenants.watch(keyring.tenants)
-        await keyring.look()
-    quotas.start()
-    following = keep(keyring.follow, "changes of the keys") if keyring is not None else None
-    try:
-        yield Tenancy(quotas, metrics, keyring)
-    finally:
-        if following is not None:
-            await stop(following)
+    async with contextlib.AsyncExitStack() as stack:
+        if router.has_tenants:
+            book = (
+                FileBook(router.keys_file)
+                if router.keys_file
+                else RedisBook(router.keys_store, topic, store_password, for_router=True)
+            )
+            keyring = Keyring(book)
+            stack.push_async_callback(keyring.close)
+            metrics.tenants.watch(keyring.tenants)
+            await keyring.look()
+        quotas.start()
+        stack.push_async_callback(quotas.close)
         if keyring is not None:
-            await keyring.close()
-        await quotas.close()
+            stack.push_async_callback(stop, keep(keyring.follow, "changes of the keys"))
+        yield Tenancy(quotas, metrics, keyring)
 
 
 class Tenancy:
@@ -61,46 +58,42 @@ class Tenancy:
     def __init__(self, quotas: Quotas, metrics: RouterMetrics, keyring: Keyring | None = None) -> None:
         self.keyring = keyring
         self._quotas = quotas
-        self._metrics = metrics
+        self._metrics = metrics.tenants
 
     async def enter(self, caller: Caller) -> TenantRequest:
+        """Admit an HTTP request. Raises RateLimited (429)."""
         try:
             visit = await self._quotas.enter(caller)
         except OverLimit as error:
-            raise self.refusal(caller, error) from None
-        self._metrics.tenants.entered(caller.tenant)
-        return TenantRequest(self, visit)
-
-    def refusal(self, caller: Caller, error: OverLimit) -> RateLimited:
-        """Count a refusal, and return it as the client's error."""
-        self._metrics.tenants.refused(caller.tenant, error.limit)
-        return RateLimited(str(error), error.limit, error.retry_after_s)
-
-    def used(self, caller: Caller, state: RequestState) -> None:
-        self._metrics.tenants.used(caller.tenant, state.prompt_tokens, len(state.tokens))
+            raise _refusal(caller, self._metrics, error) from None
+        self._metrics.entered(caller.tenant)
+        return TenantRequest(visit, self._metrics)
 
 
 class TenantRequest:
     """One admitted HTTP request. Call `leave` when its response has ended."""
 
-    def __init__(self, tenancy: Tenancy, visit: Visit) -> None:
+    def __init__(self, visit: Visit, metrics: TenantMetrics) -> None:
         self.caller = visit.caller
-        self._tenancy = tenancy
+        self.leave = visit.leave
         self._visit = visit
+        self._metrics = metrics
 
     async def charge(self, state: RequestState) -> None:
         """Charge a sequence's prompt and maximum output. Raises RateLimited (429)."""
         try:
             await self._visit.charge(state.request_id, state.prompt_tokens, state.budget)
         except OverLimit as error:
-            raise self._tenancy.refusal(self.caller, error) from None
+            raise _refusal(self.caller, self._metrics, error) from None
 
     def settle(self, state: RequestState) -> None:
         """Correct the charge of a finished sequence to its actual tokens: none if it was not placed."""
-        used = state.prompt_tokens + len(state.tokens) if state.attempts else 0
-        self._visit.settle(state.request_id, used)
-        if used:
-            self._tenancy.used(self.caller, state)
+        prompt, output = (state.prompt_tokens, len(state.tokens)) if state.attempts else (0, 0)
+        self._visit.settle(state.request_id, prompt + output)
+        self._metrics.used(self.caller.tenant, prompt, output)
 
-    def leave(self) -> None:
-        self._visit.leave()
+
+def _refusal(caller: Caller, metrics: TenantMetrics, error: OverLimit) -> RateLimited:
+    """Count a refusal, and return it as the client's error."""
+    metrics.refused(caller.tenant, error.limit)
+    return RateLimited(str(error), error.limit, error.retry_after_s)

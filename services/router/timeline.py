@@ -128,8 +128,7 @@ def other_stages(state: RequestState) -> list[Stage]:
             _attempt_to_token(chain, attempt)
             stages += chain.stages
         following = attempts[index + 1].tokens_before if index + 1 < len(attempts) else len(state.tokens)
-        stages += _within_place(attempt)
-        stages += _within_queue(attempt)
+        stages += _within(attempt)
         stages += _after_token(attempt, following - attempt.tokens_before)
     last = state.timings.last_token
     ended = max(state.http.ended, state.ended)
@@ -158,7 +157,9 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     if attempt.recomputed and attempt.recomputed < attempt.first_token:
         chain.to("lost", attempt.recomputed, attempt=number)
     if attempt.prefix_asked:
-        chain.to("fetch", _fetched(attempt), attempt=number)
+        # The prefill worker stopped waiting for the prompt's first blocks at the earlier of the two.
+        fetched = min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
+        chain.to("fetch", fetched, attempt=number)
     chain.to("send", attempt.queued, attempt=number)
     chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
@@ -167,21 +168,12 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
     return True
 
 
-def _fetched(attempt: Timings) -> float:
-    """Return when the prefill worker stopped waiting for the prompt's first blocks; 0 if unknown."""
-    return min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
-
-
-def _within_place(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's share of a placement, centred: the two trips are assumed to be equal."""
-    if attempt.scheduler_s and attempt.asked:
+def _within(attempt: Timings) -> Iterator[Stage]:
+    """Yield the scheduler's share of the placement, and the load of the prompt's first blocks."""
+    if attempt.scheduler_s and attempt.asked:  # centred: the two trips are assumed to be equal
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare
         yield Stage("schedule", begin, end, attempt.scheduler, attempt.number, "place")
-
-
-def _within_queue(attempt: Timings) -> Iterator[Stage]:
-    """Yield the load of the prompt's first blocks."""
     told = attempt.prefix
     if told is not None and attempt.queued:
         spent = sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable
 from baton.services.classes import STANDARD, Classes, ServiceClass
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.state import Party
+from baton.services.router.state import NOBODY, Party
 
 RETRY_S = (0.05, 1.0)  # the first and the longest pause between two tries while no booking ends
 _PACE_OF = 256  # departures that define the pace; with fewer, requests that end together would distort it
@@ -40,8 +40,7 @@ LEAST_PATIENCE_S = 1.0  # lower bound of `patience_s` here
 Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
-class Turn(asyncio.Event):
-    """Set while it is the request's turn. A request that goes first may take the turn away."""
+Turn = asyncio.Event  # set while it is the request's turn, which a request that goes first may take away
 
 
 class _Tenant:
@@ -138,19 +137,19 @@ class WaitingRoom:
         self.wait_s = wait_s
         self._metrics = metrics
         self._clock = clock
-        self._resuming: OrderedDict[Turn, None] = OrderedDict()
         classes = classes or Classes()
         metrics.classes.expect(classes)
         self._queues = {one.name: ClassQueue(one) for one in classes}  # sorted by priority
         self._first_class = next(iter(self._queues.values())).service
+        self._resuming = ClassQueue(self._first_class)  # requests that lost their worker, in order
         self._waiting = 0
         self._turn: Turn | None = None
-        self._turn_of: ClassQueue | None = None  # its queue; None if it resumes
+        self._turn_of: ClassQueue | None = None  # its queue
         self._room = asyncio.Event()
         self._because = ""  # why the last try found no room
         self._began = 0.0  # when requests began to wait
         self._departures: deque[float] = deque(maxlen=_PACE_OF)  # when requests left it
-        metrics.watch_waiting(self)
+        metrics.watch_waiting(self, lambda: self.estimate_s)
 
     def __len__(self) -> int:
         return self._waiting
@@ -158,7 +157,7 @@ class WaitingRoom:
     @property
     def estimate_s(self) -> float:
         """The expected wait of a new tenant's request of the standard class, seconds; 0 if unknown."""
-        return self._estimate(Party(), STANDARD)
+        return self._estimate(NOBODY, STANDARD)
 
     def check_room(self, service: ServiceClass = STANDARD) -> None:
         """Check that the queue is not full. Raises NotAdmitted (503)."""
@@ -167,7 +166,7 @@ class WaitingRoom:
             kept = f"; {self.limit - most} places are reserved for classes before {service.name}"
             raise self._refusal(
                 f"{self._waiting} wait already (router.max_waiting){kept if most < self.limit else ''}",
-                self._estimate(Party(), service),
+                self._estimate(NOBODY, service),
             )
 
     def freed(self) -> None:
@@ -200,7 +199,7 @@ class WaitingRoom:
         turn = self._join(party, queue)
         try:
             async with asyncio.timeout(self.wait_s):
-                await self._place_in_turn(turn, place, lambda no: no.never, queue)
+                await self._place_in_turn(turn, queue, place, lambda no: no.never)
             queue.placed += 1
             queue.since, queue.owed_until = self._clock(), 0.0
             self._departures.append(self._clock())
@@ -222,12 +221,7 @@ class WaitingRoom:
         For `wait_s` seconds `place` is retried while it raises NotAdmitted with FULL; then the last error is
         raised.
         """
-        turn = Turn()
-        if not self._waiting:
-            self._begin()
-        self._resuming[turn] = None
-        self._waiting += 1
-        self._choose()
+        turn = self._join(NOBODY, self._resuming)
         refusal = NotAdmitted(f"no room within {wait_s:.3g} s: others resume first", Why.FULL)
 
         def is_final(no: NotAdmitted) -> bool:
@@ -237,31 +231,25 @@ class WaitingRoom:
 
         try:
             async with asyncio.timeout(wait_s):
-                await self._place_in_turn(turn, place, is_final)
+                await self._place_in_turn(turn, self._resuming, place, is_final)
         except TimeoutError:
             raise refusal from None
         finally:
-            del self._resuming[turn]
-            self._waiting -= 1
-            self._choose()
+            self._leave(NOBODY, turn, self._resuming)
 
     async def _place_in_turn(
-        self,
-        turn: Turn,
-        place: Place,
-        is_final: Callable[[NotAdmitted], bool],
-        queue: ClassQueue | None = None,
+        self, turn: Turn, queue: ClassQueue, place: Place, is_final: Callable[[NotAdmitted], bool]
     ) -> None:
         """Try `place` while the request has the turn, until it succeeds or its refusal is final.
 
-        A request that resumes (no queue) or is owed the turn is placed as one of the first class.
+        A request that is owed the turn is placed as one of the first class.
         """
         pause_s, longest_s = RETRY_S
         while True:
             await turn.wait()
             self._room.clear()
             try:
-                await place(self._first_class if queue is None or self._is_owed(queue) else queue.service)
+                await place(self._first_class if self._is_owed(queue) else queue.service)
             except NotAdmitted as no:
                 if is_final(no):
                     raise
@@ -275,7 +263,7 @@ class WaitingRoom:
             pause_s = min(2 * pause_s, longest_s)
 
     def _begin(self) -> None:
-        for queue in self._queues.values():
+        for queue in (self._resuming, *self._queues.values()):
             queue.clear()
         self._departures.clear()
         self._began = self._clock()
@@ -288,10 +276,12 @@ class WaitingRoom:
         """Return how many waiting requests would go before a new one of this queue."""
         own = queue.service.priority
         ahead = sum(one.waiting for one in self._queues.values() if one.service.priority <= own)
-        return len(self._resuming) + ahead
+        return self._resuming.waiting + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
         """Return whether a queue goes before others because of its class's share or patience."""
+        if queue is self._resuming:
+            return True
         now = self._clock()
         placed = sum(one.placed for one in self._queues.values())
         within = queue.placed + 1 <= queue.service.share * (placed + 1)
@@ -325,19 +315,17 @@ class WaitingRoom:
             self._choose()
 
     def _tell(self, party: Party, queue: ClassQueue, change: int) -> None:
-        self._metrics.tenants.waiting(party.tenant, change)
-        self._metrics.classes.waiting(queue.service, change)
+        if queue is not self._resuming:
+            self._metrics.tenants.waiting(party.tenant, change)
+            self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
         """Give the turn to a request that resumes, or to a class that is owed it, or by priority."""
         turn: Turn | None = None
-        queue: ClassQueue | None = None
-        if self._resuming:
-            turn = next(iter(self._resuming))
-        elif waiting := [one for one in self._queues.values() if one.waiting]:
+        if waiting := [one for one in (self._resuming, *self._queues.values()) if one.waiting]:
             queue = next((one for one in waiting if self._is_owed(one)), waiting[0])
             turn = self._turn if self._turn is not None and queue is self._turn_of else queue.first
-        self._turn_of = queue
+            self._turn_of = queue
         if turn is self._turn:
             return
         if self._turn is not None:

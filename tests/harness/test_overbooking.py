@@ -88,7 +88,7 @@ class Router:
         self._outcome.refused[refused] += 1
         await asyncio.sleep(draw.uniform(*READ_S))
         self._outcome.workers.prefilled(stay, time.monotonic())
-        self._placements.prefilled(placement.attempt)
+        self._placements.reporter.prefilled(placement.attempt)
         await asyncio.sleep(draw.uniform(*LIFE_S))
         self._outcome.workers.end(stay, time.monotonic())
         self._placements.finished(state, placement.attempt, "stop")

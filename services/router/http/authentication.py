@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.services.router.chronicle import log_without_sequence
-from baton.services.router.errors import KeysUnknown, NotAllowed, RequestFailed, Unauthorized
+from baton.services.router.errors import NotAllowed, RequestFailed, Unauthorized
 from baton.services.router.http.forms import error_response
+from baton.services.tenants.keyring import Keyring
 from baton.services.tenants.model import ANYBODY, Caller, digest
 
 CALLER = "baton.caller"  # scope key: the Caller that the API key belongs to
@@ -44,21 +44,10 @@ def keys_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return found
 
 
-class Keys(Protocol):
-    """The API keys that a router accepts."""
-
-    @property
-    def problem(self) -> str:
-        """Why keys cannot be checked yet; "" once they can."""
-
-    def find(self, secret: bytes) -> Caller | None:
-        """Return the owner of a key, or None."""
-
-
 class FixedKeys:
-    """A fixed set of keys that all belong to one caller without limits."""
+    """A fixed set of keys that all belong to one caller without limits; a Keyring without tenants."""
 
-    problem = ""
+    problem = ""  # they can always be checked
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest(key.encode()) for key in keys]
@@ -78,7 +67,7 @@ class KeyMiddleware:
     status of each refusal.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, refused: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: FixedKeys | Keyring, refused: Callable[[str], None]) -> None:
         self._app = app
         self._keys = keys
         self._refused = refused
@@ -87,15 +76,15 @@ class KeyMiddleware:
         if scope["type"] == "lifespan" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        caller = self._caller(scope["headers"])
-        if caller is not None:
-            if caller.tenant and scope["type"] == "http" and _of_all_tenants(scope["path"]):
-                await self._refuse(scope, send, NotAllowed(_NOT_FOR_TENANTS))
-                return
+        keys = keys_in(scope["headers"])
+        caller = self._keys.find(keys[0]) if len(keys) == 1 else None
+        if caller is None:
+            await self._refuse(scope, send, self._error(len(keys)))
+        elif caller.tenant and scope["type"] == "http" and _of_all_tenants(scope["path"]):
+            await self._refuse(scope, send, NotAllowed(_NOT_FOR_TENANTS))
+        else:
             scope[CALLER] = caller
             await self._app(scope, receive, send)
-            return
-        await self._refuse(scope, send, self._error(scope["headers"]))
 
     async def _refuse(self, scope: Scope, send: Send, error: RequestFailed) -> None:
         self._refused(str(error.status.value))
@@ -109,14 +98,10 @@ class KeyMiddleware:
         await send(start)
         await send(body)
 
-    def _caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        keys = keys_in(headers)
-        return self._keys.find(keys[0]) if len(keys) == 1 else None
-
-    def _error(self, headers: Iterable[tuple[bytes, bytes]]) -> RequestFailed:
+    def _error(self, keys: int) -> RequestFailed:
         if self._keys.problem:
-            return KeysUnknown(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
-        if len(keys_in(headers)) > 1:
+            return RequestFailed(f"the router cannot check API keys yet: {self._keys.problem}", 1.0)
+        if keys > 1:
             return Unauthorized(
                 "the headers Authorization and x-api-key hold two different API keys: send one of them"
             )

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
@@ -37,8 +38,9 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from baton.addresses import unmapped
-from baton.services.router.errors import RequestFailed, TooSlow, Unsupported
+from baton.services.router.errors import RequestFailed, Unsupported
 from baton.services.router.http.admission import TIMES
+from baton.services.router.http.connection_parts import OnRefused, Outlet, Phase, abandon, raw, readable
 from baton.services.router.http.forms import is_anthropics
 from baton.services.router.http.limits import (
     MAX_HEADER_BYTES,
@@ -49,7 +51,6 @@ from baton.services.router.http.limits import (
     too_many_bodies,
     too_many_headers,
 )
-from baton.services.router.http.parts import Intake, OnRefused, Outlet, Phase, abandon, raw, readable
 from baton.services.router.timings import HttpTimes
 
 # bytes/s: a request may take slow_client_s, and as much longer as it needs at this rate.
@@ -76,11 +77,11 @@ class LimitedConnection(HttpToolsProtocol):
     The phase is derived from the other fields: call `_settle` when it may have changed.
     """
 
-    def __init__(self, *, limits: HttpLimits, intake: Intake, refused: OnRefused, **uvicorn: Any) -> None:
+    def __init__(self, all_connections: Connections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
-        self._limits = limits
-        self._intake = intake
-        self._on_refused = refused
+        self._all = all_connections
+        self._limits = all_connections.limits
+        self._on_refused = all_connections.refused
         self._running: RequestResponseCycle | None = None  # the current response, or the last one
         self._over = False  # further input is discarded
         self._in_message = False  # between a request's first and last byte
@@ -89,7 +90,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._body_bytes = 0
         self._raw = 0  # bytes read since a request began, or since the last one was complete
         self._arrival_began = 0.0  # loop time
-        self._held: dict[RequestResponseCycle, int] = {}  # bytes counted in the intake, by request
+        self._held: dict[RequestResponseCycle, int] = {}  # counted bytes of bodies, by request
         self._lasting = True  # keep the connection after the response
         self._ending = False  # the router is ending: the next response is the last one
         self._phase = Phase.NEXT
@@ -212,8 +213,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self.cycle.response_complete:
             return  # the response is complete: discard the rest
         self._held[self.cycle] = self._held.get(self.cycle, 0) + len(body)
-        self._intake.held += len(body)
-        while self._intake.full and not self._over:
+        self._all.held += len(body)
+        while self._all.held > self._all.limit and not self._over:
             self._refuse_largest()
         if not self._over:
             super().on_body(body)
@@ -310,7 +311,7 @@ class LimitedConnection(HttpToolsProtocol):
         largest = max(others, key=lambda one: one.arriving, default=self)
         if largest.arriving <= self.arriving:
             largest = self
-        largest._refuse(too_many_bodies(self._limits, self._intake.limit))
+        largest._refuse(too_many_bodies(self._limits, self._all.limit))
 
     @property
     def arriving(self) -> int:
@@ -331,10 +332,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._settle()
 
     def _release(self, cycle: RequestResponseCycle) -> None:
-        self._intake.held -= self._held.pop(cycle, 0)
+        self._all.held -= self._held.pop(cycle, 0)
 
     def _release_all(self) -> None:
-        self._intake.held -= sum(self._held.values())
+        self._all.held -= sum(self._held.values())
         self._held.clear()
 
     def _cut(self, reason: str) -> None:
@@ -419,8 +420,9 @@ class LimitedConnection(HttpToolsProtocol):
             self._cut("unread")
         self._unread, self._since = unread, now
 
-    def _too_slow(self) -> TooSlow:
-        return TooSlow(f"the request was not complete after {self._limits.slow_client_s:g} s")
+    def _too_slow(self) -> RequestFailed:
+        why = f"the request was not complete after {self._limits.slow_client_s:g} s"
+        return RequestFailed(why, status=HTTPStatus.REQUEST_TIMEOUT)
 
 
 class Connections:
@@ -428,8 +430,9 @@ class Connections:
 
     def __init__(self, limits: HttpLimits, refused: OnRefused) -> None:
         self.limits = limits
-        self.intake = Intake(BODIES_AT_ONCE * limits.max_body)
-        self._refused = refused
+        self.refused = refused
+        self.limit = BODIES_AT_ONCE * limits.max_body  # bytes of all bodies
+        self.held = 0  # bytes of all bodies that are being read or processed
 
     def __call__(self, **uvicorn: Any) -> LimitedConnection:
-        return LimitedConnection(limits=self.limits, intake=self.intake, refused=self._refused, **uvicorn)
+        return LimitedConnection(self, **uvicorn)

@@ -13,6 +13,7 @@ not answer has the sample `baton_process_up 0`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -77,7 +78,7 @@ class Federation:
         texts: dict[int, bytes | None] = {own: text, **await _ask_all(others, accept)}
         parts: Parts = [({"process": str(number)}, texts[number]) for number in sorted(texts)]
         end = b"# EOF\n" if "openmetrics" in kind else b""
-        return await asyncio.to_thread(_merged, parts, PROCESS_UP) + end, kind
+        return await asyncio.to_thread(merged, parts, PROCESS_UP) + end, kind
 
     async def collect(self) -> bytes:
         """Return all metrics in Prometheus' text format, within ALL_S."""
@@ -90,7 +91,7 @@ class Federation:
         found = await _ask_all({one: one.address for one in others if one.reachable})
         text, _ = await asyncio.to_thread(exposition, self._registry)
         parts: Parts = [(self._me.labels, text), *((one.labels, found.get(one)) for one in others)]
-        return await asyncio.to_thread(_merged, parts, UP)
+        return await asyncio.to_thread(merged, parts, UP)
 
 
 def route(federation: Federation) -> Route:
@@ -105,42 +106,27 @@ def route(federation: Federation) -> Route:
     return Route(METRICS, answer, methods=["GET"])
 
 
-class Families:
-    """Merges the texts of several processes: the samples of a family must be adjacent."""
+def merged(parts: Parts, up: str) -> bytes:
+    """Return the metrics of several processes as one text, with a gauge `up` of those that answered.
 
-    def __init__(self) -> None:
-        self._heads: dict[str, list[str]] = {}
-        self._samples: dict[str, list[str]] = {}
-
-    def add(self, text: str, labels: Mapping[str, str]) -> None:
-        """Add one process's text, and the labels that each sample lacks."""
+    The samples of a family must be adjacent. Each sample gets the labels of its process that it lacks.
+    """
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    gauge = [f"# HELP {up} {_UP_TEXT}", f"# TYPE {up} gauge"]
+    gauge += [f"{up}{{{_written(labels)}}} {int(text is not None)}" for labels, text in parts]
+    for labels, text in [*parts, ({}, "\n".join(gauge).encode())]:
         family = ""
-        for line in text.splitlines():
+        for line in (text or b"").decode(errors="replace").splitlines():
             if line.startswith(("# HELP ", "# TYPE ")):
                 _, kind, family, *_ = line.split(" ", 3)
-                heads = self._heads.setdefault(family, [])
-                if not any(head.startswith(f"# {kind} ") for head in heads):
-                    heads.append(line)
+                known = heads.setdefault(family, [])
+                if not any(head.startswith(f"# {kind} ") for head in known):
+                    known.append(line)
             elif line and not line.startswith("#"):
-                self._samples.setdefault(family, []).append(_with_labels(line, labels))
-
-    def text(self) -> str:
-        lines: list[str] = []
-        for family, samples in self._samples.items():
-            lines += [*self._heads.get(family, []), *samples]
-        return "\n".join(lines) + "\n"
-
-
-def _merged(parts: Parts, up: str) -> bytes:
-    """Return the metrics of several processes as one text, with a gauge `up` of those that answered."""
-    families = Families()
-    gauge = [f"# HELP {up} {_UP_TEXT}", f"# TYPE {up} gauge"]
-    for labels, text in parts:
-        if text is not None:
-            families.add(text.decode(errors="replace"), labels)
-        gauge.append(f"{up}{{{_written(labels)}}} {int(text is not None)}")
-    families.add("\n".join(gauge), {})
-    return families.text().encode()
+                samples.setdefault(family, []).append(_with_labels(line, labels))
+    lines = (line for family, found in samples.items() for line in (*heads.get(family, ()), *found))
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _with_labels(line: str, labels: Mapping[str, str]) -> str:
@@ -176,12 +162,10 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
             async with turns:
                 texts[key] = await _ask(http, address)
 
-        asking = [asyncio.create_task(ask(key, address)) for key, address in addresses.items()]
-        if asking:
-            _, late = await asyncio.wait(asking, timeout=ALL_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALL_S):
+                asking = (ask(key, address) for key, address in addresses.items())
+                await asyncio.gather(*asking, return_exceptions=True)
     return texts
 
 

@@ -6,15 +6,9 @@ import logging
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 
-from baton.services.router.errors import (
-    HeadersTooLarge,
-    Overloaded,
-    RequestFailed,
-    TooLarge,
-    UnknownCoding,
-    UnreadableBody,
-)
+from baton.services.router.errors import Overloaded, RequestFailed, TooLarge, UnreadableBody
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +67,8 @@ def objection(
             why = f"Content-Type {kind!r} is not supported: send 'application/json'"
             return UnreadableBody(why, b"accept: application/json")
         if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            coding = value.decode("latin-1")
-            return UnknownCoding(f"Transfer-Encoding {coding!r} is not supported: only 'chunked' is")
+            why = f"Transfer-Encoding {value.decode('latin-1')!r} is not supported: only 'chunked' is"
+            return RequestFailed(why, status=HTTPStatus.NOT_IMPLEMENTED)
     if connections > limits.max_connections:
         return Overloaded(
             f"there are {limits.max_connections} connections already{_named(limits, 'max_connections')}",
@@ -97,9 +91,10 @@ def too_many_bodies(limits: HttpLimits, in_all: int) -> Overloaded:
     )
 
 
-def too_many_headers() -> HeadersTooLarge:
+def too_many_headers() -> RequestFailed:
     """Refuse too many headers, trailers, chunk extensions or empty lines."""
-    return HeadersTooLarge(f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
+    why = f"the request's headers exceed {MAX_HEADER_BYTES} bytes"
+    return RequestFailed(why, status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 
 def _is_json(value: bytes) -> bool:

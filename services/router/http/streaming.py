@@ -8,6 +8,7 @@ which otherwise waits for that event (docs/decisions/0015).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Send
@@ -34,61 +35,44 @@ def mark(start: Message) -> None:
 class Comments:
     """A `send` that adds comments to a silent stream once `begin` is called; with `every_s` 0, none.
 
-    Send parts of the response to `sender`; `pass_on` is the wrapped `send`. A timer runs until the response
-    is complete or `end` is called.
+    Send parts of the response to `sender`; `pass_on` is the wrapped `send`. A task runs until the response is
+    complete or `end` is called.
     """
 
     def __init__(self, send: Send, every_s: float) -> None:
         self.pass_on = send
         self.sender: Send = self.send if every_s else send  # without comments, send directly
         self._every_s = every_s
-        self._loop = asyncio.get_running_loop()
-        self._before: Callable[[], Awaitable[bool]] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Task[None] | None = None
-        self._sending = False
-        self._last = 0.0  # loop time of the last part
+        self._turn = asyncio.Lock()  # parts are sent one after another
+        self._last = 0.0  # time.monotonic of the last part
+        self._task: asyncio.Task[None] | None = None
 
     def begin(self, before: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Start to watch the stream. `before` starts the response and returns whether it could."""
-        self._before = before
-        if self._every_s and self._timer is None:
-            self._last = self._loop.time()
-            self._again()
+        if self._every_s:
+            self._last = time.monotonic()
+            self._task = spawn(self._add_comments(before), "comments on a silent stream")
 
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._comment is not None:
-            self._comment.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     async def send(self, message: Message) -> None:
-        if self._comment is not None and not self._comment.done():
-            await asyncio.wait([self._comment])
-        self._sending = True
-        try:
+        async with self._turn:
             await self.pass_on(message)
-        finally:
-            self._sending = False
-            self._last = self._loop.time()
+            self._last = time.monotonic()
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self.end()
 
-    def _again(self) -> None:
-        self._timer = self._loop.call_at(self._last + self._every_s, self._look)
-
-    def _look(self) -> None:
-        now = self._loop.time()
-        if now >= self._last + self._every_s:
-            waiting = self._comment is not None and not self._comment.done()
-            if not self._sending and not waiting:
-                self._comment = spawn(self._add(), "a comment on a silent stream")
-            self._last = now
-        self._again()
-
-    async def _add(self) -> None:
-        if self._before is None or await self._before():
-            await self.pass_on({"type": "http.response.body", "body": COMMENT, "more_body": True})
+    async def _add_comments(self, before: Callable[[], Awaitable[bool]] | None) -> None:
+        while True:
+            await asyncio.sleep(self._last + self._every_s - time.monotonic())
+            async with self._turn:  # a part that the client does not read yet is no silence
+                if time.monotonic() < self._last + self._every_s:
+                    continue
+                if before is None or await before():
+                    await self.pass_on({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                self._last = time.monotonic()
 
 
 def passing(send: Send, every_s: float) -> Comments:

@@ -1,14 +1,15 @@
 """The engine client under vLLM's front end: the workers are its engines.
 
-Leans on: vllm.v1.engine.core_client.EngineCoreClient (the members that AsyncLLM calls), vllm.v1.engine.
-EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number, path), vllm.exceptions.
-{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes the first on untouched, streaming handlers turn
-the second into an event without a traceback; ours is both).
+Leans on: vllm.v1.engine.core_client.{EngineCoreClient, AsyncMPClient} (the members that AsyncLLM calls; they
+are coroutines), vllm.v1.engine.EngineCoreRequest (its fields), vllm.lora.request.LoRARequest (name, number,
+path), vllm.exceptions.{GracefulHTTPError, GenerationError} (AsyncLLM.generate passes the first on untouched,
+streaming handlers turn the second into an event without a traceback; ours is both).
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,20 +20,21 @@ from typing import Any, NoReturn
 
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.lora.request import LoRARequest
-from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 
 from baton.prefix_keys import NO_KEYS
 from baton.rpc import MAX_MESSAGE_BYTES
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD
 from baton.services.engine import step_checks, wire
+from baton.services.engine.shapes import shape_of
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
-from baton.services.router.parts import RelayParts
 from baton.services.router.relay import Relay
+from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
-from baton.services.router.vllm import logprobs, outputs
+from baton.services.router.vllm import logprobs, output_queue
 from baton.services.router.vllm.block_hashes import PromptHasher
 from baton.services.tenants.model import salted
 
@@ -81,7 +83,7 @@ class RelayClient(EngineCoreClient):
         self.engine_ranks_managed = [0]
         self._parts = parts
         self.limits = limits  # limits of new requests; may be replaced
-        self._queue = outputs.OutputQueue(parts.pool.lag_s, limits.flush_s)
+        self._queue = output_queue.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
@@ -166,7 +168,7 @@ class RelayClient(EngineCoreClient):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
-        self.deliver(outputs.finish_output(request_id, reason))
+        self.deliver(output_queue.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
         """End a request with an error, and drop its queued outputs."""
@@ -178,13 +180,13 @@ class RelayClient(EngineCoreClient):
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         if output.events is None:
             return 0.0, 0.0
-        outputs.rebase(output.events, clock_offset_s)
-        return outputs.began_at(output.events)
+        output_queue.rebase(output.events, clock_offset_s)
+        return output_queue.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
-            output.events = outputs.only_preemptions(output.events)
+            output.events = output_queue.only_preemptions(output.events)
         output.new_prompt_logprobs_tensors = None  # the front end has them from the first prefill
         return began
 
@@ -339,6 +341,26 @@ def _encode(request: Any, wire_id: str) -> bytes:
     return wire.encode_request(sent)
 
 
+def request_digest(engine_request: bytes) -> bytes:
+    """Return a digest of an encoded request's prompt and parameters, but not of its sender or time.
+
+    The seed is left out, because it differs between the sequences of a request.
+    """
+    request = wire.decode_request(engine_request)
+    request.request_id = ""
+    request.arrival_time = 0.0
+    request.client_index = request.priority = 0
+    request.cache_salt = request.external_req_id = request.trace_headers = None
+    if request.sampling_params is not None:
+        request.sampling_params.seed = None
+    return hashlib.sha256(wire.encode_request(request)).digest()
+
+
+def request_shape(engine_request: bytes) -> str:
+    """Return which fields an encoded request sets and how long they are, for the log."""
+    return shape_of(wire.decode_request(engine_request))
+
+
 def _refusing(name: str) -> Callable[..., Any]:
     async def refuse(self: RelayClient, *args: Any, **kwargs: Any) -> NoReturn:
         del self, args, kwargs
@@ -353,31 +375,7 @@ def _not_offered(name: str) -> Unsupported:
     return Unsupported(f"{what}: not offered by the router, because it concerns a single engine")
 
 
-# AsyncLLM's calls for administrators of a single engine.
-_ADMINISTRATION = (
-    "profile_async",
-    "reset_prefix_cache_async",
-    "reset_encoder_cache_async",
-    "sleep_async",
-    "wake_up_async",
-    "release_kv_cache_memory_async",
-    "is_sleeping_async",
-    "remove_lora_async",
-    "list_loras_async",
-    "pin_lora_async",
-    "save_sharded_state_async",
-    "collective_rpc_async",
-    "pause_scheduler_async",
-    "resume_scheduler_async",
-    "is_scheduler_paused_async",
-    "set_weight_version_async",
-    "get_weight_version_async",
-    "compute_weight_checksums_async",
-    "execute_dummy_batch_async",
-    "prepare_elastic_ep",
-    "commit_elastic_ep",
-    "handle_fault",
-    "get_status",
-)
-for _name in _ADMINISTRATION:
-    setattr(RelayClient, _name, _refusing(_name))
+# All further calls of vLLM's client are for administrators of a single engine.
+for _name, _method in (*vars(EngineCoreClient).items(), *vars(AsyncMPClient).items()):
+    if inspect.iscoroutinefunction(_method) and _name not in vars(RelayClient):
+        setattr(RelayClient, _name, _refusing(_name))

@@ -33,9 +33,9 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 
 from baton.services.engine.patches.replace import replace
-from baton.services.router.errors import shortened
+from baton.services.router.errors import RequestFailed, shortened
 from baton.services.router.http.admission import current_admission
-from baton.services.router.http.forms import openai_error
+from baton.services.router.http.forms import as_response, openai_error
 from baton.services.router.vllm.engine_client import RefusedByRouter
 
 UNFORESEEN = (LookupError, AttributeError, RecursionError)
@@ -77,13 +77,10 @@ def unforeseen_error(error: Exception) -> Any:
 
 async def not_offered(request: Request, error: HTTPException) -> Response:
     """Respond with OpenAI's error object, unlike Starlette, if there is no route."""
-    status = HTTPStatus(error.status_code)
-    response = create_error_response(
-        f"{request.method} {request.url.path}: {error.detail}",
-        err_type="".join(status.phrase.split()) + "Error",
-        status_code=status,
-    )
-    return JSONResponse(response.model_dump(), status_code=status, headers=error.headers)
+    why = f"{request.method} {request.url.path}: {error.detail}"
+    response = as_response(RequestFailed(why, status=HTTPStatus(error.status_code)))
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _report(error: Exception) -> None:

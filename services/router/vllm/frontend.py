@@ -46,7 +46,7 @@ from baton.services.engine.refusals import reason
 from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import StartError
 from baton.services.router.chronicle import Chronicle
-from baton.services.router.cluster import ClusterView, Health
+from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.forms import ErrorForms
@@ -102,7 +102,10 @@ def build_config(settings: Settings) -> Any:
         args = AsyncEngineArgs(**arguments)
         model = args.create_model_config()
         args._set_default_reasoning_config_args()
-        lora = _lora_config(args)
+        lora = None
+        if args.enable_lora:
+            ranks, most = args.max_lora_rank, args.max_loras
+            lora = LoRAConfig(max_lora_rank=ranks, max_loras=most, max_cpu_loras=args.max_cpu_loras)
         model.quantization = None  # vLLM would check it against the local device
         config = VllmConfig(
             model_config=model,
@@ -114,14 +117,6 @@ def build_config(settings: Settings) -> Any:
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
-
-
-def _lora_config(args: Any) -> LoRAConfig | None:
-    if not args.enable_lora:
-        return None
-    return LoRAConfig(
-        max_lora_rank=args.max_lora_rank, max_loras=args.max_loras, max_cpu_loras=args.max_cpu_loras
-    )
 
 
 def build_arguments(settings: Settings, config: Any) -> Namespace:
@@ -154,7 +149,7 @@ class RelayLLM(async_llm.AsyncLLM):
     ) -> None:
         bound_tokenizing()
         log_stats = not engine.extra.get("disable_log_stats")
-        ours: list[Any] = [metrics.front_end.logger()] if log_stats else []
+        ours: list[Any] = [metrics.logger()] if log_stats else []
         with _refusals(engine), _engine_client(client):
             # With log_stats vLLM adds its default loggers, one of which reports every 10 s that no engine
             # runs.
@@ -163,7 +158,7 @@ class RelayLLM(async_llm.AsyncLLM):
             )
         if log_stats:
             model = config.model_config.served_model_name
-            metrics.workers.watch(ModelWorkers(cluster.heard, model, engine.enable_prefix_caching))
+            metrics.watch(ModelWorkers(cluster.heard, model, engine.enable_prefix_caching))
         self._cluster = cluster
         client.on_failure = self._request_failed
         client.prompt_logprobs.add = self._add_prompt_logprobs
@@ -191,11 +186,11 @@ class RelayLLM(async_llm.AsyncLLM):
 
     async def check_health(self) -> None:
         """Raise EngineDeadError, which vLLM turns into 503, if no request could be placed now."""
-        if not (await self.health()).ok:
+        if await self.health():
             raise EngineDeadError
 
-    async def health(self) -> Health:
-        """Return whether a request could be placed now."""
+    async def health(self) -> str:
+        """Return why no request could be placed now, or ""."""
         return await self._cluster.health()
 
     def learn(self, capacity: scheduler_pb2.Capacity) -> None:
@@ -315,10 +310,9 @@ def _choose_among(models: Sequence[ModelApp]) -> None:
 
 
 async def _health(request: Request) -> Response:
-    health = await request.app.state.engine_client.health()
-    if health.ok:
-        return Response(status_code=200)
-    return JSONResponse({"status": "unavailable", "reason": health.reason}, status_code=503)
+    if reason := await request.app.state.engine_client.health():
+        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+    return Response(status_code=200)
 
 
 def _is_closed(route: BaseRoute) -> bool:

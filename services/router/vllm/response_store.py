@@ -21,9 +21,9 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from starlette.requests import Request
@@ -33,6 +33,11 @@ from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError
 
+from baton.keeping import keep
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services.engine.isolation import RESPONSES_STORE
+from baton.services.errors import StartError
 from baton.services.router.errors import NoSuchResponse, Overloaded, RequestFailed, Unsupported
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.authentication import CALLER
@@ -40,6 +45,7 @@ from baton.services.router.http.forms import as_response
 from baton.services.router.vllm.endings import ENDS, failure
 from baton.services.router.vllm.engine_client import RefusedByRouter, refusal
 from baton.services.tenants.model import ANYBODY
+from baton.tasks import stop
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,9 @@ MOST = 1000  # answers stored in a router
 MOST_BYTES = 64 << 20
 AGE_S = 3600.0
 EVENT_BYTES = 1 << 10  # estimate per stored event of a background answer's stream
+ALIVE_S = 3.0  # routers ask a scheduler once a second; one that is silent for longer has ended
+START_S = 6.0  # time for a predecessor to end
+LOOK_S = 2.0  # between two looks for other routers
 _PATH = "/v1/responses/{response_id}"
 NOT_KEPT = (
     "responses are not stored here: send the conversation itself as 'input' (one router stores them with "
@@ -213,6 +222,59 @@ class ResponseStore:
             self.delete(oldest)
 
 
+@contextlib.asynccontextmanager
+async def kept_alone(
+    store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str
+) -> AsyncIterator[None]:
+    """Inside the block, keep the store closed while another router of these models runs.
+
+    A router refuses to start while another one runs (StartError). If both start at once, or while no
+    scheduler answers, each closes its store when the scheduler reports the other.
+    """
+    if not store.on:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_S
+    while other := await _another(schedulers, router_id):
+        if loop.time() > deadline:
+            raise StartError(
+                f"the environment variable {RESPONSES_STORE} is set, and {other} serves the same model: "
+                "responses are stored in one router's memory; run one router, or unset the variable"
+            )
+        await asyncio.sleep(LOOK_S / 4)
+    watching = keep(
+        partial(_watch, store, schedulers, router_id), "other routers, for the store of responses"
+    )
+    try:
+        yield
+    finally:
+        await stop(watching)
+
+
+async def _watch(store: ResponseStore, schedulers: Sequence[SchedulerClient], router_id: str) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        other = await _another(schedulers, router_id)
+        if other is not None and other != store.elsewhere:
+            if other:
+                log.error("%s serves the same model: the store of responses is closed until it ends", other)
+            store.elsewhere = other
+
+
+async def _another(schedulers: Sequence[SchedulerClient], router_id: str) -> str | None:
+    """Return the id of another router; "" if there is none, None if no scheduler answers."""
+    for scheduler in schedulers:
+        try:
+            description = await scheduler.describe()
+        except SchedulerError:
+            return None
+        for one in description.routers:
+            if one.router_id != router_id and one.heard_age_s < ALIVE_S:
+                return str(one.router_id)
+    return ""
+
+
 class _Measured(dict[str, Any]):
     """One of the handler's dictionaries, which reports sizes and stores only what the store accepts."""
 
@@ -290,20 +352,8 @@ def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
     return following
 
 
-async def cancel(handler: Any, response_id: str) -> Any:
-    """Cancel a background answer and return it, or None if it has ended."""
-    stored = handler.response_store.get(response_id)
-    if not _runs(stored):
-        return None
-    stored.status = "cancelled"
-    if task := handler.background_tasks.get(response_id):
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task}, timeout=5.0)
-    return stored
-
-
 def response_routes(store: ResponseStore) -> list[Route]:
+    """Return the routes that read, cancel and delete stored answers."""
 
     async def read(request: Request, handler: Any, response_id: str) -> Response:
         asked = request.query_params
@@ -317,12 +367,17 @@ def response_routes(store: ResponseStore) -> list[Route]:
         events = handler.responses_background_stream_generator(response_id, int(after) if after else None)
         return StreamingResponse(_convert_stream_to_sse_events(events), media_type="text/event-stream")
 
-    async def end(request: Request, handler: Any, response_id: str) -> Response:
+    async def cancel(request: Request, handler: Any, response_id: str) -> Response:
         del request
-        cancelled = await cancel(handler, response_id)
-        if cancelled is None:
+        stored = handler.response_store.get(response_id)
+        if not _runs(stored):
             raise Unsupported("only an unfinished background response can be cancelled")
-        return _shown(cancelled)
+        stored.status = "cancelled"
+        if task := handler.background_tasks.get(response_id):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task}, timeout=5.0)
+        return _shown(stored)
 
     async def delete(request: Request, handler: Any, response_id: str) -> Response:
         del request, handler
@@ -333,8 +388,10 @@ def response_routes(store: ResponseStore) -> list[Route]:
         async def answered(request: Request) -> Response:
             response_id = request.path_params["response_id"]
             try:
+                if not store.on:  # clients expect 404 for an id
+                    raise NoSuchResponse(NOT_KEPT)
                 if problem := store.problem():
-                    raise _as_missing(problem)
+                    raise problem
                 handler = store.find(response_id, tenant_of(request))
                 if handler is None or response_id not in handler.response_store:
                     raise NoSuchResponse(f"there is no response {response_id!r}")
@@ -347,13 +404,8 @@ def response_routes(store: ResponseStore) -> list[Route]:
     return [
         route(_PATH, read, "GET"),
         route(_PATH, delete, "DELETE"),
-        route(_PATH + "/cancel", end, "POST"),
+        route(_PATH + "/cancel", cancel, "POST"),
     ]
-
-
-def _as_missing(problem: RequestFailed) -> RequestFailed:
-    """Turn the refusal without a store into the 404 that clients expect for an id; return others as is."""
-    return NoSuchResponse(problem.message) if isinstance(problem, Unsupported) else problem
 
 
 def _shown(response: Any) -> Response:

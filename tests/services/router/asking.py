@@ -1,28 +1,24 @@
 """Requests to a cluster of fake workers, and what their answers have to be."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
-from collections.abc import Iterable
 
 from baton.services.router.recovery import SHORT_PROMPT_TOKENS
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from harness import scheduling
-from harness.fake_worker import FakeWorker, Fault, answer, until
-from harness.router import Answer, Cluster
+from harness.fake_worker import answer, until
 
 PROMPT = [5, 6, 7]
 LONG = [1] * (SHORT_PROMPT_TOKENS + 1)
 
 
-def right(got: Answer, prompt: list[int], count: int) -> None:
+def right(got, prompt, count):
     assert got.error is None
     assert got.tokens == answer(prompt, count)
     assert got.reason == "length"
 
 
-def refused(got: Answer, because: str) -> int:
+def refused(got, because):
     """Return the status of a request that got nothing but an error."""
     assert got.tokens == []
     assert isinstance(got.error, RefusedByRouter)
@@ -30,7 +26,7 @@ def refused(got: Answer, because: str) -> int:
     return int(got.error.http_status)
 
 
-def share(workers: Iterable[FakeWorker], *faults: Fault) -> deque[Fault]:
+def share(workers, *faults):
     """Give workers a common queue of faults: each happens once, on any of them."""
     shared = deque(faults)
     for worker in workers:
@@ -38,10 +34,10 @@ def share(workers: Iterable[FakeWorker], *faults: Fault) -> deque[Fault]:
     return shared
 
 
-async def booked(cluster: Cluster, worker_id: str, **reserved: int) -> None:
+async def booked(cluster, worker_id, **reserved):
     """Wait until the scheduler has this much booked on a worker."""
 
-    async def is_so() -> bool:
+    async def is_so():
         [worker] = [
             one for one in (await cluster.scheduler.describe()).workers if one.identity.worker_id == worker_id
         ]
@@ -50,9 +46,9 @@ async def booked(cluster: Cluster, worker_id: str, **reserved: int) -> None:
     await scheduling.until(is_so, 20)
 
 
-async def fill(cluster: Cluster) -> list[str]:
+async def fill(cluster):
     """Send requests until one waits; return their ids."""
-    sent: list[str] = []
+    sent = []
     while len(cluster.waiting) == 0:
         sent.append(f"full{len(sent)}")
         await cluster.send(sent[-1], [0])

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import warnings
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,7 +9,7 @@ with warnings.catch_warnings():  # torch warns of its own deprecations while it 
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster():
     """Yield a scheduler and a router's engine client. Afterwards nothing may be left of the requests."""
     async with Cluster() as made:
         yield made

@@ -1,29 +1,24 @@
 """Records of finished requests, made over real streams to fake workers, and which of them are kept."""
 
-from __future__ import annotations
-
 import pytest
 
-from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
-from baton.services.router import stream
+from baton.services.router import worker_stream
 from baton.services.router.chronicle import WINDOW_S, Recent
-from baton.services.router.record import Record, record_of
+from baton.services.router.record import record_of
 from baton.services.router.state import RequestState
 from baton.services.router.timings import HttpTimes
-from harness.fake_worker import FakeWorker, Fault, until
-from harness.router import Cluster
-
-PROMPT = [5, 6, 7]
+from harness.fake_worker import Fault
+from tests.services.router.asking import PROMPT, right, share
 
 
-async def told(cluster: Cluster) -> Record:
+async def told(cluster):
     await cluster.settled()
     (record,) = cluster.chronicle.recent.last()
     return record
 
 
-async def test_a_request_of_a_pair(cluster: Cluster) -> None:
+async def test_a_request_of_a_pair(cluster):
     prefill, decode = await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=5)
     record = await told(cluster)
@@ -43,28 +38,10 @@ async def test_a_request_of_a_pair(cluster: Cluster) -> None:
     assert parents == {record.trace.traceparent}
 
 
-async def test_the_histograms_sum_up_to_the_time_to_first_token(cluster: Cluster) -> None:
-    prefill, _ = await cluster.pair(step_s=0.005)
-    for _ in range(3):
-        await cluster.ask(PROMPT)
-        prefill.wire_s = 0.1
-    stages = ("wait", "place", "send", "queue", "prefill", "reply", "other")
-    of_stages = sum(cluster.count("ttft_stage_seconds_sum", stage=stage) for stage in stages)
-    assert of_stages == pytest.approx(cluster.count("time_to_first_token_seconds_sum"), rel=0.1)
-    assert cluster.count("ttft_stage_seconds_count", stage="prefill") == 3
-
-
-async def test_a_lost_decode_worker(cluster: Cluster) -> None:
+async def test_a_lost_decode_worker(cluster):
     workers = await cluster.pair(decode=2, step_s=0.005)
-    for worker in workers[1:]:  # whichever is chosen
-        worker.faults.append(Fault(PHASE_DECODE, after_tokens=2, die=True))
-    await cluster.send("r", PROMPT, max_tokens=30)
-    await until(lambda: cluster.client.live == 1 and cluster.count("retries_total") >= 0, "it runs")
-    await until(lambda: any(not one.faults for one in workers[1:]), "one has begun")
-    for worker in workers[1:]:
-        worker.faults.clear()
-    answer = await cluster.answer("r")
-    assert len(answer.tokens) == 30
+    share(workers[1:], Fault(PHASE_DECODE, after_tokens=2, die=True))
+    right(await cluster.ask(PROMPT, 30), PROMPT, 30)
     record = await told(cluster)
     assert record.retried
     assert [one.trouble for one in record.attempts] == ["lost", ""]
@@ -78,7 +55,7 @@ async def test_a_lost_decode_worker(cluster: Cluster) -> None:
     assert ways[:2] == ["wait", "place"]
 
 
-async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
+async def test_a_prompt_that_is_recomputed(cluster):
     _, decode = await cluster.pair(step_s=0.005)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_HANDOFF))
     await cluster.ask(PROMPT)
@@ -90,23 +67,18 @@ async def test_a_prompt_that_is_recomputed(cluster: Cluster) -> None:
     assert first.begin == record.events[1].at
 
 
-async def test_a_worker_lost_before_the_first_token(cluster: Cluster) -> None:
-    dying, *_ = await cluster.pair(prefill=1, step_s=0.005)
-    dying.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
-    await cluster.members.add(FakeWorker("p1", pb.ROLE_PREFILL, step_s=0.005))
-    await cluster.send("r0", PROMPT)
-    await cluster.send("r1", PROMPT)
-    await cluster.answer("r0")
-    await cluster.answer("r1")
-    await cluster.settled()
-    (record,) = [one for one in cluster.chronicle.recent.last() if one.retried]
+async def test_a_worker_lost_before_the_first_token(cluster):
+    *prefills, _ = await cluster.pair(prefill=2, step_s=0.005)
+    share(prefills, Fault(PHASE_PREFILL, failed=Failed.CODE_STALE))
+    right(await cluster.ask(PROMPT), PROMPT, 8)
+    record = await told(cluster)
     assert record.first_token_stages["lost"] > 0
     assert sum(record.first_token_stages.values()) == pytest.approx(record.first_token_s, abs=0.05)
     assert cluster.count("ttft_stage_seconds_count", stage="lost") == 1
 
 
-async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "GAP_EVERY_S", 0.02)
+async def test_gaps_are_sampled(cluster, monkeypatch):
+    monkeypatch.setattr(worker_stream, "GAP_EVERY_S", 0.02)
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")
@@ -116,42 +88,20 @@ async def test_gaps_are_sampled(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
     assert mean >= 0.009  # the engine's step
 
 
-async def test_a_slow_wire_is_seen(cluster: Cluster) -> None:
-    """Clock offsets are measured by the quickest message; a later one is late by the difference."""
-    prefill, _ = await cluster.pair(step_s=0.001)
-    for _ in range(5):
-        await cluster.ask(PROMPT)
-    prefill.wire_s = 0.2
-    await cluster.ask(PROMPT)
-    await cluster.settled()
-    late, *quick = (one.first_token_stages["reply"] for one in cluster.chronicle.recent.last())
-    assert min(quick) < 0.1  # one of them may be slow on a busy machine
-    assert late >= 0.15
-
-
 # -- the last and the slowest
 
 
-def kept(name: str, seconds: float = 1.0) -> Record:
+def kept(name, seconds=1.0):
     state = RequestState(name, f"f-{name}", b"", 3, 8, 64, 1e9, outcome="stop")
     state.http, state.ended, state.response_id = HttpTimes(arrived=1.0), 1.0 + seconds, f"cmpl-{name}"
     return record_of(state)
 
 
-def names(records: list[Record]) -> list[str]:
+def names(records):
     return [one.request_id for one in records]
 
 
-def test_the_last_ones() -> None:
-    recent = Recent(last=3)
-    for number in range(5):
-        recent.add(kept(f"r{number}"))
-    assert names(recent.last()) == ["r4", "r3", "r2"]
-    assert names(recent.last(1)) == ["r4"]
-    assert recent.last(0) == []
-
-
-def test_the_slowest_ones_of_the_window() -> None:
+def test_the_slowest_requests_of_the_window():
     now = [0.0]
     recent = Recent(last=1, slowest=2, clock=lambda: now[0])
     recent.add(kept("old", 90.0))
@@ -166,25 +116,18 @@ def test_the_slowest_ones_of_the_window() -> None:
     assert recent.slowest() == []
 
 
-def test_equally_slow_ones_are_no_trouble() -> None:
-    recent = Recent(slowest=2)
-    for number in range(4):
-        recent.add(kept(f"r{number}", 5.0))
-    assert len(recent.slowest()) == 2
-
-
-def test_it_is_bounded() -> None:
+def test_records_are_bounded():
     now = [0.0]
     recent = Recent(last=10, slowest=5, clock=lambda: now[0])
     for number in range(3000):
         now[0] += 1.0
         recent.add(kept("r", number % 13))
-    assert len(recent.last()) == 10
-    assert len(recent.slowest()) == 5
+    assert [record.slowness_s for record in recent.last(3)] == [9.0, 8.0, 7.0]  # the latest first
+    assert (len(recent.last()), len(recent.last(0)), len(recent.slowest())) == (10, 0, 5)
     assert sum(len(heap) for _, heap in recent._slow) <= 5 * 16
 
 
-def test_finding_one_by_either_id() -> None:
+def test_a_record_is_found_by_either_id():
     recent = Recent(last=1)
     recent.add(kept("slow", 9.0))
     recent.add(kept("r"))

@@ -1,30 +1,27 @@
 """The router's own fields of a request, and the class that they choose."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import msgspec
 import pytest
 
 from baton.services.classes import Classes, ClassesSettings
-from baton.services.router.errors import NotAllowed, RequestFailed, Unsupported
+from baton.services.router.errors import NotAllowed, Unsupported
 from baton.services.router.fields import Own, by_body, by_default, by_header, own_fields
 from baton.services.tenants.model import ANYBODY, Caller, Limits, Tenant
 
 CLASSES = Classes(ClassesSettings.model_validate({"night": {"priority": 50, "patience_s": 60}}))
 
 
-def caller(key: dict[str, Any] | None = None, **tenant: Any) -> Caller:
+def caller(key=None, **tenant):
     return Caller("a key", "acme", Limits(**(key or {})), Tenant(**tenant))
 
 
-def name(found: Any) -> str | None:
+def name(found):
     return found.name if found is not None else None
 
 
-def test_a_key_names_its_default() -> None:
+def test_a_key_names_its_default():
     assert by_default(CLASSES, ANYBODY).name == "interactive"
     assert by_default(CLASSES, caller(default_class="batch")).name == "batch"
     assert by_default(CLASSES, caller({"default_class": "night"}, default_class="batch")).name == "night"
@@ -35,7 +32,7 @@ def test_a_key_names_its_default() -> None:
         by_default(CLASSES, caller({"classes": ["batch"]}, classes=["night"]))
 
 
-def test_a_header_chooses_what_the_key_may_use() -> None:
+def test_a_header_chooses_what_the_key_may_use():
     header = [(b"accept", b"*/*"), (b"x-baton-class", b"batch")]
     assert name(by_header(CLASSES, ANYBODY, header)) == "batch"
     assert by_header(CLASSES, ANYBODY, header[:1]) is None
@@ -64,7 +61,7 @@ def test_a_header_chooses_what_the_key_may_use() -> None:
         ([], None),
     ],
 )
-def test_a_body_chooses_by_openais_tier_or_vllms_number(body: Any, chosen: str | None) -> None:
+def test_a_body_chooses_by_openais_tier_or_vllms_number(body, chosen):
     assert name(by_body(CLASSES, ANYBODY, own_fields(json.dumps(body).encode()))) == chosen
 
 
@@ -76,12 +73,12 @@ def test_a_body_chooses_by_openais_tier_or_vllms_number(body: Any, chosen: str |
         ({"service_tier": "flex"}, NotAllowed),
     ],
 )
-def test_a_body_that_chooses_wrong_is_refused(body: Any, error: type[RequestFailed]) -> None:
+def test_a_body_that_chooses_wrong_is_refused(body, error):
     with pytest.raises(error):
         by_body(CLASSES, caller(classes=["interactive"]), own_fields(json.dumps(body).encode()))
 
 
-def test_a_number_chooses_among_what_the_key_may_use() -> None:
+def test_a_number_chooses_among_what_the_key_may_use():
     assert name(by_body(CLASSES, caller(classes=["batch", "night"]), Own(priority=3))) == "batch"
     assert name(by_body(CLASSES, caller(classes=["interactive"]), Own(priority=99))) == "interactive"
     assert by_body(CLASSES, ANYBODY, own_fields(b'{"priority": ')) is None
@@ -106,7 +103,7 @@ def test_a_number_chooses_among_what_the_key_may_use() -> None:
         (b"[" * 100_000, None),
     ],
 )
-def test_own_fields_are_those_of_the_body_itself(body: bytes, model: object) -> None:
+def test_own_fields_are_read_from_the_top_level_only(body, model):
     own = own_fields(body)
     assert own.model == model
     assert own.baton is msgspec.UNSET

@@ -1,18 +1,14 @@
 """Workers enforce their own limits: what a Start says of a booking, and what follows a refusal as full."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections import deque
 
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
 from baton.services.router import relay
 from harness.fake_worker import BLOCK_SIZE, FakeWorker, Fault, answer, until
-from harness.router import Cluster
 from harness.support import PATIENCE
 from tests.services.router.asking import LONG, PROMPT, booked, right, share
 from tests.services.router.test_prefix import PROMPT as CHAT
@@ -22,19 +18,19 @@ FULL = Failed.CODE_FULL
 READY = pb.WORKER_STATE_READY
 
 
-def told(*starts: Start) -> list[tuple[int, int]]:
+def told(*starts):
     return [(start.prompt_tokens, start.blocks) for start in starts]
 
 
-def phases(worker: FakeWorker) -> list[int]:
+def phases(worker):
     return [start.phase for start in worker.seen.starts]
 
 
-def blocks(prompt: list[int], output: int) -> int:
+def blocks(prompt, output):
     return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # with one lookahead token
 
 
-async def known(cluster: Cluster) -> None:
+async def known(cluster):
     """Wait until the router's snapshot has all workers."""
     deadline = time.monotonic() + 5 * PATIENCE
     ready = {one.identity.worker_id for one in cluster.scheduler.standby.workers if one.state == READY}
@@ -45,16 +41,14 @@ async def known(cluster: Cluster) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_a_mixed_worker_is_told_both(cluster: Cluster) -> None:
+async def test_a_mixed_worker_gets_prompt_tokens_and_blocks(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     right(await cluster.ask(LONG), LONG, 8)
     assert phases(mixed) == [PHASE_DECODE]
     assert told(*mixed.seen.starts) == [(len(LONG), blocks(LONG, 8))]
 
 
-async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(
-    cluster: Cluster,
-) -> None:
+async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_token(cluster):
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.05))
     await cluster.send("long", LONG, 40)
     await until(lambda: cluster.got["long"].tokens, "it decodes")
@@ -64,7 +58,7 @@ async def test_a_prompt_that_a_worker_runs_alone_frees_its_room_with_the_first_t
     right(await cluster.answer("long"), LONG, 40)
 
 
-async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster: Cluster) -> None:
+async def test_without_a_scheduler_the_router_states_its_own_booking(cluster):
     prefill, decode = await cluster.pair()
     await known(cluster)
     await cluster.lose_scheduler()
@@ -72,7 +66,7 @@ async def test_a_router_without_a_scheduler_tells_what_it_booked_itself(cluster:
     assert told(*prefill.seen.starts, *decode.seen.starts) == [(len(LONG), 0), (0, blocks(LONG, 8))]
 
 
-async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
+async def test_starts_without_a_booking_state_none(cluster):
     """Saves of cached blocks, and trials, which may be on a worker of another placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
@@ -84,13 +78,11 @@ async def test_what_nobody_books_says_so(cluster: Cluster) -> None:
     assert told(*unbooked) == [(0, 0), (0, 0)]
 
 
-async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cluster) -> None:
+async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster):
     first, second, *decodes = await cluster.pair(prefill=2, decode=2)
     await known(cluster)
     share((first, second), Fault(PHASE_PREFILL, failed=FULL))
-    cut = deque([Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
-    for one in decodes:
-        one.faults = cut
+    share(decodes, *[Fault(PHASE_DECODE, 5, silent=True)] * 2)  # the first attempt fails before that
     await cluster.send("q", LONG, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 6, "it decodes")
     full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
@@ -104,9 +96,7 @@ async def test_a_full_prefill_worker_is_left_alone_for_that_try_only(cluster: Cl
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, phase: int
-) -> None:
+async def test_the_other_side_does_not_take_over_for_a_full_worker(cluster, monkeypatch, phase):
     """Long prompts on a decode worker stall its streams; answers on a prefill worker delay its prompts."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)  # the test fails if the request waits this long
     cluster.remake(max_attempts=1)
@@ -122,15 +112,12 @@ async def test_where_the_only_worker_is_full_the_other_side_does_not_do_its_work
     )
 
 
-async def test_nobody_waits_for_others_that_are_full_as_well(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_does_not_wait_for_other_full_workers(cluster, monkeypatch):
     """The worker that refused may have room sooner."""
     monkeypatch.setattr(relay, "EXCLUDED_S", 60.0)
     _, first, second = await cluster.pair(decode=2, max_num_seqs=1)
     await known(cluster)
-    faults = deque([Fault(PHASE_DECODE, silent=True), Fault(PHASE_DECODE, failed=FULL)])
-    first.faults = second.faults = faults
+    faults = share((first, second), Fault(PHASE_DECODE, silent=True), Fault(PHASE_DECODE, failed=FULL))
     await cluster.send("stays", LONG)
     await until(lambda: len(faults) == 1, "one of them is taken")
     right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -138,22 +125,7 @@ async def test_nobody_waits_for_others_that_are_full_as_well(
     await cluster.client.abort_requests_async(["stays"])
 
 
-async def test_a_decode_worker_that_refuses_costs_no_whole_prefill(cluster: Cluster) -> None:
-    """The prefill is aborted at once."""
-    prefill, first, second = await cluster.pair(decode=2)
-    await known(cluster)
-    cluster.remake(max_attempts=1)
-    prefill.faults.append(Fault(PHASE_PREFILL, silent=True))  # it does not end by itself
-    share((first, second), Fault(PHASE_DECODE, failed=FULL))
-    right(await cluster.ask(LONG), LONG, 8)
-    assert prefill.seen.aborts
-    full, other = sorted((first, second), key=lambda worker: worker.seen.starts[0].epoch)
-    assert phases(full) == phases(other) == [PHASE_DECODE]
-    assert [start.epoch for start in prefill.seen.starts] == [1, 2]
-    assert cluster.count("retries_total", trouble="full", worker=full.worker_id) == 1
-
-
-async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster: Cluster) -> None:
+async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster):
     _, decode = await cluster.pair()
     decode.faults += [
         Fault(PHASE_DECODE, failed=Failed.CODE_ENGINE, goes_on=True),
@@ -163,7 +135,7 @@ async def test_a_suspect_that_finds_its_worker_full_is_tried_there_later(cluster
     assert [start.alone_tokens > 0 for start in decode.seen.starts] == [False, True, True, False]
 
 
-async def test_a_worker_that_was_promised_too_much_takes_what_it_can(cluster: Cluster) -> None:
+async def test_an_overbooked_worker_takes_as_many_requests_as_it_can(cluster):
     """The scheduler assumes more room than there is: requests are retried, and none fails."""
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.002))

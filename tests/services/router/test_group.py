@@ -1,7 +1,5 @@
 """The sockets that a router's processes share."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 
@@ -12,7 +10,7 @@ from baton.services.router.group import Group
 from harness.support import CALL_S
 
 
-def test_who_looks_at_another_s_socket_too_late_does_not_wait_there() -> None:
+def test_accepting_too_late_does_not_block():
     """Two processes may race to accept a connection; the slower one must not block its event loop."""
     with contextlib.closing(listen("127.0.0.1", 0)) as sock:
         sock.settimeout(5)  # so that a failing test ends
@@ -21,11 +19,11 @@ def test_who_looks_at_another_s_socket_too_late_does_not_wait_there() -> None:
             group.sockets[0].accept()
 
 
-def tell_port(group: Group) -> None:
+def tell_port(group):
     group.tell_metrics_port(0, group.sockets[0].getsockname()[1])
 
 
-def test_processes_that_are_new_programs_share_sockets_and_memory() -> None:
+def test_spawned_processes_share_sockets_and_memory():
     """Spawned processes, as after CUDA is initialized."""
     with contextlib.closing(listen("127.0.0.1", 0)) as sock:
         group = Group([sock])

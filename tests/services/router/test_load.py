@@ -1,7 +1,5 @@
 """A router counts its load for the autoscaler."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest
@@ -11,13 +9,13 @@ from baton.services.router.load import RouterCounts
 from baton.services.router.state import RequestState
 
 
-def request(tokens: int, prompt: int = 100) -> RequestState:
+def request(tokens, prompt=100):
     state = RequestState("r", "f", b"", prompt, 1_000, 2_000, 1e9)
     state.tokens = array("I", range(tokens))
     return state
 
 
-def test_each_request_is_counted_at_its_arrival_first_token_and_end() -> None:
+def test_each_request_is_counted_at_its_arrival_first_token_and_end():
     counts = RouterCounts()
     for tokens in (1, 5, 11):
         state = request(tokens)

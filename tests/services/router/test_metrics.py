@@ -1,7 +1,5 @@
 """The series of workers and tenants stay bounded while these come and go."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.attempts import Attempt
@@ -12,7 +10,7 @@ from baton.services.router.metrics import GONE_S, MAX_TENANTS, OTHERS, RouterMet
 from baton.services.router.state import RequestState
 
 
-def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
+def placed(router, prefill, decode):
     """Count one request in all metrics with a worker label."""
     prefiller = pb.Worker(worker_id=prefill) if prefill else None
     router.placed(Placement(Attempt("r", 1), prefiller, pb.Worker(worker_id=decode), 15.0), 0.001)
@@ -23,7 +21,7 @@ def placed(router: RouterMetrics, prefill: str, decode: str) -> None:
     router.retried("lost", decode)
 
 
-def test_series_end_with_their_workers() -> None:
+def test_series_end_with_their_workers():
     """Some minutes later, unless the worker is known or was just counted."""
     registry = CollectorRegistry()
     now = [1_000.0]
@@ -50,7 +48,7 @@ def test_series_end_with_their_workers() -> None:
     assert "worker=" not in generate_latest(registry).decode()
 
 
-def test_series_end_with_their_tenants() -> None:
+def test_series_end_with_their_tenants():
     registry = CollectorRegistry()
     now = [1_000.0]
     router = RouterMetrics(registry, clock=lambda: now[0])
@@ -74,7 +72,7 @@ def test_series_end_with_their_tenants() -> None:
     assert prompt == 10
 
 
-def test_a_great_many_tenants_share_series() -> None:
+def test_a_great_many_tenants_share_series():
     registry = CollectorRegistry()
     router = RouterMetrics(registry)
     for number in range(MAX_TENANTS + 50):
@@ -83,7 +81,7 @@ def test_a_great_many_tenants_share_series() -> None:
     assert generate_latest(registry).decode().count("baton_router_tenant_requests_total{") == MAX_TENANTS + 1
 
 
-def test_the_rest_of_a_prefills_last_step_is_a_stage_of_its_handoff() -> None:
+def test_the_rest_of_a_prefills_last_step_is_a_stage_of_its_handoff():
     """From the end of the save until the engine emitted the first token."""
     registry = CollectorRegistry()
     router = RouterMetrics(registry)

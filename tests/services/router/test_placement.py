@@ -1,25 +1,18 @@
 """Pairs of workers that cannot reach each other are avoided."""
 
-from __future__ import annotations
-
 import asyncio
 
-import pytest
-
 from baton.protos.worker_pb2 import PHASE_DECODE, Failed
-from baton.scheduler.client import Placement
-from baton.scheduler.need import Need
 from baton.services.router import placement
 from baton.services.router.placement import CUT_S, Pairs
 from harness.fake_worker import Fault, until
-from harness.router import Cluster
 from harness.scheduling import Clock
 from tests.services.router.asking import LONG, PROMPT, booked, right
 
 PAIR, OTHER = ("p0", "d0"), ("p0", "d1")
 
 
-def test_one_in_a_while_tries_a_pair_that_was_cut() -> None:
+def test_one_in_a_while_tries_a_pair_that_was_cut():
     clock = Clock()
     known = Pairs(clock)
     assert not known.avoid(PAIR)
@@ -35,7 +28,7 @@ def test_one_in_a_while_tries_a_pair_that_was_cut() -> None:
     assert not known.avoid(PAIR)
 
 
-def test_the_number_of_pairs_is_bounded() -> None:
+def test_the_number_of_pairs_is_bounded():
     known = Pairs(Clock())
     for number in range(placement.MOST_PAIRS + 1):
         known.failed((f"p{number}", "d0"))
@@ -43,7 +36,7 @@ def test_the_number_of_pairs_is_bounded() -> None:
     assert known.avoid((f"p{placement.MOST_PAIRS}", "d0"))
 
 
-async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(cluster: Cluster) -> None:
+async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(cluster):
     """The router reaches both workers; they do not reach each other."""
     prefill, decode = await cluster.pair()
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
@@ -57,7 +50,7 @@ async def test_no_request_is_prefilled_for_a_worker_that_cannot_get_its_kv(clust
     assert decode.seen.starts[2].prompt_tokens == 0
 
 
-async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster: Cluster) -> None:
+async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster):
     """The placement is changed before a worker is told, and the prefill worker's booking is freed."""
     prefill, decode = await cluster.pair()
     decode.faults += [
@@ -79,9 +72,7 @@ async def test_a_pair_that_is_avoided_is_no_failed_attempt(cluster: Cluster) -> 
     assert cluster.count("live_requests") == 0
 
 
-async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once(cluster, monkeypatch):
     *_, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE))
     right(await cluster.ask(LONG), LONG, 8)
@@ -89,7 +80,7 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
     asked = 0
     place = cluster.scheduler.place
 
-    async def hangs(need: Need) -> Placement:
+    async def hangs(need):
         nonlocal asked
         asked += 1
         if asked == 2:
@@ -104,7 +95,7 @@ async def test_a_request_that_leaves_while_a_pair_is_avoided_is_counted_out_once
     assert cluster.count("live_requests") == 0
 
 
-async def test_another_pair_is_used_until_one_is_joined_again(cluster: Cluster) -> None:
+async def test_another_pair_is_used_until_one_is_joined_again(cluster):
     now = 0.0
     cluster.remake(pairs_clock=lambda: now)
     first, second, decode = await cluster.pair(prefill=2)

@@ -1,7 +1,5 @@
 """The first blocks of a prompt are pulled from a decode worker that has them, or computed."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.attempts import prefix_id
@@ -12,7 +10,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.router import prefix
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
-from harness.router import Cluster, engine_request
+from harness.router import engine_request
 from harness.support import CALL_S
 from tests.services.router.asking import right
 
@@ -25,12 +23,12 @@ assert SchedulerSettings().prefix_pull_s * GUESSED_SPEED < HELD
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch):
     """Let saves be slow: the machine may be busy."""
     monkeypatch.setattr(prefix, "BEGINNING_S", CALL_S)
 
 
-async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[FakeWorker]:
+async def holding(cluster, prefill=1, decode=1):
     """Add workers, and tell the scheduler that d0 has the prompt's first blocks cached."""
     workers = await cluster.pair(prefill, decode)
     for worker in workers:
@@ -39,13 +37,13 @@ async def holding(cluster: Cluster, prefill: int = 1, decode: int = 1) -> list[F
     return workers
 
 
-def holds(cluster: Cluster, worker_id: str, blocks: int) -> None:
+def holds(cluster, worker_id, blocks):
     keys = PromptHasher(HASHING).keys(engine_request("q", PROMPT, 8)).keys
     cluster.server._prefixes.hear(worker_id, pb.BlockOperations(instance=1, operations=keys[:blocks]))
     cluster.server._prefixes.keep({name: one.role for name, one in cluster.members.workers.items()})
 
 
-async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cluster) -> None:
+async def test_the_prefill_worker_pulls_the_prefix_from_the_decode_worker(cluster):
     prefill, decode = await holding(cluster)
     right(await cluster.ask(PROMPT), PROMPT, 8)
     second, asked = decode.seen.starts  # the decode leg starts first
@@ -78,7 +76,7 @@ async def test_the_prefill_worker_pulls_what_the_decode_worker_holds(cluster: Cl
         (Fault(PHASE_SAVE, silent=True), "late"),
     ],
 )
-async def test_without_it_the_prompt_is_computed(cluster: Cluster, fault: Fault, outcome: str) -> None:
+async def test_without_the_prefix_the_prompt_is_computed(cluster, fault, outcome):
     prefill, decode = await holding(cluster)
     if outcome == "late":
         prefill.patience_s = 0.2
@@ -93,7 +91,7 @@ async def test_without_it_the_prompt_is_computed(cluster: Cluster, fault: Fault,
     assert decode.seen.aborts == ([prefix_id(first.request_id)] if outcome == "late" else [])
 
 
-async def test_a_source_that_dies_costs_a_moment(cluster: Cluster) -> None:
+async def test_a_source_that_dies_costs_a_moment(cluster):
     _, decode, _ = await holding(cluster, decode=2)
     decode.faults.append(Fault(PHASE_SAVE, die=True))
     right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -101,7 +99,7 @@ async def test_a_source_that_dies_costs_a_moment(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("code", [Failed.CODE_HANDOFF, Failed.CODE_SOURCE])
-async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster, code: Failed.Code) -> None:
+async def test_a_prefix_that_cannot_be_loaded_is_computed(cluster, code):
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, failed=code))
     right(await cluster.ask(PROMPT), PROMPT, 8)
@@ -119,7 +117,7 @@ async def test_what_the_prefill_worker_cannot_load_it_computes(cluster: Cluster,
     assert cluster.count(PULLS, outcome="avoided") == 1
 
 
-async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluster) -> None:
+async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster):
     prefill, decode, _ = await holding(cluster, decode=2)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
@@ -133,9 +131,7 @@ async def test_a_source_that_is_lost_during_the_pull_is_given_up(cluster: Cluste
     assert cluster.count(PULLS, outcome="failed") == 1
 
 
-async def test_a_source_that_saved_too_late_may_be_lost(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
     """By then the prefill worker computes the whole prompt."""
     monkeypatch.setattr(prefix, "BEGINNING_S", 0.0)
     prefill, source = await holding(cluster)
@@ -159,9 +155,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(
     assert cluster.count(PULLS, outcome="late") == 1
 
 
-async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(
-    cluster: Cluster,
-) -> None:
+async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(cluster):
     """The lost worker was both. The prefill is not repeated for a decode worker that is gone."""
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
@@ -177,7 +171,7 @@ async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attem
     assert cluster.count("retries_total", trouble="prefix", worker="d0") == 0
 
 
-async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:
+async def test_an_abort_reaches_the_source(cluster):
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
@@ -187,7 +181,7 @@ async def test_an_abort_reaches_the_source(cluster: Cluster) -> None:
     await until(lambda: name in decode.seen.aborts, "the source has dropped it")
 
 
-async def test_a_source_may_be_another_decode_worker_than_the_request_s(cluster: Cluster) -> None:
+async def test_a_source_may_be_another_decode_worker_than_the_request_s(cluster):
     await holding(cluster)
     other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE, step_s=0.0))
     holds(cluster, "d0", BLOCKS)

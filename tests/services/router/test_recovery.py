@@ -1,7 +1,5 @@
 """The next step after a failure, and the back-off."""
 
-from __future__ import annotations
-
 import pytest
 
 from baton.services.router.recovery import (
@@ -35,12 +33,12 @@ from baton.services.router.recovery import (
         (Trouble.UNREACHABLE, 0, 10**6, RecoveryStep.PLACE_AGAIN),
     ],
 )
-def test_next_step(trouble: Trouble, failures_left: int, tokens: int, step: RecoveryStep) -> None:
+def test_next_step(trouble, failures_left, tokens, step):
     failure = Failure(trouble, "w", "")
     assert next_step(failure, failures_left=failures_left, tokens_to_prefill=tokens) is step
 
 
-def test_backoff_doubles_up_to_a_limit() -> None:
+def test_backoff_doubles_up_to_a_limit():
     assert backoff_s(0) == backoff_s(1) == 0
     waits = [backoff_s(retries) for retries in range(2, 30)]
     assert 0.75 * BACKOFF_S <= waits[0] <= 1.25 * BACKOFF_S
@@ -63,7 +61,7 @@ def test_backoff_doubles_up_to_a_limit() -> None:
         ("aabbccdd", 4),
     ],
 )
-def test_workers_count_and_not_attempts(failed: str, workers: int) -> None:
+def test_the_toll_counts_workers_instead_of_attempts(failed, workers):
     toll = Toll()
     for worker_id in failed:
         toll.add(worker_id)
@@ -72,7 +70,7 @@ def test_workers_count_and_not_attempts(failed: str, workers: int) -> None:
     assert len(toll) == 0
 
 
-def failed(trouble: Trouble, worker_id: str) -> Failure:
+def failed(trouble, worker_id):
     return Failure(trouble, worker_id, "it failed")
 
 
@@ -107,9 +105,7 @@ def failed(trouble: Trouble, worker_id: str) -> Failure:
         (None, Trouble.ENGINE, True, "d", Trouble.ENGINE),
     ],
 )
-def test_the_one_failure_of_two_legs(
-    prefill: Trouble | None, decode: Trouble | None, begun: bool, worker_id: str, trouble: Trouble | None
-) -> None:
+def test_an_attempt_s_failure_from_its_two_legs(prefill, decode, begun, worker_id, trouble):
     failure = failure_of_pair(
         failed(prefill, "p") if prefill else None, failed(decode, "d") if decode else None, begun=begun
     )

@@ -1,7 +1,5 @@
 """The journal bounds the memory of requests."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ from baton.services.router.errors import NotAdmitted, Overloaded
 from baton.services.router.state import GROWTH, LOGPROB_BYTES, ROOM_TOKENS, Journal, RequestState
 
 
-def request_state(name: str, prompt: int = 100, max_tokens: int = 1000) -> RequestState:
+def request_state(name, prompt=100, max_tokens=1000):
     return RequestState(
         request_id=name,
         frontend_id=name,
@@ -23,7 +21,7 @@ def request_state(name: str, prompt: int = 100, max_tokens: int = 1000) -> Reque
     )
 
 
-def test_the_journal_is_bounded_in_bytes() -> None:
+def test_the_journal_is_bounded_in_bytes():
     each = request_state("a").journal_bytes
     journal = Journal(3 * each)
     states = [request_state(str(number)) for number in range(4)]
@@ -44,14 +42,7 @@ def test_the_journal_is_bounded_in_bytes() -> None:
     assert (len(journal), journal.size) == (0, 0)
 
 
-def test_a_request_that_never_fits_into_the_journal_is_refused_for_good() -> None:
-    journal = Journal(request_state("a").journal_bytes)
-    with pytest.raises(NotAdmitted) as refused:
-        journal.enter(request_state("b", prompt=101))
-    assert (refused.value.status, refused.value.never, journal.size) == (400, True, 0)
-
-
-def test_a_request_stays_within_its_place_in_the_journal() -> None:
+def test_a_request_stays_within_its_place_in_the_journal():
     state = request_state("a", max_tokens=1900)
     journal = Journal()
     journal.enter(state)
@@ -65,27 +56,27 @@ def test_a_request_stays_within_its_place_in_the_journal() -> None:
     assert journal.size == 0
 
 
-def test_a_long_context_does_not_fill_the_journal_before_the_first_token() -> None:
+def test_a_long_context_does_not_fill_the_journal_before_the_first_token():
     """Clients seldom limit the output; then the whole context length is allowed."""
     journal = Journal(1 << 20)
     for number in range(100):
         journal.enter(replace(request_state(str(number), max_tokens=131_072), max_model_len=131_072))
 
 
-def test_log_probabilities_are_counted() -> None:
+def test_log_probabilities_are_counted():
     plain, asked = request_state("a"), replace(request_state("b"), logprobs=21)
     assert asked.journal_bytes - plain.journal_bytes == 21 * ROOM_TOKENS * LOGPROB_BYTES
     asked = replace(request_state("b"), prompt_logprobs=3)
     assert asked.journal_bytes - plain.journal_bytes == 3 * LOGPROB_BYTES
 
 
-def test_the_journal_is_bounded_while_answers_grow() -> None:
+def test_the_journal_is_bounded_while_answers_grow():
     states = [request_state(str(number), max_tokens=1900) for number in range(3)]
     journal = Journal(3 * states[0].journal_bytes)
     for state in states:
         journal.enter(state)
 
-    def write(tokens: int) -> None:
+    def write(tokens):
         for state in states:
             state.tokens.extend(range(tokens))
             if state.outgrown:

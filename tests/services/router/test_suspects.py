@@ -1,26 +1,26 @@
 """Requests under which an engine failed are tried alone, one at a time, and cleared or convicted."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.engine import FinishReason
 
+from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
+from baton.scheduler.client import Placement
 from baton.services.engine import wire
-from baton.services.router import errors, pool, stream
+from baton.services.router import errors, pool, worker_stream
 from baton.services.router import suspects as module
 from baton.services.router.http.forms import error_response
 from baton.services.router.recovery import Failure, Trouble
 from baton.services.router.suspects import TRIAL_TOKENS, Convicts, Quarantine, Suspicion
-from baton.services.router.vllm import prints
+from baton.services.router.vllm.engine_client import request_digest, request_shape
 from harness.fake_worker import FakeWorker, Fault, until
-from harness.router import Answer, Cluster, engine_request
-from harness.scheduling import need
+from harness.router import engine_request
 from tests.services.router import asking
 from tests.services.router.asking import PROMPT, share
 
@@ -28,35 +28,30 @@ ENGINE = Failed.CODE_ENGINE
 TOKENS = 20
 
 
-def right(got: Answer, prompt: list[int], count: int = TOKENS) -> None:
+def right(got, prompt, count=TOKENS):
     asking.right(got, prompt, count)
 
 
-def alone(*workers: FakeWorker) -> list[Start]:
+def alone(*workers):
     """Return the trials."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 
-def convicted(got: Answer) -> None:
+def convicted(got):
     assert isinstance(got.error, Exception)
-    assert got.error.http_status == 500  # type: ignore[attr-defined]
+    assert got.error.http_status == 500
     assert re.search("failed while it ran this request alone: .*the test wants it", str(got.error))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
 @pytest.mark.parametrize(("phase", "after"), [(PHASE_PREFILL, 0), (PHASE_DECODE, 0), (PHASE_DECODE, 1)])
-async def test_the_innocent_go_on_after_a_trial(
-    cluster: Cluster, goes_on: bool, phase: int, after: int
-) -> None:
+async def test_a_request_continues_after_a_passed_trial(cluster, goes_on, phase, after):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, Fault(phase, after, failed=ENGINE, goes_on=goes_on))
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
     [trial] = alone(*workers)
-    assert (trial.phase, trial.HasField("source"), trial.alone_tokens) == (
-        PHASE_DECODE,
-        False,
-        TRIAL_TOKENS,
-    )
+    assert (trial.phase, trial.alone_tokens) == (PHASE_DECODE, TRIAL_TOKENS)
+    assert not trial.HasField("source")
     failed = next(one for one in workers if any(s.phase == phase and s.epoch == 1 for s in one.seen.starts))
     assert (trial in failed.seen.starts) == goes_on, "the engine that failed is empty, if it goes on"
     later = [start for one in workers for start in one.seen.starts if start.epoch > trial.epoch]
@@ -64,7 +59,7 @@ async def test_the_innocent_go_on_after_a_trial(
     assert len(later) == 2, "it goes on with a handoff, as any other"
 
 
-async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) -> None:
+async def test_a_request_that_fails_an_engine_alone_is_convicted(cluster):
     workers = await cluster.pair(prefill=2, decode=2)
     share(workers, *([Fault(PHASE_PREFILL, failed=ENGINE)] + [Fault(PHASE_DECODE, failed=ENGINE)] * 3))
     convicted(await cluster.ask(PROMPT, TOKENS))
@@ -73,7 +68,7 @@ async def test_a_request_that_fails_an_engine_alone_is_over(cluster: Cluster) ->
     assert {start.epoch for start in starts} == {1, trial.epoch}
 
 
-async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None:
+async def test_a_repeat_of_a_convicted_request_is_refused(cluster):
     workers = await cluster.pair()
     # The trial is on the worker whose engine failed and goes on.
     workers[0].faults += [
@@ -84,13 +79,13 @@ async def test_the_same_request_is_refused_at_the_door(cluster: Cluster) -> None
     starts = [len(worker.seen.starts) for worker in workers]
     with pytest.raises(Exception, match="made an engine fail a short while ago") as refused:
         await cluster.ask(PROMPT, TOKENS, seed=2)
-    assert refused.value.http_status == 422  # type: ignore[attr-defined]
+    assert refused.value.http_status == 422
     assert [len(worker.seen.starts) for worker in workers] == starts, "no worker saw it"
     right(await cluster.ask([*PROMPT, 8], TOKENS), [*PROMPT, 8])
     right(await cluster.ask(PROMPT, TOKENS - 1), PROMPT, TOKENS - 1)
 
 
-async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster: Cluster) -> None:
+async def test_each_further_failure_in_a_batch_makes_the_trial_longer(cluster):
     workers = await cluster.pair()
     fails, passes = Fault(PHASE_DECODE, 1, failed=ENGINE, goes_on=True), Fault(PHASE_DECODE, 99)
     workers[1].faults = deque([fails, passes] * 3)
@@ -98,10 +93,10 @@ async def test_each_further_failure_beside_others_makes_the_trial_longer(cluster
     assert [start.alone_tokens for start in alone(*workers)] == [4, 16, 64]
 
 
-async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster: Cluster) -> None:
+async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(cluster):
     worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
 
-    def end() -> None:
+    def end():
         for one in worker._running.values():
             if not one.start.alone_tokens:
                 one.fault = Fault(PHASE_DECODE, 3, failed=ENGINE)
@@ -112,23 +107,19 @@ async def test_a_request_under_which_two_engines_ended_runs_alone_to_its_end(clu
     assert (first.alone_tokens, last.alone_tokens) == (TRIAL_TOKENS, 100 - len(last.output_token_ids))
 
 
-async def test_an_engine_that_ends_the_request_by_itself_gets_it_once_more(cluster: Cluster) -> None:
+async def test_a_request_that_an_engine_ended_is_tried_once_more(cluster):
     workers = await cluster.pair(decode=2)
-    for worker in workers:
-        worker.faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)])
-    workers[1].faults = workers[2].faults = deque([Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
+    share(workers[1:], *[Fault(PHASE_DECODE, 1, end_with=FinishReason.ERROR)] * 2)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "while it ran this request alone" in str(got.error)
     assert len(alone(*workers)) == 1
 
 
 @pytest.mark.parametrize("lost_before", [0, 2], ids=["beside others", "as a suspect"])
-async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, lost_before: int
-) -> None:
+async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatch, lost_before):
     """It comes back and is used again, because there is no other worker."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.1)
-    monkeypatch.setattr(stream, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_stream, "CALL_TIMEOUT_S", 0.5)
     cluster.remake(silence_s=0.4)
     names = [f"m{number}" for number in range(lost_before + 1)]
     workers = [await cluster.members.add(FakeWorker(name, pb.ROLE_MIXED)) for name in names]
@@ -150,63 +141,45 @@ async def test_a_worker_that_hangs_and_then_dies_is_one_lost_worker(
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
 
 
-async def test_a_suspect_is_not_tried_where_it_was_just_lost_while_there_is_another(
-    cluster: Cluster,
-) -> None:
-    workers = [await cluster.members.add(FakeWorker(f"m{number}", pb.ROLE_MIXED)) for number in range(3)]
-    placed = await cluster.scheduler.place(need("other", router_id="r1"))
-    cluster.scheduler.reporter.finished(placed.attempt, "stop")
-    await cluster.send("q", PROMPT, TOKENS)
-    suspects, state = Quarantine(), cluster.client._relays["q"].state
-    suspects.use(placed.decode)
-    assert suspects.worker_for(placed, state.excluded, state.adapter) == placed.decode
-    state.excluded.add(placed.decode.worker_id)
-    assert suspects.worker_for(placed, state.excluded, state.adapter) is None
-    right(await cluster.answer("q"), PROMPT)
-    del workers
+def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
+    worker = pb.Worker(worker_id="m0")
+    placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()
+    suspects.use(worker)
+    assert suspects.worker_for(placed, (), None) == worker
+    assert suspects.worker_for(placed, {"m0"}, None) is None
 
 
-async def test_a_request_that_loses_its_workers_without_a_word_is_given_up_but_not_convicted(
-    cluster: Cluster,
-) -> None:
+async def test_a_request_that_silently_loses_its_workers_is_given_up_but_not_convicted(cluster):
     """Workers may have been killed for other reasons, so the client may send the request again."""
     workers = await cluster.pair(decode=5)
     share(workers, *[Fault(PHASE_DECODE, die=True)] * 4)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed under the request" in str(got.error)
-    assert got.error.http_status == 503  # type: ignore[union-attr]
-    assert got.error.error.final, "no client library sends it again by itself"  # type: ignore[union-attr]
-    assert len(alone(*workers)) == 2, "two losses make it a suspect: it takes no neighbour along any more"
-    assert sum(worker._server is None for worker in workers) == 4, "so many workers can one request take"
+    assert got.error.http_status == 503
+    assert got.error.error.final, "no client library sends it again by itself"
+    assert len(alone(*workers)) == 2, "two losses make it a suspect, so it is tried alone"
+    assert sum(worker._server is None for worker in workers) == 4, "a request takes at most four workers"
     assert cluster.count("suspects_total", end="convicted") == 0
     right(await cluster.ask(PROMPT, TOKENS), PROMPT)
 
 
-async def test_the_innocent_outlives_three_kills_in_a_row(cluster: Cluster) -> None:
-    workers = await cluster.pair(decode=4)
-    share(workers, *[Fault(PHASE_DECODE, die=True)] * 3)
-    right(await cluster.ask(PROMPT, TOKENS), PROMPT)
-    assert sum(worker._server is None for worker in workers) == 3
-
-
-@pytest.mark.parametrize("goes_on", [True, False], ids=["the engine goes on", "the worker ends"])
-async def test_losses_of_a_suspect_have_the_same_limit(cluster: Cluster, goes_on: bool) -> None:
+async def test_losses_of_a_suspect_have_the_same_limit(cluster):
     workers = await cluster.pair(decode=6)
-    fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=goes_on)
+    fails = Fault(PHASE_DECODE, failed=ENGINE, goes_on=True)
     share(workers, fails, *[Fault(PHASE_DECODE, die=True)] * 9)
     got = await cluster.ask(PROMPT, TOKENS)
     assert "4 workers of at most 4 failed" in str(got.error)
     assert sum(worker._server is None for worker in workers) == 4
 
 
-async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Cluster) -> None:
+async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster):
     """There is one worker at a time, so all requests meet again on the next one."""
-    workers: list[FakeWorker] = []
+    workers = []
 
-    async def start() -> None:
+    async def start():
         worker = FakeWorker(f"m{len(workers)}", pb.ROLE_MIXED, step_s=0.01)
 
-        def poisoned() -> None:
+        def poisoned():
             for one in worker._running.values():
                 if one.start.request_id == "killer":
                     one.fault = Fault(one.start.phase, die=True)
@@ -229,14 +202,14 @@ async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster: Clu
     assert len(workers) == 5, "it took four"
 
 
-async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
+async def test_many_are_tried_one_at_a_time(cluster):
     """All requests of the failed step are suspects; the worker is told that more follow."""
     prefill, decode = await cluster.pair(step_s=0.01)
     names = [f"q{number}" for number in range(6)]
     decode.faults = deque(Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True) for _ in names)
-    running: list[int] = []
+    running = []
 
-    def look() -> None:
+    def look():
         tried = [one for one in decode._running.values() if one.start.alone_tokens]
         running.append(len(tried))
 
@@ -253,74 +226,65 @@ async def test_many_are_tried_one_at_a_time(cluster: Cluster) -> None:
     assert not alone(prefill)
 
 
-async def test_who_leaves_the_quarantine_lets_the_next_one_in(cluster: Cluster) -> None:
-    _, decode = await cluster.pair(step_s=0.01)
-    decode.faults = deque(
-        [Fault(PHASE_DECODE, 3, failed=ENGINE, goes_on=True)] * 2 + [Fault(PHASE_DECODE, 0, silent=True)]
-    )
-    await cluster.send("a", PROMPT, TOKENS)
-    await cluster.send("b", [*PROMPT, 1], TOKENS)
-    await until(lambda: alone(decode), "one of them is tried")
-    first = alone(decode)[0].request_id
-    other = "b" if first == "a" else "a"
-    await cluster.client.abort_requests_async([first])
-    right(await cluster.answer(other), PROMPT if other == "a" else [*PROMPT, 1])
+class Trials:
+    """A quarantine, and the order in which its trials began. They end with `ends`."""
+
+    def __init__(self, monkeypatch):
+        self.suspects, self.order, self.ends = Quarantine(), [], asyncio.Event()
+        self.now = 1000.04
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    async def ask(self, name, computes=10, generates=TRIAL_TOKENS):
+        async def trial():
+            async with self.suspects.turn(computes, generates):
+                self.order.append(name)
+                await self.ends.wait()
+
+        task = asyncio.create_task(trial())
+        await asyncio.sleep(0)
+        return task
+
+    async def end(self, tasks):
+        self.ends.set()
+        await asyncio.gather(*tasks)
 
 
-async def test_the_shortest_trial_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: 1000.04)
-    suspects, order = Quarantine(), []
-
-    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
-        async with suspects.turn(computes, generates):
-            order.append((name, suspects.more))
-            await asyncio.sleep(0)
-
-    await asyncio.gather(one("end", 50, 900), one("long", 2000), one("a", 100), one("b", 60))
-    assert order == [("a", True), ("b", True), ("long", True), ("end", False)]
+async def test_the_shortest_trial_goes_first(monkeypatch):
+    trials = Trials(monkeypatch)
+    sizes = {"end": (50, 900), "long": (2000, 4), "a": (100, 4), "b": (60, 4)}
+    asking_together = [trials.ask(name, *size) for name, size in sizes.items()]
+    await trials.end(await asyncio.gather(*asking_together))
+    assert trials.order == ["a", "b", "long", "end"]
 
 
-async def test_a_trial_that_does_not_end_does_not_hold_the_others_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_trial_does_not_block_the_others(monkeypatch):
     """Its grammar may be compiling. The worker admits suspects one at a time."""
     monkeypatch.setattr(module, "TURN_S", 0.05)
-    suspects, order, ends = Quarantine(), [], asyncio.Event()
-
-    async def one(name: str) -> None:
-        async with suspects.turn(10, TRIAL_TOKENS):
-            order.append(name)
-            await ends.wait()
-
-    tasks = [asyncio.create_task(one(name)) for name in ("a", "b", "c")]
-    await until(lambda: len(order) == 3, "all have their turns")
-    ends.set()
-    await asyncio.gather(*tasks)
-    tasks = [asyncio.create_task(one(name)) for name in ("d", "e")]
-    await asyncio.gather(*tasks)
-    assert order == ["a", "b", "c", "d", "e"]
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask(name) for name in "abc"]
+    await until(lambda: len(trials.order) == 3, "all have their turns")
+    await trials.end([*tasks, await trials.ask("d"), await trials.ask("e")])
+    assert trials.order == ["a", "b", "c", "d", "e"]
 
 
-async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr("baton.services.router.suspects.time.monotonic", lambda: now)
-    suspects, order = Quarantine(), []
+async def test_a_suspect_that_leaves_lets_the_next_one_in(monkeypatch):
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask(name) for name in "abc"]
+    await until(lambda: trials.order == ["a"], "the first is tried")
+    tasks[1].cancel()
+    tasks[0].cancel()
+    await until(lambda: trials.order == ["a", "c"], "the last is tried", module.TURN_S / 2)
+    await trials.end(tasks[2:])
 
-    async def one(name: str, computes: int, generates: int = TRIAL_TOKENS) -> None:
-        async with suspects.turn(computes, generates):
-            order.append(name)
-            await begins.wait()
 
-    begins = asyncio.Event()
-    tasks = [asyncio.create_task(one("first", 10))]
-    await asyncio.sleep(0)
+async def test_a_long_trial_does_not_wait_for_much_later_short_ones(monkeypatch):
+    trials = Trials(monkeypatch)
+    tasks = [await trials.ask("first")]
     for name, generates in (("long", 900), ("soon after", TRIAL_TOKENS), ("late", TRIAL_TOKENS)):
-        now += 4.0 if name == "late" else 0.5
-        tasks.append(asyncio.create_task(one(name, 10, generates)))
-        await asyncio.sleep(0)
-    begins.set()
-    await asyncio.gather(*tasks)
-    assert order == ["first", "soon after", "long", "late"]
+        trials.now += 4.0 if name == "late" else 0.5
+        tasks.append(await trials.ask(name, 10, generates))
+    await trials.end(tasks)
+    assert trials.order == ["first", "soon after", "long", "late"]
 
 
 @pytest.mark.parametrize(
@@ -340,18 +304,20 @@ async def test_a_long_trial_waits_for_no_short_one_that_comes_much_later(
         ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),
         ([(Trouble.HANDOFF, False), (Trouble.STALE, False)], False, False, False),
+        ([(Trouble.LOST, False, 2)] * 5, False, False, False),  # with progress in between
+        ([(Trouble.LOST, False, 0, "w")] * 2, False, False, False),  # it may have hung and then died
+        ([(Trouble.LOST, False, 0, "w")] * 3, True, False, False),  # the request breaks the stream each time
     ],
 )
-def test_what_is_held_against_a_request(
-    failures: list[tuple[Trouble, bool] | None], suspect: bool, to_its_end: bool, is_convicted: bool
-) -> None:
+def test_suspicion_by_failures(failures, suspect, to_its_end, is_convicted):
+    """A failure: its kind, whether the request ran alone, the tokens it generated, and the worker."""
     suspicion = Suspicion()
     for number, failure in enumerate(failures):
         if failure is None:
             suspicion.passed()
         else:
-            trouble, alone = failure
-            suspicion.note(Failure(trouble, f"w{number}", "it failed"), alone=alone, generated=0)
+            trouble, alone, generated, worker_id = (*failure, *(0, f"w{number}")[len(failure) - 2 :])
+            suspicion.note(Failure(trouble, worker_id, "it failed"), alone=alone, generated=generated)
     assert (suspicion.suspect, suspicion.to_its_end, suspicion.convicted) == (
         suspect,
         to_its_end,
@@ -359,25 +325,8 @@ def test_what_is_held_against_a_request(
     )
 
 
-def test_progress_between_two_losses_clears_a_request() -> None:
-    suspicion = Suspicion()
-    for number in range(5):
-        suspicion.note(Failure(Trouble.LOST, f"w{number}", "it died"), alone=False, generated=2)
-    assert not suspicion.suspect
-
-
-def test_a_worker_that_is_lost_twice_makes_no_suspect_and_a_third_time_does() -> None:
-    """It may have hung and then died. But a request that always breaks the stream is a suspect."""
-    suspicion = Suspicion()
-    suspects = []
-    for _ in range(3):
-        suspicion.note(Failure(Trouble.LOST, "w", "it is silent"), alone=False, generated=0)
-        suspects.append(suspicion.suspect)
-    assert suspects == [False, False, True]
-
-
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None:
+def test_only_failures_that_engines_survive_are_forgotten(goes_on):
     """Otherwise one client's failing requests would make all others run alone."""
     suspicion = Suspicion()
     for _ in range(3):
@@ -386,28 +335,28 @@ def test_only_failures_that_engines_survive_are_forgotten(goes_on: bool) -> None
     assert suspicion.to_its_end == (not goes_on)
 
 
-def encoded(name: str = "q", prompt: list[int] = PROMPT, **params: object) -> bytes:
+def encoded(name="q", prompt=PROMPT, **params):
     return wire.encode_request(engine_request(name, prompt, TOKENS, **params))
 
 
-def test_what_the_same_request_is() -> None:
-    one = prints.digest(encoded("a", seed=1))
-    assert prints.digest(encoded("b", seed=2)) == one
+def test_equal_requests_have_equal_digests():
+    one = request_digest(encoded("a", seed=1))
+    assert request_digest(encoded("b", seed=2)) == one
     for other in (encoded(prompt=[1, 2]), encoded(temperature=0.5), encoded(logprobs=2), encoded(stop=["x"])):
-        assert prints.digest(other) != one
+        assert request_digest(other) != one
 
 
-def test_a_shape_tells_no_content() -> None:
-    shape = prints.shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
+def test_a_shape_contains_no_content():
+    shape = request_shape(encoded(stop=["a secret"], logit_bias={7: 1.5}, temperature=0.5, logprobs=3))
     assert "secret" not in shape
     for word in ("prompt of 3 tokens", "stop (list of 1)", "logit_bias (dict of 1)", "temperature (0.5)"):
         assert word in shape
 
 
-def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded_in_number_and_time(monkeypatch):
     now = 0.0
     monkeypatch.setattr(module, "MOST_CONVICTS", 3)
-    table = Convicts(clock=lambda: now)
+    table = Convicts(bytes, repr, lambda: now)
     for name in (b"a", b"b", b"c", b"d"):
         table.add("q", name, "it failed")
         now += 1
@@ -421,14 +370,14 @@ def test_the_table_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     assert not len(table)
 
 
-def test_an_empty_table_digests_nothing() -> None:
-    def digest(_: bytes) -> bytes:
+def test_an_empty_table_digests_nothing():
+    def digest(_):
         raise AssertionError("this costs time")
 
-    Convicts(digest).check(b"a")
+    Convicts(digest, repr).check(b"a")
 
 
 @pytest.mark.parametrize("error", [errors.EngineBroken("x"), errors.Convicted("x", retry_after_s=5)])
-def test_clients_are_told_not_to_try_again(error: errors.RequestFailed) -> None:
+def test_clients_are_told_not_to_retry(error):
     start, _ = error_response(error)
     assert (b"x-should-retry", b"false") in start["headers"]

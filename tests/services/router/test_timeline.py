@@ -1,9 +1,6 @@
 """A request's time is divided into stages without gaps."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from baton.services.router.timings import Event, HttpTimes, Process, Timings
 P, D, S = Process("baton-prefill", "p0"), Process("baton-decode", "d0"), Process("baton-scheduler", "s:1")
 
 
-def attempt(at: float = 1.0, **moments: Any) -> Timings:
+def attempt(at=1.0, **moments):
     """Return an attempt from `at` on whose stages take 10 ms, 20 ms, 30 ms, ..."""
     usual = {
         "number": 1,
@@ -34,7 +31,7 @@ def attempt(at: float = 1.0, **moments: Any) -> Timings:
     return Timings(**{**usual, **moments})
 
 
-def request(*attempts: Timings, **fields: Any) -> RequestState:
+def request(*attempts, **fields):
     state = RequestState("r", "f", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)
     state.http = HttpTimes(arrived=0.5, admitted=0.6, received=0.7, streams=True)
     state.taken, state.charged = 0.9, 1.0
@@ -46,11 +43,11 @@ def request(*attempts: Timings, **fields: Any) -> RequestState:
     return state
 
 
-def rounded(stages: Any) -> list[tuple[str, float]]:
+def rounded(stages):
     return [(one.name, round(one.seconds, 6)) for one in stages]
 
 
-def test_the_stages_to_the_first_token_have_no_gap() -> None:
+def test_the_stages_to_the_first_token_have_no_gap():
     state = request(attempt(), first_token=1.211)
     state.http.first_byte = 1.3
     stages = to_first_token(state)
@@ -72,14 +69,14 @@ def test_the_stages_to_the_first_token_have_no_gap() -> None:
     assert {one.name for one in stages} <= set(TO_FIRST_TOKEN)
 
 
-def test_the_steps_of_a_prefill_are_told_with_it() -> None:
+def test_a_prefill_stage_has_its_number_of_steps():
     stages = {one.name: one for one in to_first_token(request(attempt(chunks=3), first_token=1.3))}
     assert stages["prefill"].attributes == {"chunks": 3}
     unknown = request(attempt(chunks=3, prefill_began=0.0), first_token=1.3)
     assert not any(one.attributes for one in to_first_token(unknown))
 
 
-def test_the_beginning_of_a_prompt_from_another_worker() -> None:
+def test_the_beginning_of_a_prompt_from_another_worker():
     told = worker_pb2.Admitted(move_ms=10, load_ms=5, bytes=7, transport="shm", tokens=65)
     one = attempt(prefix_asked=1.03, prefix_saved=1.04, prefix_loaded=1.09, prefix=told)
     state = request(one, first_token=1.211, ended=2.0)
@@ -90,7 +87,7 @@ def test_the_beginning_of_a_prompt_from_another_worker() -> None:
     assert loaded.attributes == {"tokens": 65, "bytes": 7, "transport": "shm"}
 
 
-def test_unknown_moments_are_other() -> None:
+def test_time_between_unknown_timestamps_is_other():
     """An engine without statistics reports no times."""
     state = request(attempt(queued=0.0, prefill_began=0.0), first_token=1.3)
     found = dict(rounded(to_first_token(state)))
@@ -99,19 +96,19 @@ def test_unknown_moments_are_other() -> None:
     assert sum(found.values()) == pytest.approx(0.71 - 0.1)  # `admit` occurs twice
 
 
-def test_clocks_that_disagree_make_no_negative_stage() -> None:
+def test_clocks_that_disagree_make_no_negative_stage():
     stages = to_first_token(request(attempt(queued=1.02, prefill_began=1.25), first_token=1.3))
     assert all(one.seconds >= 0 for one in stages)
     assert stages[-1].end == 1.25
 
 
-def test_a_token_held_back_for_the_decode_worker() -> None:
+def test_a_token_held_back_for_the_decode_worker():
     state = request(attempt(held=True), first_token=1.5)
     state.http.first_byte = 1.6
     assert rounded(to_first_token(state))[-2:] == [("hold", 0.29), ("deliver", 0.1)]
 
 
-def test_a_lost_worker_before_the_first_token() -> None:
+def test_a_lost_worker_before_the_first_token():
     lost = attempt(first_token=0.0, queued=0.0, prefill_began=0.0, prefill_ended=0.0, ended=2.0)
     state = request(lost, attempt(2.5, number=2, prefiller=D), first_token=2.8)
     stages = to_first_token(state)
@@ -126,12 +123,12 @@ def test_a_lost_worker_before_the_first_token() -> None:
     assert stages[6].process == P
 
 
-def test_a_request_that_was_never_placed() -> None:
+def test_a_request_that_was_never_placed():
     state = request(Timings(), attempts=0, ended=4.0)
     assert rounded(to_first_token(state))[-1] == ("wait", 3.0)
 
 
-def test_the_handoff_and_the_decode() -> None:
+def test_the_handoff_and_the_decode():
     told = worker_pb2.Admitted(
         wait_ms=10, move_ms=20, check_ms=5, load_ms=15, total_ms=60, bytes=7, early_bytes=5, transport="shm"
     )
@@ -165,7 +162,7 @@ def test_the_handoff_and_the_decode() -> None:
     assert found["handoff"].attributes == {"bytes": 7, "transport": "shm", "early_bytes": 5}
 
 
-def test_a_handoff_that_is_quicker_than_the_first_token_s_way_here() -> None:
+def test_a_handoff_that_is_quicker_than_the_first_token_s_way_here():
     told = worker_pb2.Admitted(wait_ms=1, move_ms=5, load_ms=4, total_ms=10)
     one = attempt(saved=1.149, save_ms=4.0, admitted=1.205, handoff=told, resumed=1.22)
     stages = list(other_stages(request(one, first_token=1.211, ended=2.1)))
@@ -175,7 +172,7 @@ def test_a_handoff_that_is_quicker_than_the_first_token_s_way_here() -> None:
     assert (parts[0].begin, round(parts[-1].end, 6)) == (whole.begin, whole.end)
 
 
-def test_a_later_attempt_has_its_own_stages() -> None:
+def test_a_later_attempt_has_its_own_stages():
     first = attempt(ended=3.0, resumed=1.5, last_token=2.9)
     second = attempt(3.0, number=2, tokens_before=5, last_token=4.0, decoder=P)
     state = request(first, second, first_token=1.21, ended=4.1)
@@ -195,7 +192,7 @@ def test_a_later_attempt_has_its_own_stages() -> None:
     assert tokens == {1: 5, 2: 4}
 
 
-def test_a_record_is_plain_values() -> None:
+def test_a_record_is_plain_values():
     cause = {"trouble": "lost", "worker": "d0", "message": "worker d0: its stream ended"}
     state = request(attempt(ended=3.0), attempt(3.0, number=2), first_token=1.21, ended=4.1, outcome="stop")
     state.events.append(Event("failed", 3.0, 1, cause))

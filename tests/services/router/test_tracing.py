@@ -1,21 +1,16 @@
 """Traces of finished requests: which are kept, their spans, and an endpoint that is down."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.services.config import TracingSettings
-from baton.services.router.record import Record, record_of
-from baton.services.router.state import RequestState
+from baton.services.router.record import record_of
 from baton.services.router.timings import ROUTER, Event, Process
 from baton.services.router.tracing import Traces, open_exporter, spans_of
 from baton.services.trace_context import begin
-from harness.collector import Collector, collecting
+from harness.collector import collecting
 from harness.support import eventually, free_port
 from tests.services.router.test_timeline import attempt, request
 
@@ -23,7 +18,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CAUSE = {"trouble": "lost", "worker": "d0", "message": "worker d0: its stream ended"}
 
 
-def finished(outcome: str = "stop", *, sampled: bool = False, **fields: Any) -> RequestState:
+def finished(outcome="stop", *, sampled=False, **fields):
     state = request(
         attempt(last_token=1.4), **{"first_token": 1.22, "ended": 1.5, "outcome": outcome, **fields}
     )
@@ -33,7 +28,7 @@ def finished(outcome: str = "stop", *, sampled: bool = False, **fields: Any) -> 
     return state
 
 
-def retried() -> Record:
+def retried():
     state = finished(ended=2.5)
     state.before.append(attempt(ended=1.3, last_token=1.29, held=True))
     state.timings = attempt(1.4, number=2, last_token=2.4)
@@ -43,13 +38,13 @@ def retried() -> Record:
 
 
 @pytest.fixture
-def traces() -> Iterator[Traces]:
+def traces():
     made = Traces(TracingSettings(sample_ratio=0.0), InMemorySpanExporter(), "router-1", slow_s=1.0)
     yield made
     made.close()
 
 
-def test_what_is_kept_at_a_ratio_of_0(traces: Traces) -> None:
+def test_traces_kept_at_a_ratio_of_0(traces):
     assert not traces.keeps(record_of(finished()))
     assert traces.keeps(record_of(finished(sampled=True)))
     assert traces.keeps(record_of(finished("error")))
@@ -61,7 +56,7 @@ def test_what_is_kept_at_a_ratio_of_0(traces: Traces) -> None:
     assert not traces.keeps(record_of(finished("abort")))
 
 
-def test_the_spans_of_a_retried_request() -> None:
+def test_the_spans_of_a_retried_request():
     record = retried()
     spans = spans_of(record, Process(ROUTER.service, "router-1"))
     root = spans[0]
@@ -88,13 +83,13 @@ def test_the_spans_of_a_retried_request() -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/v1/traces"])
-def test_an_endpoint_chooses_its_protocol(path: str) -> None:
-    exporter: Any = open_exporter(TracingSettings(endpoint=f"http://127.0.0.1:4317{path}"))
+def test_an_endpoint_chooses_its_protocol(path):
+    exporter = open_exporter(TracingSettings(endpoint=f"http://127.0.0.1:4317{path}"))
     assert ("http" if path else "grpc") in type(exporter._exporter).__module__
     exporter.shutdown()
 
 
-def test_a_collector_gets_what_is_kept() -> None:
+def test_a_collector_gets_the_kept_traces():
     with collecting() as collector:
         settings = TracingSettings(headers={"X-Key": "secret"}, **collector.settings)
         traces = Traces(settings, open_exporter(settings), "router-1", slow_s=1e3)
@@ -111,10 +106,10 @@ def test_a_collector_gets_what_is_kept() -> None:
         assert collector.headers["x-key"] == "secret"
 
 
-def test_an_endpoint_that_is_away_is_told_once_and_found_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_endpoint_is_logged_once_and_when_it_returns(caplog):
     port = free_port()
     settings = TracingSettings(endpoint=f"http://127.0.0.1:{port}")
-    exporter: Any = open_exporter(settings)
+    exporter = open_exporter(settings)
     exporter._exporter._timeout = 0.2
     spans = spans_of(record_of(finished()), Process(ROUTER.service, "router-1"))
     with caplog.at_level(logging.INFO, "baton"):
@@ -130,12 +125,12 @@ def test_an_endpoint_that_is_away_is_told_once_and_found_again(caplog: pytest.Lo
     exporter.shutdown()
 
 
-def _came(collector: Collector) -> bool:
+def _came(collector):
     return bool(collector.spans)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://x:1", "http://"])
-def test_an_endpoint_must_be_a_url(endpoint: str) -> None:
+def test_an_endpoint_must_be_a_url(endpoint):
     with pytest.raises(ValueError, match="use http://host:4317"):
         TracingSettings(endpoint=endpoint)
 
@@ -143,7 +138,7 @@ def test_an_endpoint_must_be_a_url(endpoint: str) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["https://user:pw@host", "https://key@host:1/v1", "http://host?api-key=x"]
 )
-def test_an_endpoint_holds_no_key(endpoint: str) -> None:
+def test_an_endpoint_holds_no_key(endpoint):
     """The endpoint is logged, and included in the debug bundle."""
     with pytest.raises(ValueError, match=r"tracing\.headers"):
         TracingSettings(endpoint=endpoint)

@@ -1,65 +1,65 @@
 """The waiting room: turns, limits, classes and the expected wait."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.services.classes import STANDARD, Classes, ServiceClass
+from baton.services.classes import STANDARD, Classes
 from baton.services.router.errors import NotAdmitted, Why
 from baton.services.router.metrics import RouterMetrics
-from baton.services.router.state import Party
+from baton.services.router.state import NOBODY, Party
 from baton.services.router.waiting import OWED_S, WaitingRoom
 from harness.fake_worker import until
 
 FULL = NotAdmitted("all are full", Why.FULL, 1.0)
+BATCH = next(one for one in Classes() if one.name == "batch")
 
 
 class House:
     """A number of rooms, a waiting room for requests (guests), and the order in which they were placed."""
 
-    def __init__(self, rooms: int = 0, limit: int = 100, wait_s: float = 15.0) -> None:
+    def __init__(self, rooms=0, limit=100, wait_s=15.0, kept=0):
         self.rooms = rooms
-        self.kept = 0  # rooms reserved for the first class
+        self.kept = kept  # rooms reserved for the first class
         self.now = 0.0
-        self.inside: list[str] = []
+        self.inside = []
         self.asked = 0
         self.registry = CollectorRegistry()
-        metrics = RouterMetrics(self.registry)
-        self.waiting = WaitingRoom(limit, wait_s, metrics, clock=lambda: self.now)
+        self.waiting = WaitingRoom(limit, wait_s, RouterMetrics(self.registry), clock=lambda: self.now)
 
-    def guest(
-        self,
-        name: str,
-        client: str = "",
-        deadline: float = 1e9,
-        tenant: str = "",
-        weight: int = 1,
-        service: ServiceClass = STANDARD,
-    ) -> asyncio.Task[float]:
+    def guest(self, name, client="", deadline=1e9, tenant="", weight=1, service=STANDARD):
         party = Party(tenant, client, weight)
         return asyncio.create_task(self.waiting.admit(party, deadline, self._door(name), service))
 
-    def back(self, name: str, wait_s: float = 15.0) -> asyncio.Task[None]:
+    def back(self, name, wait_s=15.0):
         """Place a guest that lost its room."""
         return asyncio.create_task(self.waiting.resume(wait_s, self._door(name)))
 
-    def leave(self, rooms: int = 1) -> None:
+    async def queue(self, *names, **how):
+        """Let guests come, and wait until all of them wait."""
+        return await self.wait_for([self.guest(name, **how) for name in names])
+
+    async def wait_for(self, guests):
+        count = len(self.waiting) + len(guests)
+        await until(lambda: len(self.waiting) == count, f"{count} wait")
+        return guests
+
+    def leave(self, rooms=1):
         self.rooms += rooms
         self.waiting.freed()
 
-    async def refill(self, rooms: int = 1) -> None:
+    async def refill(self, rooms=1):
         """Free rooms, and wait until they are taken."""
         self.leave(rooms)
         await until(lambda: self.rooms == 0, "the rooms are taken")
 
-    def _door(self, name: str) -> Callable[[ServiceClass], Awaitable[None]]:
-        async def place(service: ServiceClass) -> None:
+    def shown(self, of, **labels):
+        return self.registry.get_sample_value(f"baton_router_{of}_waiting_requests", labels)
+
+    def _door(self, name):
+        async def place(service):
             self.asked += 1
             await asyncio.sleep(0)
             if self.rooms <= (self.kept if service.room < 1 else 0):
@@ -70,42 +70,43 @@ class House:
         return place
 
 
-async def waiting(house: House, *guests: asyncio.Task[Any]) -> None:
-    count = len(guests)
-    await until(lambda: len(house.waiting) == count, f"{count} wait")
+def names(letter, count):
+    return [f"{letter}{number}" for number in range(count)]
 
 
-async def test_clients_take_turns() -> None:
+async def gone(house, guests):
+    for guest in guests:
+        guest.cancel()
+    await until(lambda: len(house.waiting) == 0, "all gave up")
+
+
+async def test_clients_take_turns():
     house = House()
-    guests = [house.guest(f"a{number}", "a") for number in range(4)]
-    await waiting(house, *guests)
-    guests += [house.guest("b0", "b"), house.guest("b1", "b"), house.guest("c0", "c")]
-    await waiting(house, *guests)
+    guests = await house.queue(*names("a", 4), client="a")
+    guests += await house.queue("b0", "b1", client="b") + await house.queue("c0", client="c")
     house.leave(7)
     await asyncio.gather(*guests)
     assert house.inside == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-async def test_tenants_take_turns_by_their_weight() -> None:
-    """Whatever the number of their clients and requests."""
+async def test_tenants_take_turns_by_their_weight():
+    """The numbers of their clients and requests do not matter."""
     house = House()
     flood = [house.guest(f"a{number}", f"client {number % 3}", tenant="a") for number in range(8)]
-    await waiting(house, *flood)
-    others = [house.guest(f"b{number}", "one", tenant="b", weight=2) for number in range(4)]
-    await waiting(house, *flood, *others)
+    guests = await house.wait_for(flood)
+    guests += await house.queue(*names("b", 4), tenant="b", weight=2)
+    assert house.shown("tenant", tenant="b") == 4
     house.leave(12)
-    await asyncio.gather(*flood, *others)
+    await asyncio.gather(*guests)
     assert house.inside == ["a0", "b0", "b1", "a1", "b2", "b3", "a2", "a3", "a4", "a5", "a6", "a7"]
+    assert house.shown("tenant", tenant="b") == 0
 
 
-async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_back() -> None:
+async def test_a_returning_tenant_has_no_extra_turns():
     house = House()
-    flood = [house.guest(f"a{number}", tenant="a", weight=3) for number in range(12)]
-    await waiting(house, *flood)
+    await house.queue(*names("a", 12), tenant="a", weight=3)
     for number in range(4):
-        last = house.guest(f"b{number}", tenant="b")
-        everyone = [*flood, last]
-        await until(lambda: len(house.waiting) == sum(not one.done() for one in everyone), "it waits")  # noqa: B023
+        [last] = await house.queue(f"b{number}", tenant="b")
         while not last.done():
             await house.refill()
             await asyncio.sleep(0)
@@ -115,24 +116,20 @@ async def test_a_tenant_that_was_away_has_no_turns_saved_up_and_none_for_coming_
     assert turns[turns.index("b") : turns.rindex("b")].count("a") >= 3 * 3 - 1
 
 
-async def test_those_that_lost_their_room_go_before_those_that_had_none() -> None:
+async def test_resuming_requests_go_before_new_ones():
     house = House()
-    guests = [house.guest("first"), house.guest("second")]
-    await waiting(house, *guests)  # the first one has the turn
-    lost = [house.back("lost"), house.back("lost, too")]
-    await waiting(house, *guests, *lost)
-    late = house.guest("late", "another")
-    await waiting(house, *guests, *lost, late)
+    guests = await house.queue("first", "second")  # the first one has the turn
+    guests += await house.wait_for([house.back("lost"), house.back("lost, too")])
+    guests += await house.queue("late", client="another")
     house.leave(5)
-    await asyncio.gather(*guests, *lost, late)
+    await asyncio.gather(*guests)
     assert house.inside == ["lost", "lost, too", "first", "late", "second"]
     assert len(house.waiting) == 0
 
 
-async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_than_it_may() -> None:
+async def test_a_resuming_request_ignores_the_queue_limit_but_not_its_time_limit():
     house = House(limit=0)
-    back = house.back("lost")
-    await waiting(house, back)
+    [back] = await house.wait_for([house.back("lost")])
     with pytest.raises(NotAdmitted):
         await house.guest("new")
     house.leave(1)
@@ -146,76 +143,52 @@ async def test_one_that_lost_its_room_is_not_counted_out_and_waits_no_longer_tha
     assert house.inside == ["lost", "new"]
 
 
-async def test_one_that_lost_its_room_hears_why_it_cannot_come_back() -> None:
+@pytest.mark.parametrize("resumes", [True, False])
+async def test_a_final_refusal_ends_the_wait(resumes):
     house = House()
-    guest = house.guest("a")
-    await waiting(house, guest)
-    gone = NotAdmitted("none is left", Why.NO_WORKERS)
+    final = NotAdmitted("too large", Why.TOO_LARGE)
 
-    async def place(service: ServiceClass) -> None:
-        del service
-        raise gone
+    async def place(_):
+        raise final if len(house.waiting) else FULL
 
+    waiting = house.waiting.resume(15.0, place) if resumes else house.waiting.admit(NOBODY, 1e9, place)
     with pytest.raises(NotAdmitted) as refused:
-        await house.waiting.resume(15.0, place)
-    assert refused.value is gone
-    house.leave()
-    await guest
+        await waiting
+    assert refused.value is final
 
 
-async def test_waiting_requests_are_shown_by_tenant() -> None:
+async def test_no_request_overtakes_those_that_wait():
     house = House()
-    guests = [house.guest(str(number), tenant="acme") for number in range(3)]
-    await waiting(house, *guests)
-
-    def shown() -> float | None:
-        return house.registry.get_sample_value("baton_router_tenant_waiting_requests", {"tenant": "acme"})
-
-    assert shown() == 3
-    house.leave(3)
-    await asyncio.gather(*guests)
-    assert shown() == 0
-
-
-async def test_no_request_overtakes_those_that_wait() -> None:
-    house = House()
-    first = house.guest("first")
-    await waiting(house, first)
+    guests = await house.queue("first")
     house.rooms = 1  # `freed` is not called
-    second = house.guest("second")
-    await waiting(house, first, second)
+    guests += await house.queue("second")
     house.leave(1)
-    await asyncio.gather(first, second)
+    await asyncio.gather(*guests)
     assert house.inside == ["first", "second"]
 
 
-async def test_only_one_asks_again() -> None:
+async def test_only_one_asks_again():
     """The cost of a release does not depend on the number of waiting requests."""
     house = House(limit=1000)
-    guests = [house.guest(str(number)) for number in range(500)]
-    await waiting(house, *guests)
+    guests = await house.queue(*names("a", 500))
     await until(lambda: house.asked > 500, "the first in turn asks again")
     before = house.asked
     house.leave()
     await until(lambda: house.inside, "one came in")
     assert house.asked - before <= 4  # the one placed, the next one, and timed retries
-    for guest in guests:
-        guest.cancel()
-    await until(lambda: len(house.waiting) == 0, "all gave up")
+    await gone(house, guests)
 
 
-async def test_other_routers_releases_are_found_without_a_sign() -> None:
+async def test_room_freed_by_other_routers_is_found():
     house = House()
-    guest = house.guest("a")
-    await waiting(house, guest)
+    [guest] = await house.queue("a")
     house.rooms = 1
     await guest
 
 
-async def test_the_queue_is_bounded() -> None:
+async def test_the_queue_is_bounded():
     house = House(limit=2)
-    guests = [house.guest("a"), house.guest("b")]
-    await waiting(house, *guests)
+    guests = await house.queue("a", "b")
     with pytest.raises(NotAdmitted, match="max_waiting") as refused:
         await house.guest("c")
     assert (refused.value.why, refused.value.status, refused.value.never) == (Why.QUEUE, 503, False)
@@ -227,49 +200,22 @@ async def test_the_queue_is_bounded() -> None:
     house.waiting.check_room()
 
 
-async def test_the_wait_is_bounded_and_says_why() -> None:
+async def test_the_wait_is_bounded_and_says_why():
     house = House(wait_s=0.1)
-    guest = house.guest("a")
     with pytest.raises(NotAdmitted, match=r"within 0.1 s \(router.max_wait_s\).*all are full"):
-        await guest
+        await house.guest("a")
     assert len(house.waiting) == 0
 
 
-async def test_a_request_that_can_never_fit_does_not_wait() -> None:
-    house = House()
-    never = NotAdmitted("too large", Why.TOO_LARGE)
-
-    async def place(service: ServiceClass) -> None:
-        del service
-        raise never if len(house.waiting) else FULL
-
-    with pytest.raises(NotAdmitted) as refused:
-        await house.waiting.admit(Party(), 1e9, place)
-    assert refused.value is never
-
-
-async def test_a_cancelled_request_passes_the_turn_on() -> None:
-    house = House()
-    guests = [house.guest(str(number)) for number in range(3)]
-    await waiting(house, *guests)
-    guests[0].cancel()  # it has the turn
-    guests[2].cancel()
-    await until(lambda: len(house.waiting) == 1, "they left")
-    house.leave()
-    await guests[1]
-    assert house.inside == ["1"]
-
-
-async def test_the_expected_wait_refuses_early() -> None:
+async def test_the_expected_wait_refuses_early():
     """If 8 requests end together every 4 s, the pace is one per 0.5 s."""
     house = House(limit=1000, wait_s=60)
-    guests = [house.guest(str(number), "a") for number in range(200)]
-    await waiting(house, *guests)
+    guests = await house.queue(*names("a", 200), client="a")
     assert house.waiting.estimate_s == 0.0  # unknown
-    for bunch in range(1, 6):
+    for _ in range(5):
         house.now += 4
-        house.leave(8)
-        await until(lambda bunch=bunch: len(house.inside) == 8 * bunch, "they came in")
+        await house.refill(8)
+    await until(lambda: len(house.waiting) == 160, "they have left the queue")
     assert house.waiting.estimate_s == pytest.approx(0.5)  # a new client waits for one turn
     house.now += 3.9
     with pytest.raises(NotAdmitted, match="160 wait already, this one would wait about ") as refused:
@@ -277,16 +223,14 @@ async def test_the_expected_wait_refuses_early() -> None:
     assert 15 <= refused.value.retry_after_s <= 40
     with pytest.raises(NotAdmitted, match=r"and may wait 0\.2 s"):
         await house.guest("hurried", "b", deadline=house.now + 0.2)
-    for guest in guests:
-        guest.cancel()
-    await until(lambda: len(house.waiting) == 0, "all gave up")
+    await gone(house, guests)
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
+async def test_every_request_is_placed_or_has_given_up(seed):
     rng = random.Random(seed)
     house = House(limit=1000)
-    guests: list[asyncio.Task[Any]] = []
+    guests = []
     for number in range(200):
         deed = rng.random()
         if deed < 0.6:
@@ -306,42 +250,40 @@ async def test_everybody_comes_in_or_has_given_up(seed: int) -> None:
     assert len(house.waiting) == 0
 
 
-BATCH = next(one for one in Classes() if one.name == "batch")
-
-
-async def test_those_that_go_first_do_not_stand_behind_others() -> None:
+async def test_a_higher_class_goes_first():
     house = House()
-    flood = [house.guest(f"b{number}", service=BATCH) for number in range(10)]
-    await waiting(house, *flood)
-    first = [house.guest(f"a{number}") for number in range(3)]
-    await waiting(house, *flood, *first)
+    flood = await house.queue(*names("b", 10), service=BATCH)
+    first = await house.queue(*names("a", 3))
     for _ in range(3):
         house.leave()
     await asyncio.gather(*first)
     assert house.inside == ["a0", "a1", "a2"]
     house.leave(10)
     await asyncio.gather(*flood)
-    assert house.inside[3:] == [f"b{number}" for number in range(10)]
+    assert house.inside[3:] == names("b", 10)
 
 
-async def test_the_last_rooms_are_kept_for_those_that_go_first() -> None:
-    house = House(rooms=3)
-    house.kept = 1
-    for number in range(5):
-        house.guest(f"b{number}", service=BATCH)
+async def test_the_last_rooms_are_kept_for_the_first_class():
+    house = House(rooms=3, kept=1)
+    for name in names("b", 5):
+        house.guest(name, service=BATCH)
     await until(lambda: len(house.waiting) == 3, "two are in")
     await house.guest("a")  # at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
 
 
-async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
+async def lodging(rooms, kept=100):
+    """Return a house full of the first class, in which the next place is owed to batch."""
+    house = House(rooms, kept=kept)
+    await asyncio.gather(*(house.guest(name) for name in names("a", rooms)))
+    return house
+
+
+async def test_a_class_below_its_share_is_owed_a_place():
     """Every tenth placement is its own, even of the rooms reserved for others."""
-    house = House(rooms=9)
-    house.kept = 100
-    await asyncio.gather(*(house.guest(f"a{number}") for number in range(9)))
-    flood = [house.guest(f"b{number}", service=BATCH) for number in range(5)]
-    others = [house.guest(f"c{number}") for number in range(30)]
-    await waiting(house, *flood, *others)
+    house = await lodging(9)
+    await house.queue(*names("b", 5), service=BATCH)
+    await house.queue(*names("c", 30))
     await house.refill(20)
     assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
     house.waiting.left(BATCH)
@@ -349,13 +291,11 @@ async def test_a_class_with_less_than_its_share_is_owed_a_place() -> None:
     assert house.inside[-1] == "b2"
 
 
-async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
+async def test_a_class_goes_first_after_its_patience():
     """With few rooms its share is less than one."""
-    house = House(rooms=2)
-    await asyncio.gather(house.guest("a0"), house.guest("a1"))
-    batch = house.guest("b", service=BATCH)
-    others = [house.guest(f"c{number}") for number in range(3)]
-    await waiting(house, batch, *others)
+    house = await lodging(2, kept=0)
+    await house.queue("b", service=BATCH)
+    await house.queue(*names("c", 3))
     await house.refill()
     assert house.inside[-1] == "c0"
     house.now = BATCH.patience_s
@@ -364,18 +304,15 @@ async def test_nobody_waits_longer_than_its_class_has_patience() -> None:
     assert "b" in house.inside
 
 
-async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
+async def test_an_owed_turn_stops_the_others_only_for_a_while():
     """The request that is owed a place may be too large."""
     house = House()
 
-    async def too_large(service: ServiceClass) -> None:
-        del service
+    async def too_large(_):
         raise FULL
 
-    large = asyncio.create_task(house.waiting.admit(Party(), 1e9, too_large, BATCH))
-    await waiting(house, large)
-    other = house.guest("b")
-    await waiting(house, large, other)
+    await house.wait_for([asyncio.create_task(house.waiting.admit(NOBODY, 1e9, too_large, BATCH))])
+    [other] = await house.queue("b")
     house.now = BATCH.patience_s
     house.waiting._choose()
     house.leave()
@@ -386,52 +323,30 @@ async def test_what_is_owed_does_not_stop_the_others_for_long() -> None:
     await other
 
 
-async def lodging(*, rooms: int) -> House:
-    """Return a house full of the first class, in which the next place is owed to batch."""
-    house = House(rooms=rooms)
-    house.kept = 100
-    await asyncio.gather(*(house.guest(f"a{number}") for number in range(rooms)))
-    return house
-
-
-async def left_while_owed(house: House, after_s: float) -> None:
-    """Let a batch request that is owed a place give up."""
-    gone = house.guest("gone", service=BATCH)
-    await waiting(house, gone)
-    house.now += after_s
-    gone.cancel()
-    await until(lambda: len(house.waiting) == 0, "it gave up")
-
-
-async def test_a_class_whose_requests_gave_up_is_owed_a_place_when_it_waits_again() -> None:
-    house = await lodging(rooms=9)
-    await left_while_owed(house, 0.5)
-    house.now += 3600.0
-    batch, other = house.guest("b", service=BATCH), house.guest("c")
-    await waiting(house, batch, other)
+@pytest.mark.parametrize(
+    ("times", "waits_s", "away_s", "next_one"), [(1, 0.5, 3600.0, "b"), (3, 0.9 * OWED_S, 0.0, "c")]
+)
+async def test_giving_up_neither_extends_a_class_s_precedence_nor_shortens_its_rest(
+    times, waits_s, away_s, next_one
+):
+    """A class whose requests gave up while it was owed a place is owed one again after its rest."""
+    house = await lodging(9)
+    for _ in range(times):
+        guests = await house.queue("gone", service=BATCH)
+        house.now += waits_s
+        await gone(house, guests)
+    house.now += away_s
+    await house.wait_for([house.guest("b", service=BATCH), house.guest("c")])
     await house.refill()
-    assert house.inside[-1] == "b"
+    assert house.inside[-1] == next_one
 
 
-async def test_a_class_that_gives_up_and_comes_back_does_not_go_first_for_longer() -> None:
-    """Giving up neither extends its precedence nor shortens its rest."""
-    house = await lodging(rooms=9)
-    for _ in range(3):
-        await left_while_owed(house, 0.9 * OWED_S)
-    batch, other = house.guest("b", service=BATCH), house.guest("c")
-    await waiting(house, batch, other)
-    await house.refill()
-    assert house.inside[-1] == "c"
-
-
-async def test_a_flood_does_not_take_the_whole_queue() -> None:
+async def test_a_flood_does_not_take_the_whole_queue():
     house = House(limit=4)
-    flood = [house.guest(f"b{number}", service=BATCH) for number in range(3)]
-    await waiting(house, *flood)
+    await house.queue(*names("b", 3), service=BATCH)
     with pytest.raises(NotAdmitted, match=r"3 wait already .*1 places are reserved for classes before batch"):
         await house.guest("b3", service=BATCH)
-    last = house.guest("a")
-    await waiting(house, *flood, last)
+    await house.queue("a")
     with pytest.raises(NotAdmitted, match="4 wait already"):
         await house.guest("a1")
-    assert house.registry.get_sample_value("baton_router_class_waiting_requests", {"class": "batch"}) == 3
+    assert house.shown("class", **{"class": "batch"}) == 3

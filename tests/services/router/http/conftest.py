@@ -1,21 +1,14 @@
 """Routers in their own processes, and a small server behind the router's connections."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from typing import Any
-
-import httpx
 import pytest
 
 from harness import zygote
 from harness.checkpoints import tiny_qwen2
-from harness.doors import Seen, Server, serving
+from harness.doors import Seen, serving
 from harness.router import Members
 from harness.scheduling import until
 from harness.support import eventually, listening
-from tests.services.router.http.site import MAX_WAIT_S, START_S, Site, StartRouter, run_scheduler
+from tests.services.router.http.site import MAX_WAIT_S, START_S, Site, run_scheduler
 
 FAST = {
     "baton.services.router.cluster:FRESH_S": 0.05,  # /health soon knows of a change
@@ -24,19 +17,19 @@ FAST = {
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_qwen2(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def start_router(model: Path) -> Iterator[StartRouter]:
+def start_router(model):
     """Return a function that starts a router for the tiny model; its output goes to FOLDER/router.log."""
-    started: list[zygote.Forked] = []
+    started = []
 
-    def start(folder: Path, environment: dict[str, str] | None = None, **settings: Any) -> zygote.Forked:
+    def start(folder, environment=None, **settings):
         folder.mkdir(exist_ok=True)
         settings["engine"] = {"model": str(model), **settings.get("engine", {})}
-        arguments: dict[str, Any] = {"kind": "router", "settings": settings, "environment": environment or {}}
+        arguments = {"kind": "router", "settings": settings, "environment": environment or {}}
         started.append(
             zygote.shared().start("router", "harness.forked:run", folder, constants=FAST, **arguments)
         )
@@ -48,19 +41,19 @@ def start_router(model: Path) -> Iterator[StartRouter]:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
+async def server():
     async with serving(Seen()) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def site(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(start_router, tmp_path_factory):
     settings = {"replace_wait_s": 1.0, "max_wait_s": MAX_WAIT_S, "log_level": "info"}
     return Site(start_router, tmp_path_factory.mktemp("router"), **settings)
 
 
 @pytest.fixture(scope="module")
-def scheduler(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def scheduler(site, tmp_path_factory):
     """Run one scheduler for all tests, because finding another takes a second; yield its address."""
     folder, address = tmp_path_factory.mktemp("scheduler"), f"127.0.0.1:{site.scheduler_port}"
     process = zygote.shared().start(
@@ -72,20 +65,20 @@ def scheduler(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-async def http(site: Site) -> AsyncIterator[httpx.AsyncClient]:
+async def http(site):
     async with site.client() as client:
         yield client
 
 
 @pytest.fixture
-async def members(scheduler: str, http: httpx.AsyncClient) -> AsyncIterator[Members]:
+async def members(scheduler, http):
     members = Members(scheduler)
     try:
         yield members
     finally:
         await members.close()
 
-        async def gone() -> bool:  # the router keeps its last snapshot for a moment, and would place on them
+        async def gone():  # the router keeps its last snapshot for a moment, and would place on them
             return "worker" in (await http.get("/health")).text
 
         await until(gone, 10)

@@ -1,14 +1,10 @@
 """A router, its scheduler, and pairs of fake workers that serve."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import httpx
 
@@ -22,20 +18,19 @@ from harness.fake_worker import MODEL, FakeWorker, Seen, answer
 from harness.router import Members
 from harness.scheduling import until
 from harness.support import eventually, free_port, listening
-from harness.zygote import Forked
 
 START_S = 60.0
 MAX_WAIT_S = 2.0  # of the shared router: tests with busy workers wait that long
 PROMPT = [72, 105]
 # Pairs stay pairs: no idle decode worker prefills.
-SCHEDULER: dict[str, Any] = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
+SCHEDULER = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}
 
 
-def api_key(secret: str, tenant: str, **limits: Any) -> ApiKey:
+def api_key(secret, tenant, **limits):
     return ApiKey(tenant=tenant, sha256=digest(secret.encode()).hex(), **limits)
 
 
-def run_scheduler(address: str) -> None:
+def run_scheduler(address):
     """Run a scheduler, in the forked process, until its end."""
     servicer.SNAPSHOT_AGE_S = 0.05  # the router soon knows of a change
     placer.VIEW_AGE_S = 0.0  # the next request can be placed on a worker that has just registered
@@ -46,30 +41,29 @@ def run_scheduler(address: str) -> None:
 
 
 class StartRouter(Protocol):
-    def __call__(
-        self, folder: Path, environment: dict[str, str] | None = None, **settings: Any
-    ) -> Forked: ...
+    def __call__(self, folder, environment=None, **settings): ...
 
 
 class Site:
     """A router that listens, and the address at which it looks for its scheduler."""
 
-    def __init__(self, start_router: StartRouter, folder: Path, **router: Any) -> None:
+    def __init__(self, start_router, folder, environment=None, **router):
         self.port, self.scheduler_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = start_router(
             folder,
+            environment,
             engine={"served_model_name": MODEL, "tool_call_parser": "hermes"},
             scheduler={"address": f"127.0.0.1:{self.scheduler_port}"},
             router={"port": self.port, **router},
         )
         eventually(lambda: listening(self.port), START_S, "the router listens")
 
-    def client(self) -> httpx.AsyncClient:
+    def client(self):
         return httpx.AsyncClient(base_url=self.url, timeout=START_S)
 
     @contextlib.asynccontextmanager
-    async def scheduler(self) -> AsyncIterator[Members]:
+    async def scheduler(self):
         """Run the scheduler inside the block, and its workers."""
         settings = SchedulerSettings(address=f"127.0.0.1:{self.scheduler_port}", **SCHEDULER)
         async with SchedulerServer(settings) as server:
@@ -80,17 +74,15 @@ class Site:
                 await members.close()
 
 
-def body(max_tokens: int = 8, **more: Any) -> dict[str, Any]:
+def body(max_tokens=8, **more):
     return {"model": MODEL, "prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, **more}
 
 
-def text(count: int, begin: int = 0) -> str:
+def text(count, begin=0):
     return bytes(answer(PROMPT, count, begin)).decode()
 
 
-async def pair(
-    members: Members, http: httpx.AsyncClient, *, step_s: float = 0.002, max_num_seqs: int = 256
-) -> list[FakeWorker]:
+async def pair(members, http, *, step_s=0.002, max_num_seqs=256):
     """Add a prefill and a decode worker through which requests pass."""
     workers = [
         FakeWorker(f"{name}.{time.monotonic_ns()}", role, step_s=step_s, max_num_seqs=max_num_seqs)
@@ -99,7 +91,7 @@ async def pair(
     return await serving(members, http, *workers)
 
 
-async def serving(members: Members, http: httpx.AsyncClient, *workers: FakeWorker) -> list[FakeWorker]:
+async def serving(members, http, *workers):
     """Add both workers, wait until a request has passed through them, and forget what they saw of it.
 
     Either one serves alone while the router or its scheduler does not see the other, which may last past the
@@ -109,7 +101,7 @@ async def serving(members: Members, http: httpx.AsyncClient, *workers: FakeWorke
         await members.add(worker)
     await until(lambda: healthy(http), START_S)
 
-    async def through_both() -> bool:
+    async def through_both():
         got = await http.post("/v1/completions", json=body(2))
         assert got.status_code == 200, got.text
         prefilled, decoded = ({start.request_id for start in one.seen.starts} for one in workers)
@@ -121,7 +113,7 @@ async def serving(members: Members, http: httpx.AsyncClient, *workers: FakeWorke
     return list(workers)
 
 
-async def events(response: httpx.Response) -> list[Any]:
+async def events(response):
     return [
         json.loads(line.removeprefix("data: "))
         async for line in response.aiter_lines()
@@ -129,7 +121,7 @@ async def events(response: httpx.Response) -> list[Any]:
     ]
 
 
-async def healthy(client: httpx.AsyncClient, **model: str) -> bool:
+async def healthy(client, **model):
     """Return whether the router can place a request, for one model of several."""
     try:
         return (await client.get("/health", params=model)).status_code == 200

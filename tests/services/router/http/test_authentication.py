@@ -1,12 +1,7 @@
 """The router's authentication: with a key set, only the listed paths are open without one."""
 
-from __future__ import annotations
-
 import re
 import socket
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -25,9 +20,7 @@ from baton.services.router.vllm import frontend
 from baton.services.router.vllm.metrics import EngineMetrics
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import MODEL
-from harness.router import Cluster
-from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, StartRouter
+from tests.services.router.http.site import START_S, Site
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -37,26 +30,20 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 PREFLIGHT = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
 
 
-class Door:
+class Door(Site):
     """A router with two keys in a file, without a scheduler."""
 
-    def __init__(self, start: StartRouter, folder: Path) -> None:
+    def __init__(self, start, folder):
         keys = folder / "keys"
         keys.write_text(f"# of today\n{KEY}\n\n  # of yesterday\n{SECOND}\n")
         keys.chmod(0o600)
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process = start(
-            folder,
-            {"VLLM_API_KEY": OTHER},  # ignored: the file takes precedence
-            engine={"served_model_name": MODEL},
-            scheduler={"address": f"127.0.0.1:{free_port()}"},
-            router={"port": self.port, "api_key_file": str(keys)},
-        )
-        eventually(lambda: listening(self.port), START_S, "the router listens")
+        # The file takes precedence over the variable.
+        super().__init__(start, folder, {"VLLM_API_KEY": OTHER}, api_key_file=str(keys))
 
-    def status(self, path: str, headers: Mapping[str, str] = {}, method: str = "GET") -> int:
+    def status(self, path, headers=None, method="GET"):
         """Return the status of a request. Its target is sent as it is; HTTP clients would normalize it."""
+        if headers is None:
+            headers = {}
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", "Content-Length: 0"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         with socket.create_connection(("127.0.0.1", self.port), timeout=START_S) as client:
@@ -65,11 +52,11 @@ class Door:
 
 
 @pytest.fixture(scope="module")
-def door(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> Door:
+def door(start_router, tmp_path_factory):
     return Door(start_router, tmp_path_factory.mktemp("router"))
 
 
-async def front_end(cluster: Cluster, model: Path) -> tuple[Any, Any]:
+async def front_end(cluster, model):
     """Return vLLM's front end over a cluster, and its app."""
     settings = load({"engine": {"model": str(model), "served_model_name": MODEL}})
     config = frontend.build_config(settings)
@@ -80,9 +67,7 @@ async def front_end(cluster: Cluster, model: Path) -> tuple[Any, Any]:
     return llm, await frontend.build_model_app(llm, args)
 
 
-async def test_no_variable_opens_vllms_paths_for_developers(
-    cluster: Cluster, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_variable_opens_vllms_paths_for_developers(cluster, model, monkeypatch):
     """They reset everybody's caches, end others' requests, and show the whole configuration."""
     found = {}
     for developer in (False, True):
@@ -93,14 +78,15 @@ async def test_no_variable_opens_vllms_paths_for_developers(
     assert sorted(found[True] - found[False]) == []
 
 
-async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path) -> None:
+async def test_every_route_but_three_needs_the_key(cluster, model):
     """Every route of the real app is tried with every method, also those that a later vLLM adds."""
     llm, model_app = await front_end(cluster, model)
-    refused: list[str] = []
+    refused = []
     door = Middleware(KeyMiddleware, keys=FixedKeys([KEY]), refused=refused.append)
-    tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
+    metrics = RouterMetrics(CollectorRegistry())
+    tenancy = Tenancy(Quotas(None, "r1"), metrics)
     models = [frontend.ModelApp(model_app, [MODEL])]
-    app = frontend.opened_to_clients(models, tenancy, Chronicle(), door=door)
+    app = frontend.opened_to_clients(models, tenancy, Chronicle(metrics), door=door)
     paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in app.router.routes}
     assert paths >= {*OPEN, "/metrics", "/invocations", "/tokenize", "/docs", "/v1/models"}
     found = set()
@@ -140,12 +126,12 @@ async def test_every_route_but_three_needs_the_key(cluster: Cluster, model: Path
         *("/v1/models?x=/health", "/v1/models#/health", "/?/health", "?/health"),
     ],
 )
-def test_no_spelling_of_a_path_gets_around_it(door: Door, target: str) -> None:
+def test_no_spelling_of_a_path_gets_around_it(door, target):
     for method in ("GET", "OPTIONS", "HEAD"):
         assert door.status(target, method=method) in (400, 401)
 
 
-def test_a_body_is_not_read_without_a_key(door: Door) -> None:
+def test_a_body_is_not_read_without_a_key(door):
     url, not_json = f"{door.url}/v1/completions", b"x" * (1 << 20)
     assert httpx.post(url, content=not_json, timeout=START_S).status_code == 401
     headers = {"Authorization": f"Bearer {KEY}"}
@@ -164,7 +150,7 @@ def test_a_body_is_not_read_without_a_key(door: Door) -> None:
     ],
     ids=str,
 )
-def test_other_keys_are_refused(door: Door, headers: dict[str, str]) -> None:
+def test_other_keys_are_refused(door, headers):
     assert door.status("/v1/models", headers) == 401
 
 
@@ -177,11 +163,11 @@ def test_other_keys_are_refused(door: Door, headers: dict[str, str]) -> None:
     ],
     ids=str,
 )
-def test_each_key_opens_in_either_header(door: Door, headers: dict[str, str]) -> None:
+def test_each_key_opens_in_either_header(door, headers):
     assert [door.status(path, headers) for path in ("/v1/models", "/metrics", "/openapi.json")] == [200] * 3
 
 
-def test_without_a_key_clients_get_health_and_their_own_exception(door: Door) -> None:
+def test_without_a_key_clients_get_health_and_their_own_exception(door):
     assert [door.status(path) for path in ("/health", "/ping", "/version")] == [503, 503, 200]
     with (
         openai.OpenAI(base_url=f"{door.url}/v1", api_key="no", max_retries=0) as client,
@@ -192,5 +178,5 @@ def test_without_a_key_clients_get_health_and_their_own_exception(door: Door) ->
     assert 'baton_router_clients_refused_total{reason="401"}' in metrics
 
 
-def test_no_key_is_on_a_log_line(door: Door) -> None:
+def test_no_key_is_on_a_log_line(door):
     assert "c4nary" not in door.process.text

@@ -1,15 +1,12 @@
 """A body is read to its end, within a budget that is counted as its bytes arrive."""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
+from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.http import body as module
 from baton.services.router.http.body import Budget, read
 
@@ -17,7 +14,7 @@ LARGEST = 8 << 20
 PIECE = 64 << 10
 
 
-def counted(body: bytes, piece: int = PIECE) -> Budget:
+def counted(body, piece=PIECE):
     """Return the budget after a body that arrives in pieces of this size."""
     one = Budget()
     for at in range(0, len(body), piece):
@@ -36,9 +33,7 @@ def counted(body: bytes, piece: int = PIECE) -> Budget:
         (b"", 0, 0, 0, 0),
     ],
 )
-def test_counts_do_not_depend_on_the_pieces(
-    body: bytes, values: int, texts: int, items: int, depth: int, piece: int
-) -> None:
+def test_counts_do_not_depend_on_the_pieces(body, values, texts, items, depth, piece):
     got = counted(body, piece)
     assert (got.values, got.texts, got.items, got.depth) == (values, texts, items, depth)
 
@@ -60,7 +55,7 @@ def test_counts_do_not_depend_on_the_pieces(
         ("\\ud83d" + "x" * 40 + "\\ude00", True),
     ],
 )
-def test_an_unpaired_surrogate_is_found(text: str, lone: bool, piece: int) -> None:
+def test_an_unpaired_surrogate_is_found(text, lone, piece):
     body = f'{{"a": "{text}"}}'.encode()
     assert counted(body, piece).lone_surrogates is lone
     try:
@@ -94,9 +89,7 @@ def test_an_unpaired_surrogate_is_found(text: str, lone: bool, piece: int) -> No
     ],
 )
 @pytest.mark.parametrize("piece", [13, PIECE])
-def test_bodies_beyond_the_budget_are_refused(
-    body: bytes, error: type[RequestFailed], words: str, piece: int
-) -> None:
+def test_bodies_beyond_the_budget_are_refused(body, error, words, piece):
     with pytest.raises(error, match=words):
         counted(body, piece)
 
@@ -115,14 +108,14 @@ def test_bodies_beyond_the_budget_are_refused(
     ],
 )
 @pytest.mark.parametrize("piece", [7, 61, PIECE])
-def test_bodies_within_the_budget_pass(body: bytes, piece: int) -> None:
+def test_bodies_within_the_budget_pass(body, piece):
     counted(body, piece)
 
 
 @pytest.mark.parametrize(
     "unit", [b"Hello. ", b"\\\\", b'\\"', b"\\ud83d\\ude00", "\u00e9\u4e2d".encode(), b" ", b"a\\n"]
 )
-def test_the_largest_body_does_not_block_the_loop(unit: bytes) -> None:
+def test_the_largest_body_does_not_block_the_loop(unit):
     body = b'{"prompt":"' + unit * (LARGEST // len(unit)) + b'"}'
     one, times = Budget(), [time.thread_time()]
     for at in range(0, len(body), PIECE):
@@ -136,30 +129,30 @@ def test_the_largest_body_does_not_block_the_loop(unit: bytes) -> None:
 class Arrival:
     """A body that arrives in pieces; its client may leave after them."""
 
-    def __init__(self, *pieces: bytes, leaves: bool = False) -> None:
+    def __init__(self, *pieces, leaves=False):
         self.asked = 0
-        self._messages: list[dict[str, Any]] = [
+        self._messages = [
             {"type": "http.request", "body": piece, "more_body": number < len(pieces) or leaves}
             for number, piece in enumerate(pieces, 1)
         ]
 
-    async def __call__(self) -> Any:
+    async def __call__(self):
         self.asked += 1
         if self.asked > len(self._messages):
             return {"type": "http.disconnect"}
         return self._messages[self.asked - 1]
 
 
-async def test_a_body_in_pieces_is_read_whole() -> None:
+async def test_a_body_in_pieces_is_read_whole():
     assert await read(Arrival(b'{"a"', b"", b": 1}")) == b'{"a": 1}'
     assert await read(Arrival(b"")) == b""
 
 
-async def test_a_client_that_leaves_has_no_body() -> None:
+async def test_a_client_that_leaves_has_no_body():
     assert await read(Arrival(b'{"a"', leaves=True)) is None
 
 
-async def test_a_refused_body_is_read_to_its_end() -> None:
+async def test_a_refused_body_is_read_to_its_end():
     arrival = Arrival(b"[" + b"{}," * 9_000, b"{}," * 9_000, b"1]")
     with pytest.raises(TooLarge, match="objects in lists"):
         await read(arrival)
@@ -177,6 +170,6 @@ async def test_a_refused_body_is_read_to_its_end() -> None:
         (rb'{"a": "\ud83d', "the body"),
     ],
 )
-async def test_an_unpaired_surrogate_is_refused_with_its_place(body: bytes, place: str) -> None:
+async def test_an_unpaired_surrogate_is_refused_with_its_place(body, place):
     with pytest.raises(Unsupported, match=f"^{place}: an unpaired surrogate"):
         await read(Arrival(body))

@@ -1,19 +1,16 @@
 """The limits of an HTTP connection, each tested by a raw socket with a small application."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import socket
 import subprocess
-from typing import Any
 
 import pytest
 
 from baton.services.router.http import connections as module
 from baton.services.router.http.limits import MAX_HEADER_BYTES
-from harness.doors import MAX_BODY, SLOW_S, Seen, Server, answer_to, connect, one_answer, serving
+from harness.doors import MAX_BODY, SLOW_S, Seen, answer_to, connect, one_answer, serving
 from harness.fake_worker import until
 from harness.support import CALL_S, PATIENCE, PYTHON
 
@@ -21,7 +18,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tuple[int, dict[str, Any]]:
+async def exchange(server, *pieces, every_s=0.0):
     """Send the pieces until a response comes; return its status and error object."""
     reader, writer = await connect(server)
     answer = asyncio.create_task(reader.read(1 << 16))
@@ -39,14 +36,14 @@ async def exchange(server: Server, *pieces: bytes, every_s: float = 0.0) -> tupl
     return status, json.loads(body)["error"] if status >= 400 else {}
 
 
-async def test_a_request_within_its_limits_passes(server: Server) -> None:
+async def test_a_request_within_its_limits_passes(server):
     got, _ = await exchange(
         server, HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BODY, bytes(MAX_BODY)
     )
     assert (got, server.seen.bodies) == (200, [MAX_BODY])
 
 
-async def test_a_declared_body_that_is_too_large(server: Server) -> None:
+async def test_a_declared_body_that_is_too_large(server):
     status, error = await exchange(server, HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY + 1))
     assert (status, error["code"], error["type"]) == (413, 413, "RequestEntityTooLargeError")
     assert "router.max_body_mib" in error["message"]
@@ -54,14 +51,14 @@ async def test_a_declared_body_that_is_too_large(server: Server) -> None:
     assert server.seen.refused == ["413"]
 
 
-async def test_a_chunked_body_that_is_too_large(server: Server) -> None:
+async def test_a_chunked_body_that_is_too_large(server):
     chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
     status, error = await exchange(server, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64)
     assert (status, error["code"]) == (413, 413)
     await until(lambda: server.seen.left == 1, "the application sees that its client has left")
 
 
-async def test_a_refused_client_may_finish_sending(server: Server) -> None:
+async def test_a_refused_client_may_finish_sending(server):
     """A client that reads only after it has sent everything gets the response, not a reset."""
     size = 8 * MAX_BODY
     got = await answer_to(server, HEAD + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
@@ -78,7 +75,7 @@ async def test_a_refused_client_may_finish_sending(server: Server) -> None:
     ],
     ids=["long", "many", "path", "endless"],
 )
-async def test_too_many_headers(server: Server, head: bytes) -> None:
+async def test_too_many_headers(server, head):
     status, error = await exchange(server, head)
     assert (status, error["code"]) == (431, 431)
 
@@ -88,14 +85,14 @@ async def test_too_many_headers(server: Server, head: bytes) -> None:
     [(b"", b""), (b"", b"\r\n"), (HEAD, b"x"), (HEAD + b"Content-Length: 1000\r\n\r\n", b"x")],
     ids=["nothing", "line breaks", "headers", "body"],
 )
-async def test_a_request_that_never_ends(server: Server, part: bytes, filler: bytes) -> None:
+async def test_a_request_that_never_ends(server, part, filler):
     status, error = await exchange(server, part, *[filler] * 50, every_s=SLOW_S / 10)
     assert (status, error["type"]) == (408, "RequestTimeoutError")
     assert server.seen.bodies == []
     await until(lambda: server.open_connections == 0, "all connections end")
 
 
-async def test_a_line_break_after_an_answer_holds_nothing(server: Server) -> None:
+async def test_a_line_break_after_an_answer_holds_nothing(server):
     reader, writer = await connect(server)
     writer.write(GET)
     await one_answer(reader)
@@ -103,12 +100,12 @@ async def test_a_line_break_after_an_answer_holds_nothing(server: Server) -> Non
     await until(lambda: server.open_connections == 0, "the connection is cut")
 
 
-async def test_garbage_is_400_in_the_usual_form(server: Server) -> None:
+async def test_garbage_is_400_in_the_usual_form(server):
     status, error = await exchange(server, b"\x16\x03\x01 not http\r\n\r\n")
     assert (status, error["type"]) == (400, "BadRequestError")
 
 
-async def test_too_many_connections_are_503() -> None:
+async def test_too_many_connections_are_503():
     async with serving(Seen(), max_connections=3) as server:
         for _ in range(3):
             await connect(server)
@@ -120,7 +117,7 @@ async def test_too_many_connections_are_503() -> None:
         assert status == 200  # health stays available
 
 
-async def test_far_too_many_connections_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_far_too_many_connections_are_dropped(monkeypatch):
     monkeypatch.setattr(module, "SPARE_CONNECTIONS", 1)
     seen = Seen()
     async with serving(seen, max_connections=1) as server:
@@ -132,7 +129,7 @@ async def test_far_too_many_connections_are_dropped(monkeypatch: pytest.MonkeyPa
         assert seen.refused == ["dropped"]
 
 
-async def test_the_largest_of_too_many_bodies_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_largest_of_too_many_bodies_is_503(monkeypatch):
     monkeypatch.setattr(module, "BODIES_AT_ONCE", 2)
     async with serving(Seen()) as server:
         part = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY + bytes(MAX_BODY - 1)
@@ -156,7 +153,7 @@ async def test_the_largest_of_too_many_bodies_is_503(monkeypatch: pytest.MonkeyP
         await until(lambda: server.held == 0, "nothing is held")
 
 
-async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
+async def test_a_client_that_reads_nothing_is_cut_off(server):
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     with client:
@@ -167,7 +164,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(server: Server) -> None:
     assert server.seen.sent < 16 << 20  # only what the kernel buffers
 
 
-async def test_a_client_that_reads_slowly_stays() -> None:
+async def test_a_client_that_reads_slowly_stays():
     """The client reads something between any two checks."""
     slow_s = 4 * SLOW_S  # longer than a busy machine stalls
     async with serving(Seen(), slow_s=slow_s) as server:
@@ -181,7 +178,7 @@ async def test_a_client_that_reads_slowly_stays() -> None:
         await until(lambda: server.seen.left == 1, "it is cut off")
 
 
-async def test_leaving_with_pipelined_requests_is_noticed(server: Server) -> None:
+async def test_leaving_with_pipelined_requests_is_noticed(server):
     """The first request, which is being answered, is cancelled; the second never begins."""
     _, writer = await connect(server)
     writer.write(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
@@ -192,7 +189,7 @@ async def test_leaving_with_pipelined_requests_is_noticed(server: Server) -> Non
     assert len(server.seen.bodies) == 1
 
 
-async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> None:
+async def test_a_response_whose_end_is_not_read_is_dropped(server):
     """The application has written it in one piece, and does not wait to write more."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -204,7 +201,7 @@ async def test_a_response_whose_end_is_not_read_is_dropped(server: Server) -> No
 
 
 @pytest.mark.parametrize("before", ["nothing", "half a request", "a response", "a response under way"])
-async def test_an_ending_router_answers_requests_in_flight(server: Server, before: str) -> None:
+async def test_an_ending_router_answers_requests_in_flight(server, before):
     """Each connection gets one more response before it ends."""
     reader, writer = await connect(server)
     await until(lambda: server.open_connections == 1, "it is connected")
@@ -227,9 +224,7 @@ async def test_an_ending_router_answers_requests_in_flight(server: Server, befor
     assert b"connection: close" in head
 
 
-async def test_an_ending_router_closes_idle_connections(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_ending_router_closes_idle_connections(server, monkeypatch):
     monkeypatch.setattr(module, "LAST_REQUEST_S", SLOW_S / 4)  # before the 408
     unused, _one = await connect(server)
     kept, writer = await connect(server)
@@ -244,7 +239,7 @@ async def test_an_ending_router_closes_idle_connections(
     [(256, 8192, 4096, 4864), (10_000, 20_000, 4096, 10_000), (256, 1024, 256, 1024), (256, 300, 1, 300)],
     ids=["raised", "enough", "too few", "far too few"],
 )
-def test_no_more_connections_than_file_descriptors(soft: int, hard: int, taken: int, left: int) -> None:
+def test_no_more_connections_than_file_descriptors(soft, hard, taken, left):
     code = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"

@@ -1,10 +1,6 @@
 """How answers end on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator
-from typing import Any
 
 import openai
 import pytest
@@ -17,19 +13,19 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 THOUGHT, SAID = "Let me see. ", "It is Paris, of course."
 MESSAGES = [{"role": "user", "content": "Where?"}]
-CHAT: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 200}
+CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 200}
 TOOL = {"name": "look", "description": "Looks", "parameters": {"type": "object", "properties": {}}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"where": "Paris"}}\n</tool_call>'
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
+async def site(tmp_path_factory):
     engine = {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}
     async with ApiSite(tmp_path_factory.mktemp("endings"), engine=engine) as made:
         yield made
 
 
-async def events(site: ApiSite, path: str, body: dict[str, Any]) -> list[Any]:
+async def events(site, path, body):
     """Return the events of a stream as data."""
     async with site.http() as http:
         got = await http.post(path, json={**body, "stream": True})
@@ -38,7 +34,7 @@ async def events(site: ApiSite, path: str, body: dict[str, Any]) -> list[Any]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-async def whole(site: ApiSite, path: str, body: dict[str, Any]) -> Any:
+async def whole(site, path, body):
     async with site.http() as http:
         got = await http.post(path, json=body)
     assert got.status_code == 200, got.text
@@ -46,7 +42,7 @@ async def whole(site: ApiSite, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
-async def test_streams_separate_thoughts_from_answers(site: ApiSite, per_step: int) -> None:
+async def test_streams_separate_thoughts_from_answers(site, per_step):
     """On each API, however many tokens come at once, while a stop string is watched for."""
     site.says(THOUGHT, "</think>", SAID, per_step=per_step)
     stop = ["the end of it all."]
@@ -75,7 +71,7 @@ async def test_streams_separate_thoughts_from_answers(site: ApiSite, per_step: i
 
 
 @pytest.mark.parametrize("thoughts", [False, True])
-async def test_a_response_that_was_cut_is_incomplete(site: ApiSite, thoughts: bool) -> None:
+async def test_a_response_that_was_cut_is_incomplete(site, thoughts):
     site.says(*((THOUGHT, "</think>") if thoughts else ()), SAID)
     cut = len(THOUGHT) + 1 + 5 if thoughts else 5
     asked = {"model": MODEL, "input": "Where?", "max_output_tokens": cut}
@@ -97,16 +93,16 @@ async def test_a_response_that_was_cut_is_incomplete(site: ApiSite, thoughts: bo
     assert complete[-1]["response"]["output"][-1]["status"] == "completed"
 
 
-async def test_openais_client_understands_a_cut_response(site: ApiSite) -> None:
+async def test_openais_client_understands_a_cut_response(site):
     site.says(SAID)
     async with site.openai() as client:
         answer = await client.responses.create(model=MODEL, input="Where?", max_output_tokens=3)
-        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")  # type: ignore[union-attr]
+        assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         stream = await client.responses.create(model=MODEL, input="Where?", max_output_tokens=3, stream=True)
         assert [event.type async for event in stream][-1] == "response.incomplete"
 
 
-async def test_calls_that_were_cut(site: ApiSite) -> None:
+async def test_calls_that_were_cut(site):
     """Each API says that the answer was cut, whole or streamed, so clients do not run an incomplete call."""
     tools = [{"type": "function", "function": TOOL}]
     site.says("</think>", CALL, " and more " * 4)
@@ -130,7 +126,7 @@ async def test_calls_that_were_cut(site: ApiSite) -> None:
     assert "Traceback" not in site.process.text
 
 
-async def test_stop_reasons_of_messages(site: ApiSite) -> None:
+async def test_stop_reasons_of_messages(site):
     site.says("</think>", SAID)
     for fields, reason, sequence in (
         ({}, "end_turn", None),
@@ -144,14 +140,14 @@ async def test_stop_reasons_of_messages(site: ApiSite) -> None:
         assert (delta["stop_reason"], delta["stop_sequence"]) == (reason, sequence)
 
 
-async def test_fields_that_need_stored_responses_are_refused(site: ApiSite) -> None:
+async def test_fields_that_need_stored_responses_are_refused(site):
     site.says("</think>", SAID)
     asked = {"model": MODEL, "input": "Where?"}
     async with site.openai() as client:
         assert (await client.responses.create(**asked, store=True)).status == "completed"  # the default
         for fields in ({"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "conv_1"}):
             with pytest.raises(openai.BadRequestError, match=f"{next(iter(fields))}: .*'input'"):
-                await client.responses.create(**asked, **fields)  # type: ignore[call-overload]
+                await client.responses.create(**asked, **fields)
         for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(openai.NotFoundError, match="responses are not stored here"):
                 await call("resp_1")

@@ -1,11 +1,7 @@
 """Several models behind one router: a scheduler and a fake worker for each, and clients in front."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import httpx
 import openai
@@ -18,21 +14,21 @@ from harness.fake_worker import FakeWorker
 from harness.router import Members
 from harness.scheduling import until
 from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, StartRouter, healthy
+from tests.services.router.http.site import START_S, healthy
 
 NAMES = ("chat", "code")
 PROMPT = [72, 105]
 
 
 @pytest.fixture(scope="module")
-def ports() -> list[int]:
+def ports():
     return [free_port(), *(free_port() for _ in NAMES)]
 
 
 @pytest.fixture(scope="module")
-def url(ports: list[int], start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(ports, start_router, tmp_path_factory):
     """Start a router for both models; the second one has half the context."""
-    models: dict[str, Any] = {
+    models = {
         name: {"scheduler": {"address": f"127.0.0.1:{port}"}}
         for name, port in zip(NAMES, ports[1:], strict=True)
     }
@@ -45,7 +41,7 @@ def url(ports: list[int], start_router: StartRouter, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWorker]]:
+async def workers(url, ports):
     """Run each model's scheduler, with a mixed worker."""
     async with AsyncExitStack() as stack:
         found = {}
@@ -58,21 +54,19 @@ async def workers(url: str, ports: list[int]) -> AsyncIterator[dict[str, FakeWor
             found[name] = FakeWorker(f"{name}-0", pb.ROLE_MIXED, step_s=0.001)
             found[name].model = name
             await members.add(found[name])
-            found[name].members = members  # type: ignore[attr-defined]
+            found[name].members = members
         for name in NAMES:
             await until(lambda name=name: healthy(http, model=name), START_S)
         yield found
 
 
 @pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+async def client(url):
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
         yield one
 
 
-async def test_each_request_goes_to_the_model_that_it_names(
-    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI
-) -> None:
+async def test_each_request_goes_to_the_model_that_it_names(workers, client):
     with_usage = set()
     for name in (*NAMES, "chat"):
         stream = await client.completions.create(
@@ -85,13 +79,11 @@ async def test_each_request_goes_to_the_model_that_it_names(
     assert [one.id for one in (await client.models.list()).data] == list(NAMES)
     # Each model's own settings apply to its requests.
     assert with_usage == {"code"}
-    lengths = {one.id: one.max_model_len for one in (await client.models.list()).data}  # type: ignore[attr-defined]
+    lengths = {one.id: one.max_model_len for one in (await client.models.list()).data}
     assert lengths["code"] == 512 < lengths["chat"]
 
 
-async def test_an_unknown_model_is_404_and_none_400(
-    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
-) -> None:
+async def test_an_unknown_model_is_404_and_none_400(workers, client, url):
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.completions.create(model="chatt", prompt=PROMPT, max_tokens=1)
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
@@ -111,14 +103,12 @@ async def test_an_unknown_model_is_404_and_none_400(
     assert not any(worker.seen.starts for worker in workers.values())
 
 
-async def test_one_model_may_lack_workers_while_the_other_serves(
-    workers: dict[str, FakeWorker], client: openai.AsyncOpenAI, url: str
-) -> None:
+async def test_one_model_may_lack_workers_while_the_other_serves(workers, client, url):
     code = workers["code"]
-    await code.members.leave(code)  # type: ignore[attr-defined]
+    await code.members.leave(code)
     async with httpx.AsyncClient(base_url=url) as http:
 
-        async def gone() -> bool:
+        async def gone():
             return not await healthy(http, model="code")
 
         await until(gone, START_S)

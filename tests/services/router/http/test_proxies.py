@@ -1,30 +1,26 @@
 """Streams through real proxies, configured as in docs/proxies.md but with shorter timeouts."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from harness.fake_worker import MODEL, FakeWorker
+from harness.fake_worker import MODEL
 from harness.support import eventually, free_port, listening
-from tests.services.router.http.site import START_S, Site, StartRouter, pair
+from tests.services.router.http.site import START_S, Site, pair
 
 PAGE = Path("docs/proxies.md")
 PATIENCE_S = 3  # the proxies' timeout of a silent stream; a comment comes each second
 SILENT_S = 3.6  # how long the worker is silent; after five seconds the router would give it up
 CHAT = [{"role": "user", "content": "Hi"}]
 # A body for each path, and its name for the length of the answer.
-PATHS: dict[str, tuple[dict[str, Any], str]] = {
+PATHS = {
     "/v1/chat/completions": ({"messages": CHAT}, "max_tokens"),
     "/v1/completions": ({"prompt": "Hi"}, "max_tokens"),
     "/v1/responses": ({"input": "Hi"}, "max_output_tokens"),
@@ -33,7 +29,7 @@ PATHS: dict[str, tuple[dict[str, Any], str]] = {
 ENDS = ("[DONE]", "response.completed", "response.incomplete", "message_stop")
 
 
-def nginx(text: str, folder: Path) -> list[str]:
+def nginx(text, folder):
     paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
     paths += "".join(f"\n{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))
     around = (
@@ -43,31 +39,31 @@ def nginx(text: str, folder: Path) -> list[str]:
     return ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
 
 
-def haproxy(text: str, folder: Path) -> list[str]:
+def haproxy(text, folder):
     (folder / "haproxy.cfg").write_text(text)
     return ["haproxy", "-db", "-f", str(folder / "haproxy.cfg")]
 
 
-def envoy(text: str, folder: Path) -> list[str]:
+def envoy(text, folder):
     (folder / "envoy.yaml").write_text(text)
     return ["envoy", "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "-l", "error"]
 
 
-PROXIES: dict[str, tuple[str, Callable[[str, Path], list[str]]]] = {
+PROXIES = {
     "nginx": ("nginx", nginx),
     "haproxy": ("haproxy", haproxy),
     "envoy": ("yaml", envoy),
 }
 
 
-def page(language: str) -> str:
+def page(language):
     """Return the page's configuration in this language."""
     (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
 @contextmanager
-def proxied(name: str, folder: Path, router_port: int) -> Iterator[str]:
+def proxied(name, folder, router_port):
     """Run a proxy in front of a router; yield its URL."""
     language, command = PROXIES[name]
     port = free_port()
@@ -85,18 +81,18 @@ def proxied(name: str, folder: Path, router_port: int) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def site(start_router: StartRouter, tmp_path_factory: pytest.TempPathFactory) -> Site:
+def site(start_router, tmp_path_factory):
     frontend = {"sse_keep_alive_interval": 1}
     return Site(start_router, tmp_path_factory.mktemp("router"), host="::", frontend=frontend)
 
 
 @pytest.fixture
-async def workers(site: Site) -> AsyncIterator[list[FakeWorker]]:
+async def workers(site):
     async with site.scheduler() as members, site.client() as http:
         yield await pair(members, http, step_s=0.0)
 
 
-async def stream(url: str, path: str, tokens: int) -> tuple[httpx.Headers, str, float]:
+async def stream(url, path, tokens):
     """Return a stream's headers and text, and the time between its first and last piece."""
     fields, length = PATHS[path]
     body = {"model": MODEL, "stream": True, **fields, length: tokens}
@@ -113,9 +109,7 @@ async def stream(url: str, path: str, tokens: int) -> tuple[httpx.Headers, str, 
 
 
 @pytest.mark.parametrize("name", PROXIES)
-async def test_proxies_neither_cut_nor_buffer_streams(
-    site: Site, workers: list[FakeWorker], tmp_path: Path, name: str
-) -> None:
+async def test_proxies_neither_cut_nor_buffer_streams(site, workers, tmp_path, name):
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed")
     with proxied(name, tmp_path, site.port) as url:
@@ -131,14 +125,14 @@ async def test_proxies_neither_cut_nor_buffer_streams(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_streams_have_headers_for_proxies(site: Site, workers: list[FakeWorker], path: str) -> None:
+async def test_streams_have_headers_for_proxies(site, workers, path):
     headers, text, _ = await stream(site.url, path, 2)
     assert headers["content-type"].startswith("text/event-stream")
     assert (headers["x-accel-buffering"], headers["cache-control"]) == ("no", "no-cache")
     assert ": keep-alive" not in text  # it was never silent
 
 
-async def test_the_ipv6_wildcard_also_serves_ipv4(site: Site, workers: list[FakeWorker]) -> None:
+async def test_the_ipv6_wildcard_also_serves_ipv4(site, workers):
     for host in ("127.0.0.1", "[::1]"):
         async with httpx.AsyncClient(base_url=f"http://{host}:{site.port}", timeout=START_S) as http:
             assert (await http.get("/health")).status_code == 200

@@ -1,10 +1,5 @@
 """Stored responses: their owners, background responses, and the refusal of a second router."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator
-from typing import Any
-
 import openai
 import pytest
 import pytest_asyncio
@@ -22,11 +17,11 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)
 
 MINE, THEIRS, ONE = "c4nary-mine", "c4nary-theirs", "c4nary-one"
 STORE = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-ASKED: dict[str, Any] = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
+ASKED = {"model": MODEL, "input": "Where?", "max_output_tokens": 200}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSite]:
+async def site(tmp_path_factory):
     book = Book(
         tenants={"one": Tenant(concurrency=1)},
         keys={"mine": api_key(MINE, "me"), "theirs": api_key(THEIRS, "them"), "one": api_key(ONE, "one")},
@@ -37,21 +32,21 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ApiSit
 
 
 @pytest.fixture(autouse=True)
-def no_faults(site: ApiSite) -> None:
+def no_faults(site):
     site.worker.faults.clear()
 
 
-async def over(client: openai.AsyncOpenAI, response_id: str) -> Any:
+async def over(client, response_id):
     """Wait for a background response."""
 
-    async def ended() -> bool:
+    async def ended():
         return (await client.responses.retrieve(response_id)).status not in ("queued", "in_progress")
 
     await until_async(ended, 15)
     return await client.responses.retrieve(response_id)
 
 
-async def test_an_answer_belongs_to_its_tenant(site: ApiSite) -> None:
+async def test_an_answer_belongs_to_its_tenant(site):
     async with site.openai(MINE) as mine, site.openai(THEIRS) as theirs:
         made = await mine.responses.create(**ASKED)
         assert (await mine.responses.retrieve(made.id)).output_text == "It is Paris."
@@ -78,7 +73,7 @@ async def test_an_answer_belongs_to_its_tenant(site: ApiSite) -> None:
             await mine.responses.retrieve(made.id)
 
 
-async def test_background_responses_end(site: ApiSite) -> None:
+async def test_background_responses_end(site):
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
         assert (await over(client, made.id)).output_text == "It is Paris."
@@ -95,7 +90,7 @@ async def test_background_responses_end(site: ApiSite) -> None:
 
 
 @pytest.mark.parametrize("tokens", [200, 3])
-async def test_a_background_stream_can_be_followed(site: ApiSite, tokens: int) -> None:
+async def test_a_background_stream_can_be_followed(site, tokens):
     async with site.openai(MINE) as client:
         asked = {**ASKED, "max_output_tokens": tokens}
         stream = await client.responses.create(**asked, background=True, stream=True)
@@ -107,7 +102,7 @@ async def test_a_background_stream_can_be_followed(site: ApiSite, tokens: int) -
         assert [one.sequence_number async for one in again] == [one.sequence_number for one in events[4:]]
 
 
-async def test_a_background_response_counts_for_its_tenant(site: ApiSite) -> None:
+async def test_a_background_response_counts_for_its_tenant(site):
     site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
     async with site.openai(ONE) as client:
         made = await client.responses.create(**ASKED, background=True)
@@ -120,7 +115,7 @@ async def test_a_background_response_counts_for_its_tenant(site: ApiSite) -> Non
             assert (await http.delete(f"/v1/responses/{made.id}")).json()["deleted"]
         await until(lambda: not site.worker.running, "its worker drops it")
 
-        async def free() -> bool:
+        async def free():
             try:
                 await client.responses.create(**ASKED)
             except openai.RateLimitError:
@@ -130,7 +125,7 @@ async def test_a_background_response_counts_for_its_tenant(site: ApiSite) -> Non
         await until_async(free, 10)
 
 
-async def test_a_background_response_is_cancelled(site: ApiSite) -> None:
+async def test_a_background_response_is_cancelled(site):
     site.worker.faults.append(Fault(PHASE_DECODE, after_tokens=1, silent=True))
     async with site.openai(MINE) as client:
         made = await client.responses.create(**ASKED, background=True)
@@ -145,7 +140,7 @@ async def test_a_background_response_is_cancelled(site: ApiSite) -> None:
     assert "Traceback" not in site.process.text
 
 
-async def test_a_second_router_does_not_start(site: ApiSite) -> None:
+async def test_a_second_router_does_not_start(site):
     second = site.start_router(free_port())
     await until(lambda: second.poll() is not None, "it ends", 20)
     assert "responses are stored in one router's memory" in second.text
@@ -153,7 +148,7 @@ async def test_a_second_router_does_not_start(site: ApiSite) -> None:
         assert (await client.responses.create(**ASKED)).status == "completed"
 
 
-async def test_several_processes_are_refused(site: ApiSite, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_several_processes_are_refused(site, tmp_path_factory):
     settings = {**site.settings, "router": {**site.settings["router"], "port": free_port(), "processes": 2}}
     folder = tmp_path_factory.mktemp("processes")
     process = zygote.shared().start(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import uvicorn
@@ -33,24 +31,24 @@ class Process:
     other_port: int  # of the process that does not run
     clients: list[Client] = field(default_factory=list)
 
-    def client(self, port: int) -> Client:
+    def client(self, port):
         self.clients.append(Client(port))
         return self.clients[-1]
 
     @property
-    def connections(self) -> int:
+    def connections(self):
         return len(self.server.server_state.connections)
 
 
-async def app(scope: Any, receive: Any, send: Any) -> None:
+async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @pytest.fixture
-async def process() -> AsyncIterator[Process]:
+async def process():
     limits = HttpLimits(max_body=1024, max_connections=ROOM, slow_client_s=CALL_S, keep_alive_s=CALL_S)
-    protocol: Any = Connections(limits, lambda _: None)
+    protocol = Connections(limits, lambda _: None)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, ws="none")
     with (
         contextlib.closing(listen("127.0.0.1", 0)) as own,
@@ -73,30 +71,28 @@ async def process() -> AsyncIterator[Process]:
 class Client:
     """A connection that stays open, with a request and the task that reads the response."""
 
-    def __init__(self, port: int) -> None:
-        self.writer: asyncio.StreamWriter | None = None
+    def __init__(self, port):
+        self.writer = None
         self.status = asyncio.create_task(self._ask(port))
 
-    async def _ask(self, port: int) -> bytes:
+    async def _ask(self, port):
         reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
         self.writer.write(POST)
         return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CALL_S))[:12]
 
-    async def close(self) -> None:
+    async def close(self):
         self.status.cancel()
         await asyncio.wait([self.status])
         if self.writer is not None:
             self.writer.close()
 
 
-async def test_a_process_accepts_no_more_than_it_has_room_for(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_accepts_only_as_many_connections_as_it_may_have(process, monkeypatch):
     """The other clients are answered as room becomes free."""
     monkeypatch.setattr(module, "LOOKS_WHEN_FULL", 1 << 30)
     waiting = [process.client(process.other_port) for _ in range(3 * ROOM)]
 
-    def answered() -> list[Client]:
+    def answered():
         return [one for one in waiting if one.status.done()]
 
     while waiting:
@@ -108,7 +104,7 @@ async def test_a_process_accepts_no_more_than_it_has_room_for(
             waiting.remove(one)
 
 
-async def test_a_full_process_refuses_what_no_other_accepts(process: Process) -> None:
+async def test_a_full_process_refuses_a_connection_that_no_other_process_accepts(process):
     """Otherwise the client would wait as long as the other process is away."""
     idle = [process.client(process.port) for _ in range(ROOM)]
     assert {await one.status for one in idle} == {b"HTTP/1.1 200"}

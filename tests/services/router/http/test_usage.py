@@ -1,26 +1,21 @@
 """The cost and the time of a request, as clients, the log and the metrics show them."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
-from typing import Any
 
-import httpx
 import pytest
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from baton.protos import scheduler_pb2 as pb
 from harness.fake_worker import MODEL, FakeWorker, until
-from harness.router import Members
-from tests.services.router.http.site import PROMPT, Site, body, events, pair, serving
+from tests.services.router.http.site import PROMPT, body, events, pair, serving
 
 BATON = {"baton": {"usage": True}}
 
 
 @pytest.fixture
-async def drafting(members: Members, http: httpx.AsyncClient) -> list[FakeWorker]:
+async def drafting(members, http):
     prefill = FakeWorker(f"p.{time.monotonic_ns()}", pb.ROLE_PREFILL)
     decode = FakeWorker(f"d.{time.monotonic_ns()}", pb.ROLE_DECODE, step_s=0.002)
     decode.speculative_method = "mtp"
@@ -28,19 +23,18 @@ async def drafting(members: Members, http: httpx.AsyncClient) -> list[FakeWorker
     return await serving(members, http, prefill, decode)
 
 
-def chat(**more: Any) -> dict[str, Any]:
+def chat(**more):
     messages = [{"role": "user", "content": "Hi"}]
     return {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0, **more}
 
 
-async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+async def usage(http, path, asked):
     """Return the usage of a whole answer or of a stream, which has it once, in its last chunk."""
     got = await http.post(path, json=asked)
     assert got.status_code == 200
     if not asked.get("stream"):
         assert int(got.headers["content-length"]) == len(got.content)
-        found: dict[str, Any] = got.json()["usage"]
-        return found
+        return got.json()["usage"]
     chunks = await events(got)
     assert [bool(chunk.get("usage")) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert got.text.endswith("data: [DONE]\n\n")
@@ -49,9 +43,7 @@ async def usage(http: httpx.AsyncClient, path: str, asked: dict[str, Any]) -> di
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_usage_on_request(
-    drafting: list[FakeWorker], http: httpx.AsyncClient, path: str, stream: bool
-) -> None:
+async def test_usage_on_request(drafting, http, path, stream):
     asked = chat() if "chat" in path else body()
     asked |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     plain = await usage(http, path, asked)
@@ -77,7 +69,7 @@ async def test_usage_on_request(
     assert all(one is None for worker in drafting for one in worker.seen.extra_args)
 
 
-async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
+async def test_usage_of_several_sequences(drafting, http):
     asked = body(n=2, temperature=1, prompt=[PROMPT, PROMPT], **BATON)
     told = (await usage(http, "/v1/completions", asked))["baton"]
     assert (told["draft_steps"], told["drafted_tokens"], told["accepted_tokens"]) == (40, 120, 44)
@@ -85,7 +77,7 @@ async def test_usage_of_several_sequences(drafting: list[FakeWorker], http: http
     assert told["acceptance_by_position"] == [0.6, 0.3, 0.2]
 
 
-async def test_usage_without_speculation(members: Members, http: httpx.AsyncClient) -> None:
+async def test_usage_without_speculation(members, http):
     """The prefill worker generates the only token, so no decode worker takes part."""
     prefill, _ = await pair(members, http)
     told = (await usage(http, "/v1/completions", body(1, **BATON)))["baton"]
@@ -94,7 +86,7 @@ async def test_usage_without_speculation(members: Members, http: httpx.AsyncClie
     assert told["handoff_ms"] == told["decode_ms"] == 0
 
 
-async def test_drafts_are_not_shown_unasked(drafting: list[FakeWorker], http: httpx.AsyncClient) -> None:
+async def test_draft_metrics_are_shown_only_on_request(drafting, http):
     """vLLM would put the engine's metrics into every answer."""
     del drafting
     got = (await http.post("/v1/completions", json=body())).json()
@@ -102,7 +94,7 @@ async def test_drafts_are_not_shown_unasked(drafting: list[FakeWorker], http: ht
 
 
 @pytest.mark.parametrize("wrong", [{"usage": 1}, {"usages": True}, True, []])
-async def test_wrong_usage_options_are_400(members: Members, http: httpx.AsyncClient, wrong: Any) -> None:
+async def test_wrong_usage_options_are_400(members, http, wrong):
     prefill, _ = await pair(members, http)
     got = await http.post("/v1/completions", json=body(baton=wrong, stream=True))
     assert got.status_code == 400
@@ -110,14 +102,14 @@ async def test_wrong_usage_options_are_400(members: Members, http: httpx.AsyncCl
     assert prefill.seen.starts == []
 
 
-async def test_each_request_has_a_log_line(site: Site, members: Members, http: httpx.AsyncClient) -> None:
+async def test_each_request_has_a_log_line(site, members, http):
     await pair(members, http)
     wrong = await http.post("/v1/completions", json=body(max_tokens=-1))
     assert wrong.status_code == 400
     answered = await http.post("/v1/completions", json=body(stream=True))
     trace = answered.headers["traceresponse"].split("-")[1]
 
-    def lines() -> list[str]:
+    def lines():
         found = site.process.text.splitlines()
         return [line for line in found if "baton.requests" in line and f" trace_id={trace} " in line]
 
@@ -134,7 +126,7 @@ async def test_each_request_has_a_log_line(site: Site, members: Members, http: h
     assert "status=400 tenant=None path=/v1/completions" in site.process.text
 
 
-async def test_the_time_to_first_token_by_stage(members: Members, http: httpx.AsyncClient) -> None:
+async def test_the_time_to_first_token_by_stage(members, http):
     """The stages add up to the client's time to first token. A sampled trace is an exemplar."""
     prefill, _ = await pair(members, http)
     prefill.wire_s = 0.2
@@ -165,7 +157,7 @@ async def test_the_time_to_first_token_by_stage(members: Members, http: httpx.As
     assert any(line.startswith("baton_router_ttft_stage_seconds_bucket{") for line in exemplars)
 
 
-async def stage_seconds(http: httpx.AsyncClient) -> dict[str, float]:
+async def stage_seconds(http):
     """Return the sums of the stages of the time to first token."""
     found = re.findall(
         r'^baton_router_ttft_stage_seconds_sum\{stage="(\w+)"\} (\S+)$',

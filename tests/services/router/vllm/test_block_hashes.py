@@ -1,9 +1,6 @@
 """A router names a prompt's blocks as the engines do."""
 
-from __future__ import annotations
-
 import random
-from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
@@ -23,23 +20,21 @@ ADAPTER = LoRARequest("sql", 3, "a5ce55ed")
 OTHER_FILES = LoRARequest("sql", 3, "f00")
 
 
-def hasher(every: int = 1, algorithm: str = "sha256") -> PromptHasher:
+def hasher(every=1, algorithm="sha256"):
     function = get_hash_fn_by_name(algorithm)
     kv_cache_utils.init_none_hash(function)
     root = kv_cache_utils.NONE_HASH
     return PromptHasher(scheduler_pb2.BlockHashing(tokens=BLOCK, algorithm=algorithm, root=root, every=every))
 
 
-def asked(tokens: list[int], salt: str | None = None, adapter: LoRARequest | None = None) -> Any:
+def asked(tokens, salt=None, adapter=None):
     one = request("r", tokens)
     one.cache_salt = salt
     one.lora_request = adapter
     return one
 
 
-def in_an_engine(
-    tokens: list[int], salt: str | None, algorithm: str, adapter: LoRARequest | None = None
-) -> list[int]:
+def in_an_engine(tokens, salt, algorithm, adapter=None):
     """Hash as the engine does when the request arrives."""
     made = Request(
         request_id="r",
@@ -56,7 +51,7 @@ def in_an_engine(
 @pytest.mark.parametrize("salt", [None, "acme"])
 @pytest.mark.parametrize("adapter", [None, ADAPTER])
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-def test_hashes_are_the_engines_own(salt: str | None, algorithm: str, adapter: LoRARequest | None) -> None:
+def test_hashes_are_the_engines_own(salt, algorithm, adapter):
     draw = random.Random(1)
     one = hasher(algorithm=algorithm)
     for length in (1, BLOCK - 1, BLOCK, 3 * BLOCK + 1, (2 * PIECE_BLOCKS + 3) * BLOCK + 5):
@@ -67,11 +62,11 @@ def test_hashes_are_the_engines_own(salt: str | None, algorithm: str, adapter: L
         assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # from the cache
 
 
-def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch):
     one, hashed = hasher(), []
     inner = block_hashes.hash_block_tokens
 
-    def counted(*args: Any) -> Any:
+    def counted(*args):
         hashed.append(args)
         return inner(*args)
 
@@ -89,7 +84,7 @@ def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch: pytest.MonkeyPatch
     assert set(other).isdisjoint(first)
 
 
-def test_each_adapter_has_its_own_names() -> None:
+def test_each_adapter_has_its_own_names():
     """In each block, whatever its number at a worker. Other files of the same name are another adapter."""
     one, tokens = hasher(), list(range(2 * PIECE_BLOCKS * BLOCK))
     names = [one.hashes(asked(tokens, adapter=adapter)) for adapter in (None, ADAPTER, OTHER_FILES)]
@@ -97,7 +92,7 @@ def test_each_adapter_has_its_own_names() -> None:
     assert one.hashes(asked(tokens, adapter=LoRARequest("sql", 1, "a5ce55ed"))) == names[1]
 
 
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(block_hashes, "PIECES", 4)
     one = hasher()
     for begin in range(6):
@@ -105,7 +100,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(one._pieces) == 4
 
 
-def test_a_longer_cache_block_is_named_by_its_last_hash() -> None:
+def test_a_longer_cache_block_is_named_by_its_last_hash():
     tokens = list(range(9 * BLOCK))
     hashes = hasher().hashes(asked(tokens))
     keys, apart = hasher(every=4).keys(asked(tokens))

@@ -1,10 +1,7 @@
 """The requests and calls that the engine client refuses, and what it changes in a request."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,19 +14,19 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.router.http.admission import Admission, current_admission
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.tenancy import Tenancy
-from baton.services.router.vllm.engine_client import RefusedByRouter, without_reserved
+from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.frontend import RelayLLM
 from baton.services.tenants.model import Caller, Limits, Tenant
 from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import FakeWorker
-from harness.router import Answer, Cluster, engine_request
+from harness.router import Answer, engine_request
 from harness.scheduling import capacity
 
 
 @pytest.mark.parametrize(
     "name", ["sleep_async", "reset_prefix_cache_async", "pause_scheduler_async", "get_status"]
 )
-async def test_administration_is_refused(cluster: Cluster, name: str) -> None:
+async def test_administration_is_refused(cluster, name):
     with pytest.raises(RefusedByRouter, match="not offered by the router"):
         await getattr(cluster.client, name)()
 
@@ -44,7 +41,7 @@ async def test_administration_is_refused(cluster: Cluster, name: str) -> None:
         {"sampling_params": None},
     ],
 )
-async def test_unsupported_requests_are_refused(cluster: Cluster, change: dict[str, Any]) -> None:
+async def test_unsupported_requests_are_refused(cluster, change):
     request = engine_request("q", [1], 4)
     for key, value in change.items():
         setattr(request, key, value)
@@ -53,12 +50,12 @@ async def test_unsupported_requests_are_refused(cluster: Cluster, change: dict[s
     assert refused.value.http_status == 400
 
 
-async def test_tenants_share_no_prefix(cluster: Cluster) -> None:
+async def test_tenants_share_no_prefix(cluster):
     """The same salt separates them in a worker's cache and in the block names for placement."""
     worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED, step_s=0.005))
     tenancy = Tenancy(Quotas(None, "r1"), RouterMetrics(CollectorRegistry()))
     prompt = list(range(64))
-    seen: dict[tuple[str | None, tuple[int, ...]], int] = {}
+    seen = {}
     for tenant in ("acme", "globex", "acme", ""):
         caller = Caller(tenant, tenant, Limits(), Tenant())
         token = current_admission.set(Admission(request=await tenancy.enter(caller)))
@@ -74,14 +71,7 @@ async def test_tenants_share_no_prefix(cluster: Cluster) -> None:
     assert len({salt for salt, _ in seen}) == len({hashes for _, hashes in seen}) == 3
 
 
-def test_without_reserved() -> None:
-    mine = {"kv_transfer_params": {}, "ec_transfer_params": {}, "baton_x": 1}
-    assert without_reserved({**mine, "a": 1}) == {"a": 1}
-    assert without_reserved(mine) is None
-    assert without_reserved(None) is None
-
-
-async def test_an_adapter_is_sent_by_its_name_and_files(cluster: Cluster) -> None:
+async def test_an_adapter_is_sent_by_its_name_and_files(cluster):
     """Not by a path of the router's machine or its own number, and only to workers that have it."""
     cluster.remake(adapters={"sql": Adapter("sql", "f5")})
     known, other = LoRARequest("sql", 7, "/adapters/sql"), LoRARequest("chat", 8, "/adapters/chat")
@@ -104,7 +94,7 @@ async def test_an_adapter_is_sent_by_its_name_and_files(cluster: Cluster) -> Non
     assert (sent.lora_request.lora_int_id, sent.lora_request.lora_path) == (1, "f5")
 
 
-async def test_parameters_that_would_break_a_step_are_refused_before_placement(cluster: Cluster) -> None:
+async def test_parameters_that_would_break_a_step_are_refused_before_placement(cluster):
     worker = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     cluster.remake(steps=StepLimits(vocabulary=512, runner_v2=True))
     for fields, words in (
@@ -120,10 +110,10 @@ async def test_parameters_that_would_break_a_step_are_refused_before_placement(c
     assert not worker.seen.starts
 
 
-async def test_the_router_adopts_its_workers_limits(cluster: Cluster) -> None:
+async def test_the_router_adopts_its_workers_limits(cluster):
     """An older worker sends none, so the router's own stay."""
     before = cluster.client.limits.steps
-    llm: Any = SimpleNamespace(
+    llm = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=2048),
         vllm_config=SimpleNamespace(cache_config=SimpleNamespace()),
         engine_core=cluster.client,

@@ -1,7 +1,5 @@
 """Errors that quote a request are bounded in length and cost."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -13,7 +11,7 @@ from baton.services.router.vllm.error_responses import bound_error_texts
 
 
 @pytest.mark.parametrize("unit", ["/a", "/home/x", ' File "', "\n", "a", "/a-b.c"])
-def test_a_long_error_is_cut_and_costs_little(unit: str) -> None:
+def test_a_long_error_is_cut_and_costs_little(unit):
     bound_error_texts()
     bound_error_texts()
     began = time.thread_time()
@@ -22,13 +20,13 @@ def test_a_long_error_is_cut_and_costs_little(unit: str) -> None:
     assert len(response.error.message) < MAX_TEXT + 100
 
 
-def test_a_short_error_stays_as_it_is() -> None:
+def test_a_short_error_stays_as_it_is():
     bound_error_texts()
     response = error_response.create_error_response("no file /opt/models/a/config.json for `a/b`")
     assert response.error.message == "no file <path> for `a/b`"
 
 
-def test_own_errors_are_cut() -> None:
+def test_own_errors_are_cut():
     _, body = own_response(Unsupported("x" * 1_000_000))
     assert len(body["body"]) < MAX_TEXT + 200
     assert b"(1000000 characters)" in body["body"]

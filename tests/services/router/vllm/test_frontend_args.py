@@ -1,11 +1,8 @@
 """vLLM's front-end arguments are parsed as vLLM parses them, or refused with advice."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import warnings
-from typing import Any
 
 import pytest
 
@@ -23,21 +20,21 @@ GZIP = "starlette.middleware.gzip.GZipMiddleware"
 PAGE = ROOT / "docs" / "frontend.md"
 
 
-def namespace(engine: dict[str, Any] | None = None, /, **router: Any) -> Any:
+def namespace(engine=None, /, **router):
     return frontend_namespace(EngineSettings(**(engine or {})), RouterSettings(**router))
 
 
-def refusal(engine: dict[str, Any] | None = None, /, **router: Any) -> str:
+def refusal(engine=None, /, **router):
     with pytest.raises(ConfigError) as caught:
         namespace(engine, **router)
     return str(caught.value)
 
 
-def test_defaults_are_vllms() -> None:
+def test_defaults_are_vllms():
     assert vars(namespace()) == vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
 
 
-def test_both_spellings_and_every_kind_of_value() -> None:
+def test_both_spellings_and_every_kind_of_value():
     args = namespace(
         frontend={
             "enable-request-id-headers": True,
@@ -106,11 +103,11 @@ def test_both_spellings_and_every_kind_of_value() -> None:
         ({"enable_log_outputs": True}, "enable_log_outputs needs engine.extra.enable_log_requests"),
     ],
 )
-def test_values_that_vllm_would_refuse(frontend: dict[str, Any], line: str) -> None:
+def test_values_that_vllm_would_refuse(frontend, line):
     assert refusal(frontend=frontend) == f"router.frontend.{line}"
 
 
-def test_arguments_that_contradict_each_other() -> None:
+def test_arguments_that_contradict_each_other():
     stats = refusal({"extra": {"disable_log_stats": True}}, frontend={"enable_per_request_metrics": True})
     assert stats.startswith(
         "router.frontend: --enable-per-request-metrics requires engine statistics logging"
@@ -121,14 +118,14 @@ def test_arguments_that_contradict_each_other() -> None:
     ("template", "why"),
     [("/no.jinja", "appears path-like, but doesn't exist!"), ("{% if", "unexpected 'end of template'")],
 )
-def test_a_wrong_chat_template(template: str, why: str) -> None:
+def test_a_wrong_chat_template(template, why):
     line = refusal(chat_template=template)
     assert line.startswith(f"router.chat_template: value {template!r} is not allowed: ")
     assert why in line
     assert "\n" not in line
 
 
-def test_every_argument_of_vllms_is_decided() -> None:
+def test_every_argument_of_vllms_is_decided():
     """The page lists all arguments as honoured or refused; another vLLM may have others."""
     of_vllm = {field.name for field in dataclasses.fields(FrontendArgs)}
     honoured, refused = (
@@ -138,7 +135,7 @@ def test_every_argument_of_vllms_is_decided() -> None:
     assert honoured == of_vllm - refused
 
 
-def _tables(page: str) -> list[str]:
+def _tables(page):
     """Return the first column of the page's two tables of arguments."""
     sections = [
         page.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for title in ("Honoured", "Refused")

@@ -1,10 +1,6 @@
 """A router limits the size of each grammar, and leaves parsing to the workers."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from vllm.config import StructuredOutputsConfig
@@ -25,7 +21,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.fixture
-def router() -> Iterator[None]:
+def router():
     """Make vLLM check grammars as in a router during the test."""
     before = [(module, name, getattr(module, name)) for module, name in native_checks()]
     leave_to_workers()
@@ -39,20 +35,20 @@ class Model:
 
 
 @functools.cache
-def _tokenizer() -> Any:
+def _tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(MODEL)
 
 
-def verify(**asked: Any) -> StructuredOutputsParams:
+def verify(**asked):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**asked))
     params._validate_structured_outputs(Model(), StructuredOutputsConfig(), _tokenizer())
     assert params.structured_outputs is not None
     return params.structured_outputs
 
 
-def chat(**fields: Any) -> ChatCompletionRequest:
+def chat(**fields):
     return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "Hi"}], **fields)
 
 
@@ -72,12 +68,12 @@ def chat(**fields: Any) -> ChatCompletionRequest:
         ),
     ],
 )
-def test_grammars_are_counted_in_every_field(request_: Any, counts: bool) -> None:
+def test_grammars_are_counted_in_every_field(request_, counts):
     assert (grammar_bytes(request_) > MAX_GRAMMAR_BYTES) == counts
 
 
 @pytest.mark.parametrize("field", ["json", "regex", "grammar", "structural_tag"])
-def test_grammars_are_counted_in_sampling_params(field: str) -> None:
+def test_grammars_are_counted_in_sampling_params(field):
     for value, refused in ((LARGE, True), ("x", False)):
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**{field: value}))
         assert bool(size_problem(params)) == refused
@@ -85,8 +81,8 @@ def test_grammars_are_counted_in_sampling_params(field: str) -> None:
 
 
 @pytest.mark.usefixtures("router")
-def test_nothing_is_parsed() -> None:
-    links: dict[str, Any] = {
+def test_nothing_is_parsed():
+    links = {
         f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["n"]}
         for n in range(2000)
     }
@@ -107,6 +103,6 @@ def test_nothing_is_parsed() -> None:
         {"grammar": " "},
     ],
 )
-def test_the_form_is_checked(asked: dict[str, Any]) -> None:
+def test_the_form_is_checked(asked):
     with pytest.raises(VLLMValidationError):
         verify(**asked)

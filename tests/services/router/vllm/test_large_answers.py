@@ -1,13 +1,9 @@
 """Large answers equal vLLM's, and do not block other streams."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fastapi.responses import JSONResponse
@@ -23,16 +19,16 @@ from vllm.entrypoints.serve.engine.protocol import UsageInfo
 from vllm.logprobs import Logprob
 
 from baton.services.router.vllm import large_answers
-from tests.services.router.vllm.turns import longest_turn
+from tests.services.router.vllm.longest_turn import longest_turn
 
 WIDTH = 20
 
 
-def top_logprobs(*args: Any, **kwargs: Any) -> Any:
+def top_logprobs(*args, **kwargs):
     return OpenAIServingChat._get_top_logprobs(SERVING, *args, **kwargs)
 
 
-SERVING: Any = SimpleNamespace(
+SERVING = SimpleNamespace(
     return_tokens_as_token_ids=False,
     _get_decoded_token=OpenAIServingChat._get_decoded_token,
     _get_top_logprobs=top_logprobs,
@@ -40,7 +36,7 @@ SERVING: Any = SimpleNamespace(
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def installed():
     large_answers.install()
     large_answers.install()
     token = large_answers._whole.set(False)
@@ -48,14 +44,14 @@ def installed() -> Iterator[None]:
     large_answers._whole.reset(token)
 
 
-def positions(count: int) -> list[dict[int, Logprob]]:
+def positions(count):
     return [
         {at + k: Logprob(-0.1 * k, k + 1, f"é{at + k}" if k % 3 else None) for k in range(WIDTH)}
         for at in range(count)
     ]
 
 
-def chat(count: int, *, whole: bool, prompt: int = 0) -> Any:
+def chat(count, *, whole, prompt=0):
     """Return an answer of two choices, as vLLM's handler makes it."""
     large_answers._whole.set(whole)
     choices = []
@@ -71,7 +67,7 @@ def chat(count: int, *, whole: bool, prompt: int = 0) -> Any:
     )  # fmt: skip
 
 
-def completion(count: int) -> Any:
+def completion(count):
     logprobs = OpenAIServingCompletion._create_completion_logprobs(
         SERVING, list(range(count)), positions(count), WIDTH, SimpleNamespace(decode=str), None, 0, False
     )
@@ -81,19 +77,19 @@ def completion(count: int) -> Any:
     return CompletionResponse(id="a", created=1, model="m", choices=[choice], usage=UsageInfo())
 
 
-def as_vllm_sends(answer: Any) -> bytes:
+def as_vllm_sends(answer):
     return bytes(JSONResponse(type(answer).model_dump.__wrapped__(answer)).body)
 
 
-async def sent(answer: Any) -> tuple[bytes, float]:
+async def sent(answer):
     """Return the body that a client gets, and the longest turn of the loop until then."""
-    messages: list[Any] = []
+    messages = []
 
-    async def send(message: Any) -> None:
+    async def send(message):
         messages.append(message)
 
     response = large_answers._Response(content=answer.model_dump())
-    sending = asyncio.create_task(response({"type": "http"}, None, send))  # type: ignore[arg-type]
+    sending = asyncio.create_task(response({"type": "http"}, None, send))
     longest = await longest_turn(sending.done)
     await sending
     start, body = messages
@@ -101,25 +97,24 @@ async def sent(answer: Any) -> tuple[bytes, float]:
     return body["body"], longest
 
 
-@pytest.mark.parametrize("prompt", [0, 10, 400])
-@pytest.mark.parametrize("count", [0, 10, 63, 64, 200])
-async def test_a_chat_is_the_same(count: int, prompt: int) -> None:
+@pytest.mark.parametrize(("count", "prompt"), [(0, 0), (10, 400), (63, 10), (64, 0), (200, 400)])
+async def test_a_chat_is_the_same(count, prompt):
     body, _ = await sent(chat(count, whole=True, prompt=prompt))
     assert json.loads(body) == json.loads(as_vllm_sends(chat(count, whole=False, prompt=prompt)))
 
 
 @pytest.mark.parametrize("count", [10, 200])
-async def test_a_completion_is_the_same(count: int) -> None:
+async def test_a_completion_is_the_same(count):
     body, _ = await sent(completion(count))
     assert json.loads(body) == json.loads(as_vllm_sends(completion(count)))
 
 
-async def test_a_short_answer_takes_vllms_path() -> None:
+async def test_a_short_answer_takes_vllms_path():
     assert isinstance(chat(10, whole=True).model_dump(), dict)
     assert isinstance(chat(200, whole=True).model_dump(mode="json", exclude={"choices"}), dict)
 
 
-async def test_a_long_answer_does_not_block_the_loop() -> None:
+async def test_a_long_answer_does_not_block_the_loop():
     tries = [await sent(chat(2000, whole=True, prompt=2000)) for _ in range(3)]
     body, longest = min(tries, key=lambda one: one[1])
     began = time.thread_time()
@@ -129,7 +124,7 @@ async def test_a_long_answer_does_not_block_the_loop() -> None:
     assert longest < at_once / 5  # a fiftieth on an idle machine
 
 
-async def test_a_nan_is_an_error_as_in_vllm() -> None:
+async def test_a_nan_is_an_error_as_in_vllm():
     answer = completion(200)
     answer.choices[0].logprobs.token_logprobs[100] = float("nan")
     with pytest.raises(ValueError, match="JSON"):

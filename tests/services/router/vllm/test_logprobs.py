@@ -1,10 +1,7 @@
 """The limit on a request's log-probabilities, and the slices in which a prompt's are processed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -13,13 +10,12 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsTensors
 
 from baton.services.engine.step_checks import StepLimits
-from baton.services.router.errors import RequestFailed, Unsupported
+from baton.services.router.errors import Unsupported
 from baton.services.router.vllm import logprobs
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.logprobs import MOST_AT_A_TOKEN, MOST_OF_A_PROMPT, PromptLogprobs
 from harness.fake_worker import until
-from harness.router import Cluster
-from tests.services.router.vllm.turns import longest_turn
+from tests.services.router.vllm.longest_turn import longest_turn
 
 VOCABULARY = 32_000
 
@@ -37,7 +33,7 @@ VOCABULARY = 32_000
         ({"prompt_logprob_token_ids": [[1, 2], [3, 4]]}, 0, 4),
     ],
 )
-def test_kept_log_probabilities_are_counted(params: dict[str, Any], each: int, of_prompt: int) -> None:
+def test_kept_log_probabilities_are_counted(params, each, of_prompt):
     asked = SamplingParams(**params)
     assert logprobs.at_a_token(asked, VOCABULARY) == each
     assert logprobs.of_the_prompt(asked, VOCABULARY, 100) == of_prompt
@@ -52,7 +48,7 @@ def test_kept_log_probabilities_are_counted(params: dict[str, Any], each: int, o
         ({"prompt_logprobs": 20}, MOST_OF_A_PROMPT // 20, str(MOST_OF_A_PROMPT)),
     ],
 )
-def test_too_many_are_refused(params: dict[str, Any], prompt_tokens: int, named: str) -> None:
+def test_too_many_are_refused(params, prompt_tokens, named):
     with pytest.raises(Unsupported, match=named):
         logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
 
@@ -61,11 +57,11 @@ def test_too_many_are_refused(params: dict[str, Any], prompt_tokens: int, named:
     ("params", "prompt_tokens"),
     [({"logprobs": 20, "prompt_logprobs": 20}, 12_000), ({"prompt_logprobs": 1}, 128 << 10)],
 )
-def test_as_many_as_evaluations_need_are_served(params: dict[str, Any], prompt_tokens: int) -> None:
+def test_as_many_as_evaluations_need_are_served(params, prompt_tokens):
     logprobs.check(SamplingParams(**params), VOCABULARY, prompt_tokens)
 
 
-async def test_the_whole_vocabulary_is_refused_before_a_worker_sees_the_request(cluster: Cluster) -> None:
+async def test_the_whole_vocabulary_is_refused_before_placement(cluster):
     cluster.remake(steps=StepLimits(VOCABULARY))
     prefill, decode = await cluster.pair()
     with pytest.raises(RefusedByRouter, match="log-probabilities of its prompt") as refused:
@@ -75,7 +71,7 @@ async def test_the_whole_vocabulary_is_refused_before_a_worker_sees_the_request(
     assert not decode.seen.starts
 
 
-def rows(count: int, width: int) -> LogprobsTensors:
+def rows(count, width):
     ids = torch.arange(count * width, dtype=torch.int32).reshape(count, width)
     return LogprobsTensors(ids, -ids.float(), torch.ones(count, dtype=torch.int32))
 
@@ -83,15 +79,15 @@ def rows(count: int, width: int) -> LogprobsTensors:
 class FrontEnd:
     """Takes outputs, and rows in as much CPU time as vLLM's front end."""
 
-    def __init__(self, entry_s: float = 20e-6) -> None:
+    def __init__(self, entry_s=2e-05):
         self.entry_s = entry_s
-        self.ids: list[int] = []
-        self.outputs: list[EngineCoreOutput] = []
-        self.failed: list[RequestFailed] = []
+        self.ids = []
+        self.outputs = []
+        self.failed = []
         self.making = PromptLogprobs(self.outputs.append, lambda _, error: self.failed.append(error))
         self.making.add = self.add
 
-    def add(self, request_id: str, some: LogprobsTensors) -> None:
+    def add(self, request_id, some):
         assert request_id == "q"
         until = time.thread_time() + self.entry_s * some.logprobs.numel()
         while time.thread_time() < until:
@@ -99,11 +95,11 @@ class FrontEnd:
         self.ids += some.logprob_token_ids.flatten().tolist()
 
 
-def output(tokens: list[int], some: LogprobsTensors | None = None, name: str = "q") -> EngineCoreOutput:
+def output(tokens, some=None, name="q"):
     return EngineCoreOutput(request_id=name, new_token_ids=tokens, new_prompt_logprobs_tensors=some)
 
 
-async def test_many_do_not_block_other_streams() -> None:
+async def test_many_log_probabilities_do_not_block_other_streams():
     end = FrontEnd()
     first, second = output([1], rows(2000, 5)), output([2])
     assert end.making.takes(first)
@@ -117,7 +113,7 @@ async def test_many_do_not_block_other_streams() -> None:
     assert longest < 0.1  # 0.2 s in one go
 
 
-async def test_those_of_many_prompts_do_not_either() -> None:
+async def test_log_probabilities_of_many_prompts_do_not_block_either():
     end = FrontEnd(entry_s=100e-6)
     names = [f"q{number}" for number in range(20)]
     end.making.add = lambda _, some: FrontEnd.add(end, "q", some)
@@ -128,7 +124,7 @@ async def test_those_of_many_prompts_do_not_either() -> None:
     assert longest < 0.2  # 0.5 s in one go
 
 
-async def test_a_finished_request_gets_no_more() -> None:
+async def test_a_finished_request_gets_no_more():
     end = FrontEnd()
     assert end.making.takes(output([1], rows(2000, 5)))
     await asyncio.sleep(0)
@@ -141,10 +137,10 @@ async def test_a_finished_request_gets_no_more() -> None:
     assert not end.failed
 
 
-async def test_an_error_of_vllms_ends_only_that_request() -> None:
+async def test_an_error_of_vllms_ends_only_that_request():
     end = FrontEnd()
 
-    def add(*_: Any) -> None:
+    def add(*_):
         raise OverflowError("no such token")
 
     end.making.add = add

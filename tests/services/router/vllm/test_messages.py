@@ -1,9 +1,6 @@
 """Chat answers in Anthropic's form: tool calls with incomplete arguments."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
@@ -18,12 +15,12 @@ from vllm.entrypoints.serve.engine.protocol import UsageInfo
 from baton.services.router.vllm.messages import adopt_messages
 
 
-def converted(arguments: str, finish: str, stop: str | None) -> Any:
+def converted(arguments, finish, stop):
     handler = SimpleNamespace(
         create_messages=None,
         count_tokens=None,
         message_stream_converter=None,
-        messages_full_converter=lambda answer: AnthropicServingMessages.messages_full_converter(None, answer),  # type: ignore[arg-type]
+        messages_full_converter=lambda answer: AnthropicServingMessages.messages_full_converter(None, answer),
     )
     for name in ("create_messages", "count_tokens", "message_stream_converter"):
         setattr(handler, name, AnthropicServingMessages.create_messages)
@@ -46,7 +43,7 @@ def converted(arguments: str, finish: str, stop: str | None) -> Any:
         ("[1]", "tool_calls", None, "tool_use", {}),
     ],
 )
-def test_a_call_that_was_cut(arguments: str, finish: str, stop: str | None, reason: str, given: Any) -> None:
+def test_a_call_that_was_cut(arguments, finish, stop, reason, given):
     message = converted(arguments, finish, stop)
     assert message.stop_reason == reason
     assert message.stop_sequence == (stop if reason == "stop_sequence" else None)

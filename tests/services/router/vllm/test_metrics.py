@@ -1,29 +1,28 @@
 """vLLM's families from the workers' heartbeats: their series and values."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.router.vllm.metrics import ModelWorkers, WorkerFigures
+from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 
 Series = dict[tuple[str, str, tuple[str, ...]], float]  # name, engine, further labels' values
 
 
-def worker(worker_id: str, method: str = "", **load: object) -> pb.WorkerStatus:
+def worker(worker_id, method="", **load):
     capacity = pb.Capacity(block_size=32, num_blocks=101, speculative_method=method)
     identity = pb.WorkerIdentity(worker_id=worker_id, capacity=capacity)
-    return pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(**load))  # type: ignore[arg-type]
+    return pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(**load))
 
 
-def shown(*workers: pb.WorkerStatus) -> Series:
+def shown(*workers):
     registry = CollectorRegistry()
-    figures = WorkerFigures()
-    figures.watch(ModelWorkers(lambda: workers, "tiny", caching=True))
-    registry.register(figures)
-    found: Series = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    metrics = EngineMetrics(registry)
+    metrics.watch(ModelWorkers(lambda: workers, "tiny", caching=True))
+    found = {}
+    with metrics:
+        text = generate_latest(registry).decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("model_name", "tiny") == "tiny"
@@ -31,7 +30,7 @@ def shown(*workers: pb.WorkerStatus) -> Series:
     return found
 
 
-def test_each_worker_has_its_series() -> None:
+def test_each_worker_has_its_series():
     counts = pb.EngineCounts(prefix_queries=900, prefix_hits=64, external_queries=80, external_hits=40)
     plain = worker("p.1", running=2, waiting=5, deferred=3, free_blocks=75, counts=counts)
     drafts = pb.EngineCounts(drafts=10, drafted_tokens=25, accepted_by_position=[8, 3])
@@ -62,13 +61,13 @@ def test_each_worker_has_its_series() -> None:
     }
 
 
-def test_a_worker_that_has_just_loaded_is_not_full() -> None:
+def test_a_worker_that_has_just_loaded_is_not_full():
     """Its last heartbeat was sent before it had loaded, without KV blocks."""
     assert not [key for key in shown(worker("new")) if "kv_cache_usage" in key[0]]
     assert shown(worker("full", running=1))["vllm:kv_cache_usage_perc", "full", ()] == 1
 
 
-def test_a_worker_whose_engine_is_loading_has_no_series() -> None:
+def test_a_worker_whose_engine_is_loading_has_no_series():
     loading = worker("new", running=0)
     loading.identity.ClearField("capacity")
     silent = worker("unheard")

@@ -1,10 +1,7 @@
 """A long text tokenized in pieces has the tokenizer's own ids, and takes little memory."""
 
-from __future__ import annotations
-
 import functools
 import random
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +18,7 @@ from baton.services.router.vllm import pieces, tokenizing
 from harness import zygote
 from harness.deployment import MODEL
 
-WHOLE: dict[str, Any] = {"truncation": False, "add_special_tokens": True}
+WHOLE = {"truncation": False, "add_special_tokens": True}
 RUNS = (
     *(" ", "\n", "\t", "a", "ab", "the", "A", "/", "-_", "'", "'s", "1"),
     *("\u4e2d", "\u4e2d\u56fd", "\U0001f600", "\u00e9"),
@@ -39,18 +36,18 @@ WORDS = (
 
 
 @functools.cache
-def made(pattern: str | None = None, *, frame: bool = False, added: str = "", **kinds: bool) -> Any:
+def made(pattern=None, *, frame=False, added="", **kinds):
     """Return the demo model's tokenizer, perhaps with another pattern, frame or added token."""
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     if pattern == pieces.GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.normalizer = None  # type: ignore[assignment]
+        backend.normalizer = None
     elif pattern is not None:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
         level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, level])  # type: ignore[assignment]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     if frame:
-        backend.post_processor = TemplateProcessing(  # type: ignore[assignment]
+        backend.post_processor = TemplateProcessing(
             single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
         )
     if added:
@@ -59,13 +56,13 @@ def made(pattern: str | None = None, *, frame: bool = False, added: str = "", **
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 100)
 
 
-def text_of(rng: random.Random) -> str:
+def text_of(rng):
     """Return a random text of words, any characters, and runs that are much longer than a piece."""
-    parts: list[str] = []
+    parts = []
     for _ in range(rng.randrange(1, 30)):
         kind = rng.random()
         if kind < 0.15:
@@ -85,7 +82,7 @@ def text_of(rng: random.Random) -> str:
 
 @pytest.mark.parametrize("frame", [False, True])
 @pytest.mark.parametrize("pattern", [None, *pieces.PATTERNS])
-def test_the_ids_are_the_tokenizers_own(pattern: str | None, frame: bool) -> None:
+def test_the_ids_are_the_tokenizers_own(pattern, frame):
     tokenizer = made(pattern, frame=frame)
     rng = random.Random(f"{pattern}{frame}")
     in_pieces = 0
@@ -100,7 +97,7 @@ def test_the_ids_are_the_tokenizers_own(pattern: str | None, frame: bool) -> Non
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("length", [1, 2, 3, 500, 100_000])
-def test_a_text_is_cut_as_the_tokenizer_cuts_it(length: int, side: str) -> None:
+def test_a_text_is_cut_as_the_tokenizer_cuts_it(length, side):
     tokenizer = made(frame=True)
     tokenizer.truncation_side = side
     text = text_of(random.Random(7)) * 2
@@ -112,7 +109,7 @@ def test_a_text_is_cut_as_the_tokenizer_cuts_it(length: int, side: str) -> None:
 
 
 @pytest.mark.parametrize("added", [" ", "d W", "e.", "\u4e2d", "  \n", "//////"])
-def test_a_cut_never_splits_an_added_token(added: str) -> None:
+def test_a_cut_never_splits_an_added_token(added):
     tokenizer = made(added=added, normalized=False)
     rng = random.Random(added)
     for _ in range(20):
@@ -121,7 +118,7 @@ def test_a_cut_never_splits_an_added_token(added: str) -> None:
         assert found is None or found == tokenizer(text, **WHOLE)["input_ids"], repr(text)
 
 
-def test_split_special_tokens_stay_split() -> None:
+def test_split_special_tokens_stay_split():
     tokenizer = made(added="<extra>")
     text = "a <|im_end|> b <extra> c" * 50
     whole = pieces.ids_in_pieces(tokenizer, text, **WHOLE)
@@ -133,7 +130,7 @@ def test_split_special_tokens_stay_split() -> None:
         tokenizer.split_special_tokens = False
 
 
-def test_a_run_ends_within_a_piece_or_begins_a_large_one() -> None:
+def test_a_run_ends_within_a_piece_or_begins_a_large_one():
     """A run that is one word is cut. A run of newlines is not: the pattern may take all of it."""
     cutter = pieces.cutter_of(made())
     assert cutter is not None
@@ -149,7 +146,7 @@ def test_a_run_ends_within_a_piece_or_begins_a_large_one() -> None:
         assert places.next(0)[0] <= most, unit
 
 
-def test_other_tokenizers_get_the_text_whole() -> None:
+def test_other_tokenizers_get_the_text_whole():
     assert pieces.cutter_of(made()) is not None
     assert pieces.cutter_of(maybe_make_thread_pool(get_tokenizer(str(MODEL)))) is not None
     assert pieces.cutter_of(made("[^a]+")) is None
@@ -173,7 +170,7 @@ def test_other_tokenizers_get_the_text_whole() -> None:
         lambda backend: setattr(backend, "model", models.WordLevel(backend.get_vocab(), unk_token="a")),
     ],
 )
-def test_tokenizers_with_other_parts_get_the_text_whole(change: Callable[[Tokenizer], None]) -> None:
+def test_tokenizers_with_other_parts_get_the_text_whole(change):
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     change(backend)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)

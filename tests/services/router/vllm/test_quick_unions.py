@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Annotated, Any, Literal, NotRequired, Required
+from typing import Annotated, Literal, NotRequired, Required
 
 import httpx
 import pytest
@@ -42,12 +42,12 @@ MORE = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quickened() -> None:
+def quickened():
     quicken_requests()
     quicken_requests()
 
 
-def outcome(validator: Any, body: dict[str, Any]) -> Any:
+def outcome(validator, body):
     """Return a validator's result for a body, or "refused"."""
     try:
         return plain(validator.validate_python(body))
@@ -55,7 +55,7 @@ def outcome(validator: Any, body: dict[str, Any]) -> Any:
         return "refused"
 
 
-def plain(value: Any) -> Any:
+def plain(value):
     """Return a value in plain types, which also runs pydantic's lazy validators."""
     if isinstance(value, BaseModel):
         return type(value).__name__, plain(dict(value))
@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", REQUESTS, ids=lambda model: model.__name__)
-def test_each_item_gets_the_same_result(model: type[BaseModel]) -> None:
+def test_each_item_gets_the_same_result(model):
     rights = [{"model": "m", **right} for right in RIGHT.values()]
     right = next(one for one in rights if outcome(PLAIN[model], one) != "refused")
     fields = [name for name in ("messages", "input", "tools", "items") if name in model.model_fields]
@@ -81,7 +81,7 @@ def test_each_item_gets_the_same_result(model: type[BaseModel]) -> None:
     assert compared or not fields
 
 
-def test_wrong_items_cost_one_item() -> None:
+def test_wrong_items_cost_one_item():
     for model, field in ((ResponsesRequest, "input"), (ChatCompletionRequest, "messages")):
         for item in ({}, 0):
             began = time.thread_time()
@@ -91,7 +91,7 @@ def test_wrong_items_cost_one_item() -> None:
             assert time.thread_time() - began < 1.0  # 2 ms of a core; over 10 s without this
 
 
-async def test_routes_of_a_new_app_validate_quickly() -> None:
+async def test_routes_of_a_new_app_validate_quickly():
     app = FastAPI()
     for routes in (responses_routes, chat_routes):
         routes.attach_router(app)
@@ -146,12 +146,12 @@ class Other(TypedDict):
         "one",
     ],
 )
-def test_members_without_a_literal_are_always_tried(value: Any) -> None:
-    adapter: Any = TypeAdapter(Annotated[list[One | Two | Maybe | Three | Other], Field(max_length=3)])
+def test_members_without_a_literal_are_always_tried(value):
+    adapter = TypeAdapter(Annotated[list[One | Two | Maybe | Three | Other], Field(max_length=3)])
     usual, quickened = adapter.validator, SchemaValidator(quick(adapter.core_schema))
     assert quick(adapter.core_schema)["items_schema"]["type"] == "tagged-union"
 
-    def result(validator: Any) -> Any:
+    def result(validator):
         try:
             return validator.validate_python([value])
         except ValidationError:

@@ -1,9 +1,6 @@
 """Requests that are refused before vLLM renders them or fetches anything for them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from starlette.datastructures import State
@@ -21,7 +18,7 @@ from baton.services.router.vllm.request_limits import (
     limit_requests,
 )
 
-USER: Any = {"role": "user", "content": "x"}
+USER = {"role": "user", "content": "x"}
 TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
 IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
 PARTS = [
@@ -32,11 +29,11 @@ PARTS = [
 ]
 
 
-async def asked(request: Any) -> list[Any]:
+async def asked(request):
     """Return the requests that pass. Raises RefusedByRouter."""
-    passed: list[Any] = []
+    passed = []
 
-    async def check(one: Any) -> None:
+    async def check(one):
         passed.append(one)
 
     serving = SimpleNamespace(_check_model=check)
@@ -45,24 +42,24 @@ async def asked(request: Any) -> list[Any]:
     return passed
 
 
-def chat(*parts: Any) -> ChatCompletionRequest:
-    content: Any = [{"type": "text", "text": "What is this?"}, *parts]
+def chat(*parts):
+    content = [{"type": "text", "text": "What is this?"}, *parts]
     return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": content}])
 
 
-def test_all_of_vllms_media_are_known() -> None:
+def test_all_of_vllms_media_are_known():
     assert set(MM_PARSER_MAP) - MEDIA == TEXT | {"prompt_embeds"}
 
 
 @pytest.mark.parametrize("part", PARTS)
-async def test_media_are_refused_before_anything_is_fetched(part: dict[str, Any]) -> None:
+async def test_media_are_refused_before_anything_is_fetched(part):
     kind = part.get("type", "image_url")
     with pytest.raises(RefusedByRouter, match=f"a part of type '{kind}': images, audio and video") as refused:
         await asked(chat(part))
     assert refused.value.http_status == 400
 
 
-async def test_an_image_in_a_response_request() -> None:
+async def test_an_image_in_a_response_request():
     image = {"type": "input_image", "image_url": "http://192.0.2.1/never-fetched.png", "detail": "auto"}
     one = ResponsesRequest(model="m", input=[{"role": "user", "content": [image]}])
     with pytest.raises(RefusedByRouter, match="a part of type 'input_image'"):
@@ -82,13 +79,13 @@ async def test_an_image_in_a_response_request() -> None:
         ),
     ],
 )
-async def test_too_many_answers_and_huge_grammars_are_refused(request_: Any, problem: str) -> None:
+async def test_too_many_answers_and_huge_grammars_are_refused(request_, problem):
     with pytest.raises(RefusedByRouter, match=problem) as refused:
         await asked(request_)
     assert refused.value.http_status == 400
 
 
-async def test_text_passes() -> None:
+async def test_text_passes():
     assert await asked(one := chat({"type": "text", "text": "This."})) == [one]
 
 
@@ -108,7 +105,7 @@ async def test_text_passes() -> None:
         ({}, ""),
     ],
 )
-def test_fields_that_are_too_long_are_refused(fields: dict[str, Any], problem: str) -> None:
+def test_fields_that_are_too_long_are_refused(fields, problem):
     found = field_problem(SimpleNamespace(**fields))
     assert found.startswith(problem)
     assert bool(found) == bool(problem)

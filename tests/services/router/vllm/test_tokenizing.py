@@ -1,9 +1,6 @@
 """A text is tokenized only as far as the model can take it, with the same tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from vllm.exceptions import VLLMValidationError
@@ -21,22 +18,22 @@ LENGTH = 2_000
 class Counting:
     """A tokenizer that records the lengths of its texts."""
 
-    def __init__(self) -> None:
-        self.real: Any = get_tokenizer(str(MODEL))
+    def __init__(self):
+        self.real = get_tokenizer(str(MODEL))
         self.truncation_side = "right"
-        self.seen: list[int] = []
+        self.seen = []
 
-    def __call__(self, text: str, **kwargs: Any) -> Any:
+    def __call__(self, text, **kwargs):
         self.seen.append(len(text))
         return self.real(text, **kwargs)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Counting:
+def tokenizer():
     return Counting()
 
 
-def tokenized(tokenizer: Counting, text: str, **params: Any) -> list[int]:
+def tokenized(tokenizer, text, **params):
     """Return a renderer's tokens for a text. Raises VLLMValidationError."""
     tokenizing.bound_tokenizing()
     tokenizing.bound_tokenizing()
@@ -48,30 +45,30 @@ def tokenized(tokenizer: Counting, text: str, **params: Any) -> list[int]:
         _build_tokens_prompt=lambda ids, *_, **__: ids,
     )
     wanted = TokenizeParams(**{"max_total_tokens": LENGTH, **params})
-    found: list[int] = BaseRenderer._tokenize_prompt(renderer, {"prompt": text}, wanted)  # type: ignore
-    return wanted._token_truncation(tokenizer, found)  # type: ignore[arg-type]
+    found = BaseRenderer._tokenize_prompt(renderer, {"prompt": text}, wanted)
+    return wanted._token_truncation(tokenizer, found)
 
 
 @pytest.mark.parametrize("limit", [LENGTH, None])
-def test_a_text_that_cannot_fit_is_refused_early(tokenizer: Counting, limit: int | None) -> None:
+def test_a_text_that_cannot_fit_is_refused_early(tokenizer, limit):
     with pytest.raises(VLLMValidationError, match="maximum context length is 2000 tokens"):
         tokenized(tokenizer, TEXT, max_total_tokens=limit)
     assert sum(tokenizer.seen) <= 2 * tokenizing.PIECE
 
 
-def test_a_text_that_fits_is_tokenized_at_once(tokenizer: Counting) -> None:
+def test_a_text_that_fits_is_tokenized_at_once(tokenizer):
     text = TEXT[:3_000]
     assert tokenized(tokenizer, text) == tokenizer.real(text)["input_ids"]
     assert tokenizer.seen == [3_000]
 
 
-def test_a_long_text_of_few_tokens_fits(tokenizer: Counting) -> None:
+def test_a_long_text_of_few_tokens_fits(tokenizer):
     text = " " * (2 * tokenizing.PIECE)
     expected = tokenizer.real(text)["input_ids"]
     assert tokenized(tokenizer, text, max_total_tokens=len(expected)) == expected
 
 
-def test_texts_with_offsets_have_a_limit(tokenizer: Counting) -> None:
+def test_texts_with_offsets_have_a_limit(tokenizer):
     text = " " * (tokenizing.WITH_OFFSETS + 1)
     with pytest.raises(VLLMValidationError, match="at most 262144 characters"):
         tokenized(tokenizer, text, return_token_offsets=True, max_total_tokens=1_000_000)
@@ -80,14 +77,14 @@ def test_texts_with_offsets_have_a_limit(tokenizer: Counting) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kept", [5, 1_500])
-def test_a_truncated_text_has_the_same_tokens(tokenizer: Counting, side: Any, kept: int) -> None:
+def test_a_truncated_text_has_the_same_tokens(tokenizer, side, kept):
     whole = tokenizer.real(TEXT)["input_ids"]
     got = tokenized(tokenizer, TEXT, truncate_prompt_tokens=kept, truncation_side=side)
     assert got == (whole[-kept:] if side == "left" else whole[:kept])
     assert max(tokenizer.seen) <= 2 * tokenizing.PIECE
 
 
-def test_both_ways_to_count_agree(tokenizer: Counting) -> None:
+def test_both_ways_to_count_agree(tokenizer):
     piece = TEXT[: tokenizing.PIECE]
     plain = len(tokenizer.real(piece, add_special_tokens=False)["input_ids"])
     assert tokenizing._count(tokenizer.real, piece) == tokenizing._count(tokenizer, piece) == plain

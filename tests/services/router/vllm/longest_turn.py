@@ -1,13 +1,10 @@
 """How long a task blocks the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Callable
 
 
-async def longest_turn(done: Callable[[], bool]) -> float:
+async def longest_turn(done):
     """Return the longest iteration of the loop until `done`, in seconds of this thread's CPU time."""
     longest = 0.0
     async with asyncio.timeout(60):

@@ -1,6 +1,4 @@
-"""Small parts that connections.py uses: phases, a counter of body bytes, a transport, raw error responses.
-
-Not the parts of a relay, which are in services/router/parts.py.
+"""Small parts that connections.py uses: phases, a transport, raw error responses.
 
 Uses undocumented parts of uvicorn: uvicorn.protocols.http.httptools_impl (RequestResponseCycle: disconnected,
 message_event, response_complete; STATUS_LINE).
@@ -31,18 +29,6 @@ class Phase(Enum):
     READING = auto()
     NEXT = auto()
     END = auto()
-
-
-class Intake:
-    """The bytes of all bodies being read or processed, over all connections of a router."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-    @property
-    def full(self) -> bool:
-        return self.held > self.limit
 
 
 class Outlet:

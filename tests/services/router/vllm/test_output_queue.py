@@ -1,25 +1,22 @@
 """The queue of outputs to the front end."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import Any
 
 import numpy as np
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from baton.services.router.vllm import outputs
+from baton.services.router.vllm import output_queue
 from harness.support import PATIENCE
 
 
-def output(request_id: str, *tokens: int, **more: Any) -> Any:
+def output(request_id, *tokens, **more):
     return EngineCoreOutput(request_id=request_id, new_token_ids=list(tokens), **more)
 
 
-async def test_waiting_tokens_are_merged() -> None:
-    queue = outputs.OutputQueue(lambda: 0.0)
+async def test_waiting_tokens_are_merged():
+    queue = output_queue.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 9))
     queue.put(output("a", 2, 3))
@@ -34,8 +31,8 @@ async def test_waiting_tokens_are_merged() -> None:
     assert second.new_token_ids == [9]
 
 
-async def test_logprobs_are_not_merged() -> None:
-    queue = outputs.OutputQueue(lambda: 0.0)
+async def test_logprobs_are_not_merged():
+    queue = output_queue.OutputQueue(lambda: 0.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
         queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
@@ -43,8 +40,8 @@ async def test_logprobs_are_not_merged() -> None:
     assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-async def test_take_waits_and_returns_all() -> None:
-    queue = outputs.OutputQueue(lambda: 0.0)
+async def test_take_waits_and_returns_all():
+    queue = output_queue.OutputQueue(lambda: 0.0)
     taking = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     queue.put(output("a", 1))
@@ -52,29 +49,29 @@ async def test_take_waits_and_returns_all() -> None:
     assert [one.request_id for one in (await taking).outputs] == ["a", "b"]
 
 
-async def test_a_late_router_takes_more_at_once() -> None:
+async def test_a_late_router_takes_more_at_once():
     late = [1.0]
-    queue = outputs.OutputQueue(lambda: late[0])
+    queue = output_queue.OutputQueue(lambda: late[0])
     queue.put(output("a", 1))
     taking = asyncio.create_task(queue.take())
     for token in range(2, 5):
-        await asyncio.sleep(outputs.PAUSE_S / 10)
+        await asyncio.sleep(output_queue.PAUSE_S / 10)
         queue.put(output("a", token))
     late[0] = 0.0
     assert [one.new_token_ids for one in (await taking).outputs] == [[1, 2, 3, 4]]
 
 
-async def test_waiting_outputs_of_an_aborted_request_are_dropped() -> None:
-    queue = outputs.OutputQueue(lambda: 0.0)
+async def test_waiting_outputs_of_an_aborted_request_are_dropped():
+    queue = output_queue.OutputQueue(lambda: 0.0)
     queue.put(output("a", 1))
     queue.put(output("b", 2))
     queue.drop("a")
     assert [one.request_id for one in (await queue.take()).outputs] == ["b"]
 
 
-async def test_all_but_the_first_and_last_tokens_wait_for_the_flush() -> None:
+async def test_all_but_the_first_and_last_tokens_wait_for_the_flush():
     flush_s = 0.5  # longer than a busy machine stalls
-    queue = outputs.OutputQueue(lambda: 0.0, flush_s)
+    queue = output_queue.OutputQueue(lambda: 0.0, flush_s)
     queue.put(output("a", 1), at_once=True)
     queue.put(output("b", 9))
     assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1]]
@@ -93,8 +90,8 @@ async def test_all_but_the_first_and_last_tokens_wait_for_the_flush() -> None:
     assert [one.request_id for one in (await queue.take()).outputs] == ["c"]
 
 
-async def test_unmerged_outputs_keep_their_order_with_a_flush() -> None:
-    queue = outputs.OutputQueue(lambda: 0.0, 60.0)
+async def test_unmerged_outputs_keep_their_order_with_a_flush():
+    queue = output_queue.OutputQueue(lambda: 0.0, 60.0)
     zeros = np.zeros((1, 1))
     for token in (1, 2):
         queue.put(output("a", token, new_logprobs=LogprobsLists(zeros, zeros, zeros)))
@@ -103,12 +100,12 @@ async def test_unmerged_outputs_keep_their_order_with_a_flush() -> None:
         assert [one.new_token_ids for one in (await queue.take()).outputs] == [[1], [2], [3]]
 
 
-def test_events_of_another_host_are_rebased() -> None:
+def test_events_of_another_host_are_rebased():
     event, kind = EngineCoreEvent, EngineCoreEventType
     events = [event(kind.QUEUED, 100.0), event(kind.SCHEDULED, 101.0)]
-    outputs.rebase(events, -90.0)
+    output_queue.rebase(events, -90.0)
     assert [one.timestamp for one in events] == [10.0, 11.0]
-    assert outputs.began_at(events) == (10.0, 11.0)
-    assert outputs.only_preemptions(events) is None
+    assert output_queue.began_at(events) == (10.0, 11.0)
+    assert output_queue.only_preemptions(events) is None
     preempted = event(kind.PREEMPTED, 12.0)
-    assert outputs.only_preemptions([*events, preempted]) == [preempted]
+    assert output_queue.only_preemptions([*events, preempted]) == [preempted]

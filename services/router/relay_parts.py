@@ -29,13 +29,13 @@ class RelayParts:
     pool: WorkerPool
     metrics: RouterMetrics
     waiting: WaitingRoom
-    replace_wait_s: float = 60.0  # limit from a failure until another placement makes progress
-    journal: Journal = field(default_factory=Journal)
-    counts: RouterCounts = field(default_factory=RouterCounts)
-    chronicle: Chronicle = field(default_factory=Chronicle)
+    replace_wait_s: float  # limit from a failure until another placement makes progress
+    journal: Journal
+    chronicle: Chronicle
+    convicts: Convicts
     max_attempts: int = MAX_ATTEMPTS
+    counts: RouterCounts = field(default_factory=RouterCounts)
     quarantine: Quarantine = field(default_factory=Quarantine)
-    convicts: Convicts = field(default_factory=Convicts)
 
 
 class Owner(Protocol):
