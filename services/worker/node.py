@@ -173,7 +173,6 @@ class Node:
             metrics,
             self._drafting,
             grammars=grammars,
-            request_s=self._settings.router.request_timeout_s,
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)

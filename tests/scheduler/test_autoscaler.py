@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -15,10 +17,19 @@ import pytest
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.ledger import Ledger
+from baton.scheduler.members import Members
+from baton.scheduler.metrics import Metrics
+from baton.scheduler.roster import Roster
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
-from harness.scheduling import Options, RedisServer, capacity, identity, place, until
+from baton.scheduler.settling import Settling
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.types import WorkerRecord
+from baton.tasks import spawn, stop
+from harness.scheduling import LEASE_S, Options, RedisServer, capacity, identity, place, register, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
@@ -184,6 +195,70 @@ async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pyt
         assert fence > 0
         changes = "baton_scheduler_role_changes_total"
         await until(lambda: server.metrics.registry.get_sample_value(changes, {"by": "balance"}) == 1)
+
+
+class Leases(MemoryStore):
+    """Grants the lease while `fence` is not 0."""
+
+    fence = 1
+
+    async def lead(self, who: str, for_s: float) -> int:
+        del who, for_s
+        return self.fence
+
+
+@asynccontextmanager
+async def balancing(
+    monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> AsyncIterator[tuple[Leases, Metrics, list[str]]]:
+    """Rebalance a deployment that stays short of prefill workers; yield the workers that change roles."""
+    flipped: list[str] = []
+
+    async def set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:
+        del role, fence
+        flipped.append(worker.worker_id)
+        return ""
+
+    monkeypatch.setattr("baton.scheduler.autoscaler.set_role", set_role)
+    monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.01)
+    ledger = Ledger(LEASE_S)
+    roster = Roster("t", LEASE_S, ledger)
+    register(roster, "p", P)
+    ledger.join("p").prompt_tokens = 2_000
+    for name in ("d1", "d2"):
+        register(roster, name, D)
+    store, metrics = Leases(), Metrics()
+    scaler = Autoscaler(None, after_s, store, roster, Members(store), settling=Settling(0.0), metrics=metrics)
+    task = spawn(scaler.run(), "autoscaler")
+    yield store, metrics, flipped
+    await stop(task)
+
+
+async def lose_the_lease(store: Leases, metrics: Metrics, for_s: float = 0.0) -> None:
+    store.fence = 0
+    await until(lambda: not metrics.registry.get_sample_value("baton_scheduler_autoscale_leads"))
+    await asyncio.sleep(for_s)
+    store.fence = 2
+
+
+async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.scheduler.balance.PAUSE", 1e6)
+    async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
+        await until(lambda: flipped)
+        await lose_the_lease(store, metrics)
+        await asyncio.sleep(0.3)
+        assert len(flipped) == 1
+
+
+async def test_pressure_from_before_the_lease_was_lost_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with balancing(monkeypatch, 1.0) as (store, metrics, flipped):
+        await asyncio.sleep(0.1)  # it sees the pressure
+        await lose_the_lease(store, metrics, for_s=1.0)
+        regained = time.monotonic()
+        await until(lambda: flipped)
+        assert time.monotonic() - regained > 0.9
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(

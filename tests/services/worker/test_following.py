@@ -277,12 +277,11 @@ async def test_a_follower_that_leaves_releases_nothing(
     assert target.failed() == released == []
 
 
-async def test_a_source_that_does_not_complete_in_time(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target.dispatcher._entrance, "_request_s", 0.1)
+async def test_a_source_that_does_not_complete_in_time(source: Site, target: Site) -> None:
     source.start(start("a", phase=PHASE_PREFILL))
-    target.start(of(source, start("a")))
+    decode = of(source, start("a"))
+    decode.left_s = 0.1
+    target.start(decode)
     failed = await target.failure()
     assert (failed.code, failed.message.partition(":")[0]) == (Failed.CODE_HANDOFF, "SourceTimeout")
     await followed(source, 0)

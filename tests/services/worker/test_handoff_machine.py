@@ -381,7 +381,7 @@ class Handoffs(RuleBasedStateMachine):
         """Pull a save: its ranks no longer hold it at the next renewal."""
         handoffs = self.p.dispatcher.outgoing
         kept = [one.manifest for one in handoffs._leased.values() if one.state is outgoing.State.KEPT]
-        asked = handoffs.to_renew(600.0)
+        asked = handoffs.to_renew()
         if kept:
             one = kept[which % len(kept)]
             assert one is not None
