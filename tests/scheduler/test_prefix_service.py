@@ -11,7 +11,7 @@ from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, identity, place, until
+from harness.scheduling import Options, identity, place, until, until_told
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 KEYS = tuple(key_of(number << 32, number) for number in range(1, 7))
@@ -29,11 +29,7 @@ async def placed(client: SchedulerClient) -> tuple[str, int]:
     name = placement.prefill.worker_id
     workers = {one.identity.worker_id: one for one in (await client.describe()).workers}
     client.reporter.finished(placement.attempt, "stop")
-
-    async def released() -> bool:
-        return not (await client.describe()).attempts
-
-    await until(released)
+    await until_told(client, lambda told: not told.attempts)
     return name, workers[name].reserved_prompt_tokens
 
 
