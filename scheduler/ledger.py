@@ -17,7 +17,6 @@ from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Booking,
-    History,
     Known,
     ReportResult,
     Reserved,
@@ -148,7 +147,7 @@ class Ledger:
             self.expired += 1
         forget(self._past, now)
 
-    def history(self, limit: int) -> History:
+    def history(self, limit: int) -> tuple[list[pb.LiveAttempt], list[pb.PastHandoff]]:
         """Return the newest live and finished attempts, at most `limit` of each."""
         now = self._clock()
         newest = nlargest(limit, self.live.values(), key=lambda live: live.lease_until)
@@ -158,7 +157,7 @@ class Ledger:
             aged.CopyFrom(past)
             aged.age_s = now - ended
             handoffs.append(aged)
-        return History([_live_message(live, now) for live in newest], handoffs)
+        return [_live_message(live, now) for live in newest], handoffs
 
     def _find(self, attempt: Attempt, result: ReportResult) -> Live | None:
         """Return the attempt if it is live."""

@@ -239,15 +239,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         del request, context
         workers = self._roster.view().workers.values()
-        history = self._ledger.history(SHOWN_ATTEMPTS)
+        attempts, handoffs = self._ledger.history(SHOWN_ATTEMPTS)
         now = time.monotonic()
         ordered = sorted(workers, key=lambda worker: (worker.role, worker.worker_id))
         return pb.Description(
             topic=self._options.topic,
             store=self._store.name,
             workers=[status_of(worker, now - worker.heard_at) for worker in ordered],
-            attempts=history.attempts,
-            handoffs=history.handoffs,
+            attempts=attempts,
+            handoffs=handoffs,
             store_problem=self._store.problem,
             drained=sorted(self._store.drained),
             routers=self._processes.routers(),

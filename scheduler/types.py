@@ -213,28 +213,6 @@ class ReportResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """The model that every worker of a topic must serve, and the worker that registered first.
-
-    vLLM's version and the model's revision may differ between workers, as they do during an upgrade.
-    """
-
-    model: str
-    worker_id: str
-
-    @classmethod
-    def of(cls, identity: pb.WorkerIdentity) -> Deployment:
-        return cls(identity.model, identity.worker_id)
-
-    def refusal(self, topic: str, newcomer: Deployment) -> str:
-        """Return in one line why `newcomer` does not fit; empty if it does."""
-        if newcomer.model == self.model:
-            return ""
-        here = f"in topic {topic!r} (worker {self.worker_id})"
-        return f"model {newcomer.model!r} here, {self.model!r} {here}: serve one model a topic"
-
-
-@dataclass(frozen=True, slots=True)
 class Heard:
     """The answer to a heartbeat."""
 
@@ -252,14 +230,6 @@ class Told:
     orders: Mapping[str, bytes] = field(default_factory=dict)  # keyed by fleet
     processes: Mapping[str, bytes] = field(default_factory=dict)  # routers' and schedulers' own entries
     turns: Mapping[str, bytes] = field(default_factory=dict)  # requests waiting for room, by scheduler
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Live and finished attempts, for operators."""
-
-    attempts: list[pb.LiveAttempt]
-    handoffs: list[pb.PastHandoff]
 
 
 def name_of(identity: pb.WorkerIdentity) -> str:

@@ -7,7 +7,7 @@ dispatcher, attempts          the requests that run here, and how they ended
 admission, entrance, grammars, engine_gate  what a request passes before it is in the engine
 outgoing                      KV that other workers pull from here
 incoming, following           KV that this worker pulls from others
-drafting, metrics, draft_metrics  counts of requests, steps and drafts
+drafting, metrics              counts of requests, steps and drafts
 
 The engine itself is in baton.services.engine.
 """

@@ -14,7 +14,17 @@ from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.session import WorkerSession
 from baton.services.config import PolicySettings
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until, until_told
+from harness.scheduling import (
+    Options,
+    RedisServer,
+    capacity,
+    free_port,
+    identity,
+    need,
+    place,
+    until,
+    until_told,
+)
 from tests.scheduler.test_service import D, M, P, add, figure, health
 
 

@@ -69,24 +69,6 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
     assert (names.count("a"), names.count("b")) == (4, 4)
 
 
-def test_full_workers_refuse_requests_until_others_finish(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
-    """Two decode workers take 8 requests each."""
-    for name in ("d1", "d2"):
-        register(roster, name, D)
-    for name in ("p1", "p2", "p3"):
-        register(roster, name, P)
-    outcomes = [placer.place(need(f"r{number}", prompt=50, new=10)) for number in range(300)]
-    assert sum(isinstance(one, Assignment) for one in outcomes) == 16
-    assert {one.code for one in outcomes if isinstance(one, NoChoice)} == {FULL}
-    workers = roster.view().workers
-    assert [workers[name].reserved.requests for name in ("d1", "d2")] == [8, 8]
-    assert sum(workers[name].reserved.prompt_tokens for name in ("p1", "p2", "p3")) == 16 * 50
-    ledger.report(report(finished=[one.booking.attempt for one in ledger.live.values()]))
-    assert all(one.reserved == Reserved() for one in workers.values())
-
-
 @pytest.mark.parametrize("bound", ["prompt tokens", "requests", "blocks"])
 def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bound: str) -> None:
     """Only a worker with an empty queue takes a prompt above the limit."""

@@ -229,22 +229,6 @@ async def leads(store: RedisStore) -> int:
     return await store.lead("me", LEASE_S)
 
 
-@pytest.mark.parametrize("failure", [dead, hung])
-async def test_it_opens_without_a_server(
-    own_redis: RedisServer, failure: Callable[[RedisServer], AbstractAsyncContextManager[str]]
-) -> None:
-    store = RedisStore(own_redis.url, "t")
-    async with failure(own_redis) as text:
-        await store.open()
-        assert text in store.problem
-        assert await store.drain("w")
-        assert await store.lead("me", LEASE_S) == 0
-    await back(store)
-    assert await store.lead("me", LEASE_S)
-    assert store.drained == {"w"}
-    await store.close()
-
-
 @pytest.mark.parametrize(
     ("url", "text"),
     [
@@ -317,20 +301,6 @@ async def test_a_separate_password(redis_server: RedisServer) -> None:
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     await store.check()
     await store.close()
-
-
-async def test_a_silent_server_times_out() -> None:
-    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the client disconnects
-        writer.close()
-
-    server = await asyncio.start_server(never, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    began = time.monotonic()
-    assert "does not answer in time" in await problem(f"redis://127.0.0.1:{port}/0")
-    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.2 * PATIENCE
-    server.close()
-    await server.wait_closed()
 
 
 @pytest.fixture

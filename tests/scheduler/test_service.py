@@ -307,9 +307,7 @@ async def test_a_snapshot_has_the_bookings_of_other_routers(
     async def sees(router: SchedulerClient, wanted: dict[str, int]) -> None:
         async def so() -> bool:
             await router.refresh()
-            return {
-                one.identity.worker_id: one.reserved_requests for one in router.standby.workers
-            } == wanted
+            return {one.identity.worker_id: one.reserved_requests for one in router.standby.workers} == wanted
 
         await until(so)
 

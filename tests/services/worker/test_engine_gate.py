@@ -240,19 +240,6 @@ async def test_requests_that_were_not_running_are_no_suspects(worker: Worker) ->
     assert codes == {"a": Failed.CODE_ENGINE, "b": Failed.CODE_DRAINING, "c": Failed.CODE_DRAINING}
 
 
-async def test_held_requests_and_suspects_count_for_admission() -> None:
-    worker = Worker(max_requests=2)
-    worker.start("s", alone=4)
-    for name in "abc":
-        worker.start(name)
-    [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("c", Failed.CODE_FULL)
-    worker.start("t", alone=4)
-    worker.start("u", alone=4)
-    [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # suspects are limited separately
-
-
 async def test_a_held_decode_begins_to_load_and_resumes_in_order(worker: Worker) -> None:
     worker.start("s", alone=4)
     worker.start(with_kv(start("a")))
