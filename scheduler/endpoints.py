@@ -66,7 +66,6 @@ class Endpoint:
 
     @property
     def settled(self) -> bool:
-        """Whether it has been up for `BACK_S`."""
         return time.monotonic() >= self._settled_at
 
     def answered(self) -> None:
@@ -90,7 +89,6 @@ class Endpoint:
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
-        """Start a health check, unless it was checked or answered within `CHECK_S`."""
         if time.monotonic() - max(self._checked_at, self._heard_at) >= CHECK_S:
             self.check()
 

@@ -160,7 +160,6 @@ class Ledger:
         return [_live_message(live, now) for live in newest], handoffs
 
     def _find(self, attempt: Attempt, result: ReportResult) -> Live | None:
-        """Return the attempt if it is live."""
         self._count_stale(attempt, result)
         live = self.live.get(attempt.request_id)
         return live if live and live.booking.attempt == attempt else None
@@ -201,7 +200,6 @@ class Ledger:
         return live
 
     def _end_prefill(self, live: Live) -> None:
-        """Release the booking of the prompt, once."""
         if live.prefilled:
             return
         live.prefilled = True

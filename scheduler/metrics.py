@@ -149,7 +149,6 @@ class Metrics(baton_metrics.Metrics):
 
 
 def role_of(role: pb.Role) -> str:
-    """Return a role's name: prefill, decode or mixed."""
     return short_name(pb.Role.Name(role), "ROLE_")
 
 

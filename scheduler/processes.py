@@ -36,7 +36,6 @@ class Processes:
         }
 
     def routers(self) -> list[pb.RouterStatus]:
-        """Return the routers heard recently."""
         now = self._clock()
         return [
             pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)

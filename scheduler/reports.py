@@ -39,7 +39,6 @@ class Reports:
 
     @property
     def held(self) -> int:
-        """The number of bookings."""
         return len(self._held)
 
     @property

@@ -41,7 +41,6 @@ class Roster:
         self._none_ends_before = math.inf  # no lease expires before this
 
     def view(self) -> FleetView:
-        """Return the live workers."""
         self._sweep()
         if self._view is None:
             self._view = FleetView(dict(self._workers))

@@ -151,7 +151,6 @@ class WorkerSession:
         self.identity.epoch = max(self.identity.epoch, last)
 
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
-        """Process a scheduler's answer to a heartbeat."""
         if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
             self._on_heartbeat(reply, took_s)
         if self._tasks:  # `start` decides about the first answers

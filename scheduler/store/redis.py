@@ -165,7 +165,6 @@ def _is_nobodys_name(error: BaseException) -> bool:
 
 
 def _for_good(error: BaseException) -> bool:
-    """Return whether an operator probably has to change something."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
     return refuses_the_user(error) or _is_nobodys_name(error) or wrong_database or no_redis

@@ -124,12 +124,10 @@ class Dispatcher:
 
     @property
     def flushed(self) -> bool:
-        """Whether all replies have been sent."""
         return all(session.flushed for session in self._sessions.values())
 
     @property
     def idle(self) -> bool:
-        """Whether no request is here and all replies have been sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
@@ -144,7 +142,6 @@ class Dispatcher:
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End all routers' streams and all calls of followers."""
         for session in self._sessions.values():
             session.end()
         self.outgoing.hang_up()
@@ -206,7 +203,6 @@ class Dispatcher:
             self._fail(attempt, refused.code, str(refused))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End these requests, and release their handoffs."""
         engine_ids = []
         for request_id in request_ids:
             attempt = self._attempts.of_request(request_id)

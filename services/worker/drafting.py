@@ -97,7 +97,6 @@ class DraftMetrics(Metrics):
                     family[position].inc(number)
 
     def show(self, recent: DraftCounts, reference: float) -> None:
-        """Set the gauges of the last minute."""
         self._mean_accepted_length.set(recent.mean_accepted_length)
         self._first_position_acceptance_ratio.set(recent.first_acceptance)
         self._acceptance_reference_ratio.set(reference)

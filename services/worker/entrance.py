@@ -53,7 +53,6 @@ class Entrance:
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
-        """Set the limits of the engine, which is loaded."""
         self._limits = limits
 
     async def close(self) -> None:
@@ -110,7 +109,6 @@ class Entrance:
         )
 
     def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
-        """End an attempt whose KV cannot be had."""
         self._metrics.on_not_loaded(problem)
         self._fail(attempt, code, str(problem))
 

@@ -83,7 +83,6 @@ class Following:
         return len(self._calls)
 
     async def close(self) -> None:
-        """Cancel all calls and close all channels. Idempotent."""
         for call in list(self._calls):
             call.cancel()
         if self._calls:

@@ -270,7 +270,6 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """Treat an engine with a hung step as failed."""
         while host.step_s < ENGINE_STALL_S:  # noqa: ASYNC110 (a hung thread sets no event)
             await asyncio.sleep(min(1.0, ENGINE_STALL_S / 4))
         dispatcher.on_failure(EngineFailed(f"a step takes longer than {ENGINE_STALL_S:g} s"))

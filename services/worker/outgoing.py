@@ -199,12 +199,10 @@ class Outgoing:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
     def release_of_session(self, session: int) -> None:
-        """Release the KV of a router whose stream has ended."""
         for handoff in [one for one in self._handoffs.values() if one.session == session]:
             self._end(handoff, Problem.of(UnknownHandoff("the stream of its router has ended")))
 
     def supersede(self, request_id: str, epoch: int) -> None:
-        """Release the KV of earlier attempts at a request."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.epoch < epoch:
             self._end(handoff, Problem.of(StaleEpoch(f"attempt {epoch} has taken its place")))

@@ -65,7 +65,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return found
 
     async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
-        """Pull a test payload from another worker."""
         del context
         sources = list(request.sources)
         return await asyncio.to_thread(
