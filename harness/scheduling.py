@@ -22,7 +22,7 @@ from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
 from baton.scheduler.session import WorkerSession
-from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
+from baton.scheduler.types import Booking, Reserved, RouterReport
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE, eventually, free_port, listening
 
@@ -123,11 +123,11 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
     return booking
 
 
-def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return the sums of these attempts' shares by worker id."""
+def held(bookings: Iterable[Booking]) -> dict[str, Reserved]:
+    """Return the sums of these bookings by worker id."""
     total: dict[str, Reserved] = {}
-    for known in attempts:
-        for worker_id, share in shares(known):
+    for booking in bookings:
+        for worker_id, share in booking.shares():
             total.setdefault(worker_id, Reserved()).add(share)
     return total
 

@@ -17,7 +17,6 @@ from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Booking,
-    Known,
     ReportResult,
     Reserved,
     RouterReport,
@@ -33,7 +32,7 @@ Sums = dict[str, Reserved]  # worker id -> bookings
 class Live:
     """A live attempt. Times are seconds on the ledger's clock."""
 
-    booking: Booking
+    booking: Booking  # as it was placed, or with fewer blocks
     lease_until: float
     prefilled: bool = False
     look_at: float = 0.0  # when to check the lease next
@@ -108,10 +107,10 @@ class Ledger:
         """
         self.sweep()
         result = ReportResult()
-        for known in report.placed:
-            self._count_stale(known.attempt, result)
-            if not self._adopt(known):
-                result.fenced.append(known.attempt)
+        for booking in report.placed:
+            self._count_stale(booking.attempt, result)
+            if not self._adopt(booking):
+                result.fenced.append(booking.attempt)
         for attempt in report.prefilled:
             if live := self._find(attempt, result):
                 self._end_prefill(live)
@@ -172,18 +171,18 @@ class Ledger:
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
-    def _adopt(self, known: Known) -> bool:
+    def _adopt(self, booking: Booking) -> bool:
         """Book a running attempt unless it is booked already; return False if it is fenced."""
-        if self._fenced(known.attempt):
+        if self._fenced(booking.attempt):
             return False
-        live = self.live.get(known.attempt.request_id)
-        if live is None or live.booking.attempt != known.attempt:
-            self._replace(known.attempt)
-            live = self._book(known.booking)
+        live = self.live.get(booking.attempt.request_id)
+        if live is None or live.booking.attempt != booking.attempt:
+            self._replace(booking.attempt)
+            live = self._book(replace(booking, prefilled=False))
         live.lease_until = self._clock() + self._lease_s
-        if known.prefilled:
+        if booking.prefilled:
             self._end_prefill(live)
-        self._share(live, known.booking.blocks)
+        self._share(live, booking.blocks)
         return True
 
     def _replace(self, attempt: Attempt) -> None:

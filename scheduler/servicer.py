@@ -161,7 +161,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         result = self._ledger.report(report)
         self._metrics.stale("report", result.stale)
         fenced = set(result.fenced)
-        self._metrics.adopted.inc(sum(known.attempt not in fenced for known in report.placed))
+        self._metrics.adopted.inc(sum(booking.attempt not in fenced for booking in report.placed))
         return pb.ReportReply(
             lost=[attempt_to_wire(one) for one in result.lost],
             fenced=[attempt_to_wire(one) for one in result.fenced],

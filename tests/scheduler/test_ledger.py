@@ -11,7 +11,7 @@ import pytest
 from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger, Sums
-from baton.scheduler.types import Booking, Known, ReportResult, Reserved, RouterReport
+from baton.scheduler.types import Booking, ReportResult, Reserved, RouterReport
 from harness.scheduling import Clock, report
 from tests.scheduler.conftest import BOOKING_LEASE_S
 
@@ -30,12 +30,12 @@ def known(
     decode: str = "d",
     blocks: int = 8,
     router: str = "router",
-) -> Known:
+) -> Booking:
     attempt = Attempt(request_id, epoch)
-    return Known(Booking(attempt, router, prefill, decode, 100, blocks), prefilled)
+    return Booking(attempt, router, prefill, decode, 100, blocks, prefilled)
 
 
-def tells(*placed: Known) -> RouterReport:
+def tells(*placed: Booking) -> RouterReport:
     return RouterReport(placed=placed)
 
 
@@ -48,8 +48,8 @@ def booked(ledger: Ledger) -> Sums:
 
 
 def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
-    ledger.place(known("other").booking)
-    ledger.place(known().booking)
+    ledger.place(known("other"))
+    ledger.place(known())
     assert booked(ledger) == {"p": Reserved(200, 2, 0, 0), "d": Reserved(0, 2, 16, 0)}
     for _ in range(2):  # duplicates change nothing
         ledger.report(report(prefilled=[ONE]))
@@ -63,7 +63,7 @@ def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
 
 
 def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
-    ledger.place(known(prefill="", decode="m").booking)
+    ledger.place(known(prefill="", decode="m"))
     assert booked(ledger) == {"m": Reserved(100, 1, 8, 0)}
     ledger.report(report(prefilled=[ONE]))
     assert booked(ledger) == {"m": Reserved(0, 1, 8, 1)}
@@ -73,7 +73,7 @@ def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
 
 def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
     for name in ("first", "r"):
-        ledger.place(known(name).booking)
+        ledger.place(known(name))
     for blocks in (3, 3, 5):  # of 8; a later report never books more
         ledger.report(report(shared=[(ONE, blocks)]))
         assert booked(ledger)["d"] == Reserved(0, 2, 8 + 3, 0)
@@ -83,7 +83,7 @@ def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
     assert booked(ledger) == PAIR
 
 
-def placed(what: Known) -> Event:
+def placed(what: Booking) -> Event:
     return lambda ledger: ledger.report(tells(what))
 
 
@@ -125,8 +125,8 @@ def test_the_later_epoch_wins_in_any_order(
 
 
 def test_a_later_epoch_replaces_an_earlier_one(ledger: Ledger) -> None:
-    ledger.place(known().booking)
-    ledger.place(LATER.booking)
+    ledger.place(known())
+    ledger.place(LATER)
     assert booked(ledger) == {"p": PAIR["p"], "d2": PAIR["d"]}
     result = ledger.report(
         RouterReport((known(),), (ONE,), report(finished=[ONE]).finished, (ONE,), ((ONE, 0),))
@@ -137,7 +137,7 @@ def test_a_later_epoch_replaces_an_earlier_one(ledger: Ledger) -> None:
 
 
 def test_a_finished_attempt_stays_finished(ledger: Ledger) -> None:
-    ledger.place(known().booking)
+    ledger.place(known())
     ledger.report(report(finished=[ONE]))
     result = ledger.report(RouterReport(placed=(known(),), renewed=(ONE,)))
     assert (result.stale, result.lost, result.fenced) == (0, [], [ONE, ONE])
@@ -150,7 +150,7 @@ def test_an_end_before_its_booking_is_remembered(ledger: Ledger) -> None:
     assert (result.stale, result.lost, result.fenced) == (0, [], [ONE])
     assert ledger.report(tells(known())).fenced == [ONE]
     assert booked(ledger) == {}
-    ledger.place(LATER.booking)
+    ledger.place(LATER)
     assert ledger.last("r") == (2, False)
 
 
@@ -163,7 +163,7 @@ def test_events_of_unknown_attempts_change_nothing(ledger: Ledger) -> None:
 def test_a_booking_expires_unless_it_is_renewed(ledger: Ledger, clock: Clock) -> None:
     renewed = Attempt("renewed", 1)
     for name in ("r", "renewed"):
-        ledger.place(known(name).booking)
+        ledger.place(known(name))
     clock.now += BOOKING_LEASE_S - 0.001
     assert not ledger.report(report(renewed=[renewed])).lost
     assert len(ledger.live) == 2
@@ -180,7 +180,7 @@ def test_a_booking_expires_unless_it_is_renewed(ledger: Ledger, clock: Clock) ->
 
 
 def test_an_expired_attempt_may_be_booked_again(ledger: Ledger) -> None:
-    ledger.place(known().booking)
+    ledger.place(known())
     expired(ledger)
     assert ledger.last("r") == (1, False)
     result = ledger.report(report(renewed=[ONE]))
@@ -193,7 +193,7 @@ def test_an_expired_attempt_may_be_booked_again(ledger: Ledger) -> None:
 
 
 def test_a_reported_booking_has_another_lease(ledger: Ledger, clock: Clock) -> None:
-    ledger.place(known().booking)
+    ledger.place(known())
     clock.now += BOOKING_LEASE_S - 1
     ledger.report(tells(known()))
     clock.now += BOOKING_LEASE_S - 1
@@ -208,7 +208,7 @@ def test_each_ledger_has_another_generation() -> None:
 def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> None:
     names = [f"r{number}" for number in range(HANDOFFS_KEPT + 5)]
     for name in names:
-        ledger.place(known(name).booking)
+        ledger.place(known(name))
         ledger.report(report(finished=[Attempt(name, 1)]))
     for name in ("earlier", "later"):
         clock.now += 1
@@ -224,12 +224,12 @@ def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> No
 
 
 def test_epochs_are_remembered_for_a_while(ledger: Ledger, clock: Clock) -> None:
-    ledger.place(known().booking)
+    ledger.place(known())
     ledger.report(report(finished=[ONE]))
     clock.now += EPOCH_KEEP_S - 0.001
     ledger.sweep()
     assert ledger.last("r") == (1, True)
-    ledger.place(LATER.booking)
+    ledger.place(LATER)
     for _ in range(2 * EPOCH_KEEP_S):
         clock.now += 1
         assert not ledger.report(report(renewed=[LATER.attempt])).lost
@@ -254,7 +254,7 @@ def test_an_updated_epoch_does_not_delay_the_expiry_of_others(ledger: Ledger, cl
 
 def test_superseded_attempts_leave_no_leases(ledger: Ledger, clock: Clock) -> None:
     for epoch in range(1, 100):
-        ledger.place(known(epoch=epoch).booking)
+        ledger.place(known(epoch=epoch))
     for _ in range(2):
         clock.now += BOOKING_LEASE_S - 1
         ledger.report(report(renewed=[Attempt("r", 99)]))

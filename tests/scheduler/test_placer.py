@@ -15,7 +15,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import Known, PlacementLimits, Reserved, RouterReport
+from baton.scheduler.types import PlacementLimits, Reserved, RouterReport
 from harness.scheduling import LIMITS, Clock, Options, need, register, report
 from tests.scheduler.conftest import BOOKING_LEASE_S
 
@@ -135,7 +135,7 @@ def test_bookings_of_other_schedulers_may_exceed_limits(
     for number in range(8):
         mine = placed(placer, need(f"mine{number}", prompt=1)).booking
     theirs = [replace(mine, attempt=Attempt(f"theirs{number}", 1)) for number in range(8)]
-    ledger.report(RouterReport(placed=tuple(Known(one) for one in theirs)))
+    ledger.report(RouterReport(placed=tuple(theirs)))
     assert roster.view().workers["m"].reserved.requests == 16
     ledger.report(report(finished=[Attempt(f"mine{number}", 1) for number in range(8)]))
     assert refused(placer, need("new", prompt=1)) == FULL

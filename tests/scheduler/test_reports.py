@@ -16,7 +16,7 @@ from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
 from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
 from baton.scheduler.reports import Reports
-from baton.scheduler.types import Booking, Known
+from baton.scheduler.types import Booking
 from harness.scheduling import held as held_by
 from harness.scheduling import until
 from harness.support import PATIENCE
@@ -57,9 +57,9 @@ def reports(wire: Wire) -> Reports:
     return Reports({HERE: wire}, lambda: HERE)
 
 
-def live(request_id: str, epoch: int = 1) -> Known:
+def live(request_id: str, epoch: int = 1) -> Booking:
     attempt = Attempt(request_id, epoch)
-    return Known(Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
+    return Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7)
 
 
 @pytest.fixture(autouse=True)
