@@ -21,8 +21,8 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking, Reserved, RouterReport
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE, eventually, free_port, listening
 

@@ -24,7 +24,7 @@ from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.reports import Reports
+from baton.scheduler.router_reports import Reports
 from baton.scheduler.standby import Standby
 from baton.scheduler.types import Booking, PolicyOptions, worker_to_wire
 

@@ -24,7 +24,7 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
 from baton.scheduler.peers import Peers
 from baton.scheduler.placer import Placer
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.processes import SCHEDULER, Processes
 from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling

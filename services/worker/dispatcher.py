@@ -48,7 +48,7 @@ from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
-from baton.services.worker.session import RouterSession
+from baton.services.worker.router_session import RouterSession
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services import roles
 from baton.services.config import Settings
 from baton.services.engine.adapters import AdapterFiles

@@ -16,7 +16,7 @@ from baton.services.engine import wire
 from baton.services.engine.host import EngineHost
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.outgoing import NotFollowedError
-from baton.services.worker.session import RouterSession
+from baton.services.worker.router_session import RouterSession
 
 TRIAL_TIMEOUT_S = 15.0  # the ranks' own deadlines are shorter
 

@@ -24,10 +24,10 @@ from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.settling import Settling
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.types import WorkerRecord
+from baton.scheduler.worker_session import WorkerSession
 from baton.tasks import spawn, stop
 from harness.scheduling import LEASE_S, Options, RedisServer, capacity, identity, place, register, until
 

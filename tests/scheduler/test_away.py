@@ -12,7 +12,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings
 from harness.scheduling import (
     Options,

@@ -18,8 +18,8 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
+from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import SchedulerSettings
 from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until, until_told

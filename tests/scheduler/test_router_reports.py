@@ -15,7 +15,7 @@ from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
 from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
-from baton.scheduler.reports import Reports
+from baton.scheduler.router_reports import Reports
 from baton.scheduler.types import Booking
 from harness.scheduling import held as held_by
 from harness.scheduling import until

@@ -1,7 +1,6 @@
 """Keep a worker registered with all schedulers: registrations, heartbeats, drains, and leaving.
 
-The worker's process runs this (services/worker/node.py). services/worker/session.py is a worker's connection
-to a router.
+The worker's process runs this (services/worker/node.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from baton import block_log as log_module
 from baton.block_log import BlockLog, BlockLogs, Change
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
-from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import SILENT_S, PrefixLedger
 
 PLENTY = 1 << 20
 

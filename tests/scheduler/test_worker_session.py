@@ -12,8 +12,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import WorkerRecord
+from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import Options, capacity, free_port, identity, place, until, until_told, working
 from harness.support import PATIENCE
 
@@ -318,6 +318,6 @@ async def test_a_worker_is_held_while_one_scheduler_knows_of_the_drain(
         await beaten()
         assert session.held
         assert not session.draining.is_set()
-        monkeypatch.setattr("baton.scheduler.session.WORD_S", 0.01)
+        monkeypatch.setattr("baton.scheduler.worker_session.WORD_S", 0.01)
         await until(lambda: session.held is False)
         assert not session.draining.is_set()
