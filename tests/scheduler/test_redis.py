@@ -218,15 +218,11 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_away(
         assert one.drained == {"d", "during"}
     await back(one, other)
     assert other.drained == {"d", "during"}
-    await until(lambda: leads(one))
+    await until(lambda: one.lead("me", LEASE_S))
     assert (await use(one))[1:] == WELL[1:]
     said = [record.getMessage() for record in caplog.records if own_redis.url[8:-2] in record.getMessage()]
     assert [one.startswith(AWAY) for one in said] == [True, True, False, False]
     assert all(one.endswith("is back") for one in said[2:])
-
-
-async def leads(store: RedisStore) -> int:
-    return await store.lead("me", LEASE_S)
 
 
 @pytest.mark.parametrize(

@@ -202,25 +202,18 @@ async def test_a_new_generation_gets_all_bookings() -> None:
     reporter.hold(live("a"), 30.0)
     reporter.hold(live("b"), 30.0, booked_by=HERE)
 
-    async def placed() -> list[list[str]]:
+    def placed() -> list[list[str]]:
         return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
 
-    async def first() -> bool:
-        return await placed() == [["a"]]
-
-    await until(first)
+    await until(lambda: placed() == [["a"]])
     wire.generation = "two"
     reporter.finished(Attempt("other", 1), "stop")
-
-    async def all_told() -> bool:
-        return await placed() == [["a"], ["a", "b"]]
-
-    await until(all_told)
+    await until(lambda: placed() == [["a"], ["a", "b"]])
     reporter.saw_generation("", HERE)
     reporter.saw_generation("two", HERE)
     reporter.finished(Attempt("other", 1), "stop")
     await reporter.close()
-    assert await all_told()
+    assert placed() == [["a"], ["a", "b"]]
 
 
 async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
