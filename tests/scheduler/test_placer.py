@@ -48,7 +48,6 @@ def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Led
     register(roster, "p", P)
     register(roster, "d", D)
     found = placed(placer, need(prompt=100, new=10))
-    assert found.prefill is not None
     assert (found.prefill.worker_id, found.decode.worker_id) == ("p", "d")
     # 100 prompt, 4 look-ahead and 10 output tokens: 8 blocks of 16
     assert (found.booking.prompt_tokens, found.booking.blocks, found.waits, found.held) == (

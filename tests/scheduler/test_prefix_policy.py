@@ -133,7 +133,6 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> 
     options = PolicySettings(scorers=HOLDERS_DECODE.scorers, picker=picker)
     held = Held(pairs(2), {"p0": 20, "d0": 40, "d1": 50})
     source = source_of(held, options=options)
-    assert source is not None
     assert (source.worker.worker_id, source.tokens) == ("d1", 50 * BLOCK)
     nobody = [Held(pairs(2), {"p0": 41, "p1": 41, "d1": 50}), Held(pairs(2), {})]
     assert [source_of(one, options=options) for one in nobody] == [None, None]

@@ -25,7 +25,6 @@ async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
 async def placed(client: SchedulerClient) -> tuple[str, int]:
     """Place 100 tokens, 96 of them in KEYS; return the prefill worker and its booked tokens."""
     placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
-    assert placement.prefill is not None
     name = placement.prefill.worker_id
     workers = {one.identity.worker_id: one for one in (await client.describe()).workers}
     client.reporter.finished(placement.attempt, "stop")

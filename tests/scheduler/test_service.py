@@ -88,7 +88,6 @@ async def test_heartbeats_return_the_peers_reference(
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
     placed = await place(client, "r", 1, 100, 10)
-    assert placed.prefill is not None
     assert placed.prefill.worker_id == "p"
     decode = pb.Worker(worker_id="d", address=identity("d").address, role=D, model_fingerprint="f1")
     assert placed.decode == decode

@@ -79,7 +79,6 @@ def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     standby.learn(snapshot("p", "d"))
     picked = standby.place(need(prompt=100, new=10), {})
     assert isinstance(picked, Assignment)
-    assert picked.prefill is not None
     assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
     assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
 

@@ -48,7 +48,6 @@ async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
     file.write_text(book("one", "two"))
     await becomes("one", "two")
     caller = ring.find(b"two")
-    assert caller is not None
     assert (caller.key, caller.tenant) == ("two", "of-two")
     assert set(ring.tenants()) == {"of-one", "of-two"}
     file.write_text("keys: [")

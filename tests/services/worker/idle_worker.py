@@ -95,7 +95,6 @@ class Worker:
 
     def incoming(self, name: str) -> Incoming:
         attempt = self.dispatcher._attempts.live(f"{name}#1")
-        assert attempt is not None
         assert attempt.incoming is not None
         return attempt.incoming
 

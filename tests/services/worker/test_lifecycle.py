@@ -151,7 +151,6 @@ async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worke
         assert (status.identity.role, status.state) == (decode, scheduler_pb2.WORKER_STATE_READY)
         assert (await client.set_role(worker.name, decode)).problem == ""  # no change
         late = await source.run(request("placed before", prompt(60)), PREFILL)
-        assert late.saved is not None
         assert late.saved.problem == ""
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
@@ -177,7 +176,6 @@ async def test_a_hung_engine_counts_as_failed(workers: Fleet) -> None:
         second.suspend()
         await stream.start(request("hangs", prompt(30), max_tokens=3900), DECODE)
         got = await stream.end("hangs")
-        assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_ENGINE
         assert f"longer than {STALL_S:g} s" in got.failed.message
     assert worker.ended() == ENGINE_FAILED
@@ -192,7 +190,6 @@ async def test_a_drain_that_times_out_returns_requests(workers: Fleet) -> None:
         await stream.some("long", 1)
         worker.signal(signal.SIGTERM)
         got = await stream.end("long")
-        assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_DRAINING
         assert worker.ended() == 0
 
@@ -234,7 +231,6 @@ async def test_a_worker_survives_a_step_that_fails(workers: Fleet) -> None:
         await stream.start(request("poison", prompt(30), extra_args=breaking.ASKING), DECODE)
         for name in ("innocent", "poison"):
             got = await stream.end(name)
-            assert got.failed is not None
             assert got.failed.code == pb.Failed.CODE_ENGINE
             assert got.failed.engine_goes_on
         await stream.start(request("later", prompt(30), max_tokens=20), DECODE)
@@ -293,7 +289,6 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fl
         manifest = (await kept(source.source(handed))).manifest
         assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
         rest = await target.run(handed, DECODE, source=source.source(handed))
-        assert rest.admitted is not None
         assert rest.admitted.transport == "tcp"
     worker.signal(signal.SIGTERM)
     assert worker.ended() == 0
