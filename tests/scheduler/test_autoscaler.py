@@ -82,13 +82,8 @@ async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
     return found
 
 
-@pytest.fixture(params=["memory", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
-    return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_server").url)
-
-
-async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
-    async with scheduler(url, topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
+async def test_a_missing_worker_is_ordered_once(topic: str) -> None:
+    async with scheduler("memory", topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
         reply = await ordered(client, "p", "d", "x")
         assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
         assert figure(server, "leads") == 1
@@ -103,11 +98,11 @@ async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
 
 
 async def test_advice_is_logged_once_and_changes_nothing(
-    url: str, topic: str, caplog: pytest.LogCaptureFixture
+    topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
     async with (
-        scheduler(url, topic, goals("advise")) as (server, client),
+        scheduler("memory", topic, goals("advise")) as (server, client),
         working(client, ("p", P), ("d", D)),
     ):
         await client.orders("fleet", PLACES)
@@ -123,8 +118,8 @@ async def test_advice_is_logged_once_and_changes_nothing(
     assert sum(one.startswith(advice) for one in said) == 1, said
 
 
-async def test_a_fleet_may_be_ordered_to_run_nothing(url: str, topic: str) -> None:
-    async with scheduler(url, topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
+async def test_a_fleet_may_be_ordered_to_run_nothing(topic: str) -> None:
+    async with scheduler("memory", topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
         await ordered(client, "p", "d")
         found = pb.OrdersReply()
 
@@ -172,9 +167,9 @@ async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
     await worker.stop(None)
 
 
-async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
+async def test_a_role_change_is_a_call_with_the_fence(topic: str) -> None:
     wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
-    async with scheduler(url, topic, wanted) as (server, client), flipping(client) as flips:
+    async with scheduler("memory", topic, wanted) as (server, client), flipping(client) as flips:
         await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
         await until(lambda: figure(server, "step_seconds_count") > steps + 3)
@@ -183,10 +178,10 @@ async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> N
         assert fence > 0
 
 
-async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rebalancing_needs_no_goals(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
     options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
-    async with scheduler(url, topic, None, **options) as (server, client), flipping(client) as flips:
+    async with scheduler("memory", topic, None, **options) as (server, client), flipping(client) as flips:
         for request_id in ("a", "b"):  # together more than two steps of the prefill worker
             await place(client, request_id, prompt=600)
         await until(lambda: flips.asked)
@@ -262,8 +257,9 @@ async def test_pressure_from_before_the_lease_was_lost_does_not_count(
 
 
 async def test_another_scheduler_takes_over_with_a_higher_fence(
-    redis_server: RedisServer, topic: str
+    redis_server: RedisServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 0.2)
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
         await until(lambda: figure(one, "leads") == 1)
