@@ -35,11 +35,16 @@ class Wire:
         self.lost: list[pb.Attempt] = []
         self.fenced: list[pb.Attempt] = []
         self.generation = ""
+        self.open = asyncio.Event()  # answers come once it is set
+        self.open.set()
+        self.delay_s = 0.0
         self._failures = failures
         self._error = error
 
     async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
+        await asyncio.sleep(self.delay_s)
+        await self.open.wait()
         request = message.report
         self.calls += 1
         if self.calls <= self._failures:
@@ -149,12 +154,9 @@ async def test_renewals_resume_after_an_outage() -> None:
 
 async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
-
-    async def never(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    reporter = Reports({HERE: never}, lambda: HERE)
+    wire = Wire()
+    wire.open.clear()
+    reporter = reports(wire)
     reporter.finished(Attempt("r", 1), "stop")
     began = time.monotonic()
     await reporter.close()
@@ -324,13 +326,7 @@ async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
 async def test_nothing_is_renewed_before_it_was_reported() -> None:
     """It would count as lost, and be reported twice."""
     pair = Pair()
-    answer = pair.there.__call__
-
-    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.sleep(0.003)
-        return await answer(message, timeout_s)
-
-    pair.reports.exchanges[THERE]._send = slow
+    pair.there.delay_s = 0.003
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
@@ -346,18 +342,11 @@ async def test_nothing_is_renewed_before_it_was_reported() -> None:
 
 async def test_room_is_free_when_the_home_knows_of_it() -> None:
     pair = Pair()
-    gate = asyncio.Event()
-    answer = pair.here.__call__
-
-    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await gate.wait()
-        return await answer(message, timeout_s)
-
-    pair.reports.exchanges[HERE]._send = slow
+    pair.here.open.clear()
     pair.reports.finished(Attempt("r", 1), "stop")
     await until(lambda: heard(pair.there, "finished") == ["r"])
     assert pair.released == 0
-    gate.set()
+    pair.here.open.set()
     await until(lambda: pair.released == 1)
     await pair.reports.close()
 
