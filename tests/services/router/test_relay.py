@@ -161,6 +161,7 @@ async def test_a_request_that_takes_too_long(cluster: Cluster) -> None:
     assert isinstance(got.error, RefusedByRouter)
     assert got.error.http_status == 504
     await until(lambda: prefill.seen.aborts and decode.seen.aborts, "both are told")
+    assert all(0 < start.left_s <= 0.2 for start in (*prefill.seen.starts, *decode.seen.starts))
 
 
 async def test_late_outputs_of_an_aborted_request_are_dropped(cluster: Cluster) -> None:
