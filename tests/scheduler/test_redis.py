@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -297,25 +296,3 @@ async def test_a_separate_password(redis_server: RedisServer) -> None:
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     await store.check()
     await store.close()
-
-
-@pytest.fixture
-def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    subject = ("-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", str(key), "-out", str(certificate))
-    command = ["openssl", "req", "-x509", *curve, *subject, *files]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    extra = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
-    server = RedisServer(tmp_path, extra=extra, tls=True)
-    server.start()
-    yield server
-    server.stop()
-
-
-async def test_tls(tls_redis: RedisServer, tmp_path: Path) -> None:
-    store = RedisStore(f"{tls_redis.url}?ssl_ca_certs={tmp_path / 'server.crt'}", "t")
-    assert await use(store) == WELL
-    await store.close()
-    assert "certificate" in await problem(tls_redis.url)  # not trusted
