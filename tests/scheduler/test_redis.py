@@ -282,12 +282,8 @@ async def test_invalid_urls_are_refused(url: str) -> None:
 async def test_a_password_quoted_by_the_server_is_hidden(tmp_path: Path) -> None:
     """A server without HELLO and AUTH quotes their arguments."""
     without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
-    server = RedisServer(tmp_path, extra=tuple(word for words in without for word in words))
-    server.start()
-    try:
+    with RedisServer(tmp_path, extra=tuple(word for words in without for word in words)) as server:
         text = await problem(f"redis://:s3cret@127.0.0.1:{server.port}/0")
-    finally:
-        server.stop()
     assert "with args beginning with" in text
     assert "s3cret" not in text
 
