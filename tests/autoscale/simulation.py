@@ -31,7 +31,6 @@ CHUNK = 256  # prompt tokens in a step that also decodes
 class Phase:
     """A period of steady load."""
 
-    name: str
     seconds: float
     per_s: float
     prompt: float  # mean tokens

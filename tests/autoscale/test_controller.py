@@ -155,7 +155,7 @@ def test_a_worker_that_never_registers_is_given_up() -> None:
 
 
 def test_advice_is_not_limited_by_places() -> None:
-    phases = [Phase("much", 60, 12.0, 800, 20)]
+    phases = [Phase(60, 12.0, 800, 20)]
     run = {}
     for mode in ("advise", "on"):
         controller = Controller(goals(mode=mode))
@@ -170,11 +170,7 @@ def goals(**changes: object) -> Goals:
 
 
 def test_workers_follow_the_load() -> None:
-    phases = [
-        Phase("low", 120, 3.0, 400, 80),
-        Phase("high", 120, 9.0, 400, 80),
-        Phase("low", 180, 3.0, 400, 80),
-    ]
+    phases = [Phase(120, 3.0, 400, 80), Phase(120, 9.0, 400, 80), Phase(180, 3.0, 400, 80)]
     run = Simulation(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
     there = {at: sum(counts) for at, counts in run.counts.items()}
     assert there[110] < there[230] > there[410]
@@ -183,7 +179,7 @@ def test_workers_follow_the_load() -> None:
 
 
 def test_another_mix_of_load_changes_roles() -> None:
-    phases = [Phase("prompts", 150, 5.0, 1_000, 16), Phase("answers", 150, 5.0, 64, 400)]
+    phases = [Phase(150, 5.0, 1_000, 16), Phase(150, 5.0, 64, 400)]
     run = Simulation(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
     assert run.orders["flip"] >= 1
     assert run.counts[140][0] > run.counts[290][0]
@@ -191,7 +187,7 @@ def test_another_mix_of_load_changes_roles() -> None:
 
 
 def test_steady_load_changes_little() -> None:
-    steady = requests_of([Phase("steady", 600, 5.0, 400, 100)], 3)
+    steady = requests_of([Phase(600, 5.0, 400, 100)], 3)
     run = Simulation(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
     late = {counts for at, counts in run.counts.items() if at > 120}
     assert sum(run.orders.values()) <= 8
@@ -200,7 +196,7 @@ def test_steady_load_changes_little() -> None:
 
 
 def test_predictions_are_accurate_under_steady_load() -> None:
-    steady = requests_of([Phase("steady", 400, 5.0, 400, 100)], 4)
+    steady = requests_of([Phase(400, 5.0, 400, 100)], 4)
     run = Simulation(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
     assert set(run.errors) == {
         *("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"),
