@@ -22,7 +22,7 @@ from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import SchedulerSettings
-from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until, until_told
+from harness.scheduling import Options, capacity, identity, need, place, until, until_told
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -104,17 +104,6 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     assert all(worker.reserved_requests == 0 for worker in told.workers)
     assert (told.handoffs[0].prefill_worker_id, told.handoffs[0].cost.transport) == ("p", "shm")
     assert figure(server, "placements_total", kind="pair") == 1
-
-
-async def test_the_description_names_topic_and_store(redis_server: RedisServer, topic: str) -> None:
-    async with (
-        SchedulerServer(Options(store=redis_server.url, topic=topic)) as server,
-        SchedulerClient(server.address) as client,
-    ):
-        told = await client.describe()
-        assert (told.topic, told.store) == (topic, server.store_name)
-        assert told.store.startswith("redis://")
-        assert "s3cret" not in told.store
 
 
 async def test_no_capacity_has_a_reason_and_a_retry_time(
