@@ -46,43 +46,11 @@ from tests.services.worker.idle_worker import GRAMMAR, KEY, Worker, start, with_
 NAMES = ("a", "b", "c")
 
 
-class Engine:
-    """Records requests by internal id; fails if one is submitted or given its token twice."""
-
-    block_hasher = None
-
-    def __init__(self) -> None:
-        self.requests: dict[str, Any] = {}
-        self.loading: dict[str, str] = {}  # state of loads: asked, begun or given
-
-    def submit(self, request: Any) -> None:
-        assert request.request_id not in self.requests, "submitted twice"
-        self.requests[request.request_id] = request
-
-    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
-        if internal_id in self.requests:
-            assert internal_id not in self.loading, "begun twice, or after its end"
-            self.loading[internal_id] = "begun"
-
-    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
-        if internal_id in self.requests:
-            assert self.loading.get(internal_id) != "given", "its token is given twice"
-            self.loading[internal_id] = "given"
-
-    def abort(self, internal_ids: list[str]) -> None:
-        for one in internal_ids:
-            self.end(one)
-
-    def end(self, internal_id: str) -> None:
-        self.requests.pop(internal_id, None)
-        self.loading.pop(internal_id, None)
-
-
 class Site(Worker):
     """A worker, and the answers that its router got."""
 
     def __init__(self) -> None:
-        super().__init__(Engine())
+        super().__init__()
         self.started: list[tuple[str, int, int]] = []
         self.answers: Counter[tuple[str, int]] = Counter()
         self.dropped: set[tuple[str, int]] = set()  # by its router, so no answer is expected
