@@ -25,11 +25,9 @@ class Gap:
     slope: float
 
     def at(self, requests: float) -> float:
-        """Return the gap with this many requests."""
         return self.base + self.slope * requests
 
     def most(self, goal_s: float) -> float:
-        """Return the number of requests at which the gap reaches its goal."""
         return (goal_s - self.base) / self.slope
 
 

@@ -16,7 +16,7 @@ from baton.autoscale.capacity import CapacityMeter
 from baton.autoscale.demand import Demand, DemandMeter, Totals
 from baton.autoscale.goals import Goals
 from baton.autoscale.histogram import SECONDS, share_below
-from baton.autoscale.orders import OTHER, Draft, same
+from baton.autoscale.orders import OTHER, Draft
 from baton.autoscale.seen import Member, Plan, Seen
 from baton.autoscale.sizing import Counts, Work, work
 from baton.protos import scheduler_pb2 as pb
@@ -124,7 +124,7 @@ class Controller:
             starts=draft.starts,
             stops=draft.stops,
             plan=draft.plan,
-            changed=not same(draft.plan, seen.plan),
+            changed=draft.plan != seen.plan,
             backlog_s=todo.backlog_s / max(1, ready.prefill),
             occupancy=sum(one.load.running for one in decodes) / slots if slots else 0.0,
             settled=self._predict(demand, todo, ready),

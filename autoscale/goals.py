@@ -33,5 +33,4 @@ class Goals:
     flip_after_s: float
 
     def bounds(self, role: pb.Role) -> Bounds:
-        """Return the bounds of the prefill or the decode side."""
         return self.prefill if role == pb.ROLE_PREFILL else self.decode

@@ -43,7 +43,6 @@ def share_below(counts: Sequence[float], bounds: Bounds, limit: float) -> float 
 
 
 def middles(counts: Sequence[float], bounds: Bounds) -> list[tuple[float, float]]:
-    """Return the middle and the share of each non-empty bucket."""
     total = sum(counts)
     lows = (0.0, *bounds)
     highs = (*bounds, bounds[-1] * 2)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from baton.autoscale.goals import Bounds
-from baton.autoscale.seen import Member, Plan, Seen
+from baton.autoscale.seen import Member, Seen
 from baton.autoscale.sizing import Counts
 from baton.protos import scheduler_pb2 as pb
 
@@ -139,13 +139,6 @@ class Draft:
         if name not in ordered:
             return None
         return one.role if one is not None else ordered[name]
-
-
-def same(one: Plan, other: Plan) -> bool:
-    """Return whether two plans order the same."""
-    return {key: dict(value) for key, value in one.items()} == {
-        key: dict(value) for key, value in other.items()
-    }
 
 
 def _load(one: Member) -> tuple[int, int]:

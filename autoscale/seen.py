@@ -37,5 +37,4 @@ class Seen:
     plan: Plan = field(default_factory=dict)  # the plan in force
 
     def of(self, role: pb.Role) -> list[Member]:
-        """Return the workers of a role that take requests."""
         return [one for one in self.members if one.role == role and one.ready]

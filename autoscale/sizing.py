@@ -24,7 +24,6 @@ class Counts:
     decode: int
 
     def of(self, role: pb.Role) -> int:
-        """Return the number of the prefill or the decode side."""
         return self.prefill if role == pb.ROLE_PREFILL else self.decode
 
     def __str__(self) -> str:

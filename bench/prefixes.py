@@ -35,8 +35,8 @@ from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings

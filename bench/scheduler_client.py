@@ -32,7 +32,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.scheduler.need import Need
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.imports import collect_seldom
 from baton.tasks import spawn, stop
 

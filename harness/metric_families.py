@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.scheduler.metrics import Metrics
 from baton.services.router.metrics import RouterMetrics
-from baton.services.worker.draft_metrics import DraftMetrics
+from baton.services.worker.drafting import DraftMetrics
 from baton.services.worker.metrics import WorkerMetrics
 
 

@@ -17,7 +17,7 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION

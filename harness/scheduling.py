@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
@@ -20,7 +21,8 @@ from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import Booking, Known, Reserved, RouterReport, shares
+from baton.scheduler.types import Booking, Reserved, RouterReport
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings
 from harness.support import PATIENCE, eventually, free_port, listening
 
@@ -121,11 +123,11 @@ def book(roster: Roster, ledger: Ledger, what: Need, decode: str, prefill: str =
     return booking
 
 
-def held(attempts: Iterable[Known]) -> dict[str, Reserved]:
-    """Return the sums of these attempts' shares by worker id."""
+def held(bookings: Iterable[Booking]) -> dict[str, Reserved]:
+    """Return the sums of these bookings by worker id."""
     total: dict[str, Reserved] = {}
-    for known in attempts:
-        for worker_id, share in shares(known):
+    for booking in bookings:
+        for worker_id, share in booking.shares():
             total.setdefault(worker_id, Reserved()).add(share)
     return total
 
@@ -157,6 +159,32 @@ async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
     while not (await found if isawaitable(found := condition()) else found):
         assert time.monotonic() < deadline, "it did not become true in time"
         await asyncio.sleep(0.005)
+
+
+async def until_told(client: SchedulerClient, condition: Callable[[pb.Description], object]) -> None:
+    """Poll the scheduler's description until `condition` is true of it."""
+
+    async def so() -> object:
+        return condition(await client.describe())
+
+    await until(so)
+
+
+@asynccontextmanager
+async def working(
+    client: SchedulerClient,
+    who: pb.WorkerIdentity,
+    load: Callable[[], pb.WorkerLoad] = pb.WorkerLoad,
+    **more: Any,
+) -> AsyncIterator[WorkerSession]:
+    """Run the session of a worker that is ready."""
+    session = WorkerSession(client, who, load, **more)
+    await session.start(5)
+    try:
+        await session.ready(capacity())
+        yield session
+    finally:
+        await session.close()
 
 
 class Clock:

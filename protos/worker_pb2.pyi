@@ -57,7 +57,7 @@ class Source(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., key: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "traceparent", "prefix_tokens", "service", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks", "source", "key")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "traceparent", "prefix_tokens", "service", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks", "source", "key", "left_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class Start(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
@@ -88,7 +89,8 @@ class Start(_message.Message):
     blocks: int
     source: Source
     key: bytes
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
+    left_s: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., key: _Optional[bytes] = ..., left_s: _Optional[float] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")

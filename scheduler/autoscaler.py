@@ -73,13 +73,15 @@ class Autoscaler:
                 await self._scale(self._controller, view)
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler holds the lease. A takeover drops the history of the controller."""
+        """Return whether this scheduler holds the lease. A takeover drops what was observed before."""
         # A step may also take as long as a worker's change of role.
         lease_s = max(LEASE_STEPS * self._interval_s, ROLE_TIMEOUT_S + 2 * self._interval_s)
         fence = await self._store.lead(self._name, lease_s)
         if fence and fence != self._fence:
             log.info("this scheduler decides on workers' numbers and roles, with fence %d", fence)
             self._controller = Controller(self._goals) if self._goals else None
+            if self._balance:
+                self._balance.start_over()
         self._fence = fence
         self._metrics.leads.set(bool(fence))
         return bool(fence)

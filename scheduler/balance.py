@@ -69,6 +69,10 @@ class Balance:
         self._since: dict[pb.Role, float] = {}  # role that is short of workers -> since when
         self._pause_until = 0.0
 
+    def start_over(self) -> None:
+        """Forget how long sides were under pressure, because nobody has watched. The pause goes on."""
+        self._since.clear()
+
     def look(self, view: FleetView) -> Flip | None:
         """Return the change that is due now, if any."""
         now = self._clock()

@@ -24,9 +24,9 @@ from baton.scheduler.endpoints import Endpoint, Endpoints
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.reports import Reports
+from baton.scheduler.router_reports import Reports
 from baton.scheduler.standby import Standby
-from baton.scheduler.types import Booking, Known, PolicyOptions, worker_to_wire
+from baton.scheduler.types import Booking, PolicyOptions, worker_to_wire
 
 SNAPSHOT_TIMEOUT_S = 1.0
 HEARTBEAT_TIMEOUT_S = 1.5  # short enough for the next one to arrive within the lease
@@ -137,7 +137,7 @@ class SchedulerClient:
             prompt_tokens=placement.prompt_tokens,
             blocks=placement.blocks,
         )
-        self.reporter.hold(Known(booking), placement.lease_s, booked_by=scheduler.address)
+        self.reporter.hold(booking, placement.lease_s, booked_by=scheduler.address)
         return placement
 
     def place_alone(self, need: Need) -> Placement:
@@ -151,7 +151,7 @@ class SchedulerClient:
             raise SchedulerUnavailable(f"scheduler at {self.address} does not answer, and no worker is known")
         if isinstance(assigned, NoChoice):
             raise NoCapacity(assigned.code, assigned.message, ALONE_RETRY_S)
-        self.reporter.hold(Known(assigned.booking), self.standby.lease_s)
+        self.reporter.hold(assigned.booking, self.standby.lease_s)
         return Placement(
             attempt=need.attempt,
             prefill=worker_to_wire(assigned.prefill) if assigned.prefill else None,

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from baton.protos import scheduler_pb2_grpc as rpc
 from baton.rpc import Line, tls_problem
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.stream import Stream
 from baton.security.names import Role
-from baton.tasks import spawn, stop
+from baton.tasks import patiently, spawn, stop
 
 CHECK_S = 1.0  # s; interval and deadline of checks when there are several schedulers
 MISSED = 2  # missed answers in a row before a scheduler counts as dead
@@ -36,6 +35,40 @@ def _in_short(details: str) -> str:
     if "Method not found" in reason:
         return f"it is of another version of Baton than this process: run the same version: {reason}"
     return f"{meant}: {reason}" if (meant := tls_problem(reason)) else reason
+
+
+class Stream:
+    """A gRPC stream that is called like a method: a message of a stream costs half as much as a call.
+
+    It is opened as needed. Send one message at a time.
+    """
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._open = opened
+        self._call: Any = None
+
+    async def __call__(self, message: Any, timeout: float) -> Any:
+        """Send a message and return its reply. Raises AioRpcError.
+
+        A timeout closes the stream, because a late reply would be mistaken for the reply to the next message.
+        """
+        try:
+            reply = await patiently(self._ask(message), timeout)
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        if reply is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise _error(grpc.StatusCode.UNAVAILABLE, "it hung up")
+        return reply
+
+    async def _ask(self, message: Any) -> Any:
+        if self._call is None or self._call.done():
+            self._call = self._open()
+        await self._call.write(message)
+        return await self._call.read()
+
+
+def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
 
 
 class Endpoint:
@@ -66,7 +99,6 @@ class Endpoint:
 
     @property
     def settled(self) -> bool:
-        """Whether it has been up for `BACK_S`."""
         return time.monotonic() >= self._settled_at
 
     def answered(self) -> None:
@@ -90,7 +122,6 @@ class Endpoint:
             self._check = spawn(self._ask_health(), f"check of scheduler {self.address}")
 
     def check_if_due(self) -> None:
-        """Start a health check, unless it was checked or answered within `CHECK_S`."""
         if time.monotonic() - max(self._checked_at, self._heard_at) >= CHECK_S:
             self.check()
 

@@ -49,7 +49,6 @@ class FleetFeed:
         self._made: dict[int, bytes] = {}  # revision -> serialized changes since then
 
     def age_s(self) -> float:
-        """Return the time since the last refresh."""
         return self._clock() - self._refreshed if self._revision else float("inf")
 
     def refresh(self, view: FleetView, processes: Sequence[pb.Process]) -> None:

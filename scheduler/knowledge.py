@@ -1,7 +1,7 @@
 """Drop departed workers from the prefix index, and log each worker that does not report its cache.
 
 The scheduler's service and the simulator call it now and then. It does not hold the index or learn blocks:
-that is prefixes/ledger.py. Requests are placed on silent workers without regard to prefixes.
+that is prefixes/prefix_ledger.py. Requests are placed on silent workers without regard to prefixes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from baton.scheduler.metrics import PrefixMetrics
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
 LATE_S = 10.0  # s; a worker reports its blocks with its first heartbeats

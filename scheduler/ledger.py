@@ -17,8 +17,6 @@ from baton.attempts import EPOCH_KEEP_S, Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Booking,
-    History,
-    Known,
     ReportResult,
     Reserved,
     RouterReport,
@@ -34,7 +32,7 @@ Sums = dict[str, Reserved]  # worker id -> bookings
 class Live:
     """A live attempt. Times are seconds on the ledger's clock."""
 
-    booking: Booking
+    booking: Booking  # as it was placed, or with fewer blocks
     lease_until: float
     prefilled: bool = False
     look_at: float = 0.0  # when to check the lease next
@@ -109,10 +107,10 @@ class Ledger:
         """
         self.sweep()
         result = ReportResult()
-        for known in report.placed:
-            self._count_stale(known.attempt, result)
-            if not self._adopt(known):
-                result.fenced.append(known.attempt)
+        for booking in report.placed:
+            self._count_stale(booking.attempt, result)
+            if not self._adopt(booking):
+                result.fenced.append(booking.attempt)
         for attempt in report.prefilled:
             if live := self._find(attempt, result):
                 self._end_prefill(live)
@@ -148,7 +146,7 @@ class Ledger:
             self.expired += 1
         forget(self._past, now)
 
-    def history(self, limit: int) -> History:
+    def history(self, limit: int) -> tuple[list[pb.LiveAttempt], list[pb.PastHandoff]]:
         """Return the newest live and finished attempts, at most `limit` of each."""
         now = self._clock()
         newest = nlargest(limit, self.live.values(), key=lambda live: live.lease_until)
@@ -158,10 +156,9 @@ class Ledger:
             aged.CopyFrom(past)
             aged.age_s = now - ended
             handoffs.append(aged)
-        return History([_live_message(live, now) for live in newest], handoffs)
+        return [_live_message(live, now) for live in newest], handoffs
 
     def _find(self, attempt: Attempt, result: ReportResult) -> Live | None:
-        """Return the attempt if it is live."""
         self._count_stale(attempt, result)
         live = self.live.get(attempt.request_id)
         return live if live and live.booking.attempt == attempt else None
@@ -174,18 +171,18 @@ class Ledger:
         last, over = self.last(attempt.request_id)
         return attempt.epoch < last or (attempt.epoch == last and over)
 
-    def _adopt(self, known: Known) -> bool:
+    def _adopt(self, booking: Booking) -> bool:
         """Book a running attempt unless it is booked already; return False if it is fenced."""
-        if self._fenced(known.attempt):
+        if self._fenced(booking.attempt):
             return False
-        live = self.live.get(known.attempt.request_id)
-        if live is None or live.booking.attempt != known.attempt:
-            self._replace(known.attempt)
-            live = self._book(known.booking)
+        live = self.live.get(booking.attempt.request_id)
+        if live is None or live.booking.attempt != booking.attempt:
+            self._replace(booking.attempt)
+            live = self._book(replace(booking, prefilled=False))
         live.lease_until = self._clock() + self._lease_s
-        if known.prefilled:
+        if booking.prefilled:
             self._end_prefill(live)
-        self._share(live, known.booking.blocks)
+        self._share(live, booking.blocks)
         return True
 
     def _replace(self, attempt: Attempt) -> None:
@@ -202,7 +199,6 @@ class Ledger:
         return live
 
     def _end_prefill(self, live: Live) -> None:
-        """Release the booking of the prompt, once."""
         if live.prefilled:
             return
         live.prefilled = True

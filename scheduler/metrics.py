@@ -13,7 +13,7 @@ from baton.autoscale.controller import Decision
 from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
 _ROLES = ("prefill", "decode", "mixed")
@@ -149,7 +149,6 @@ class Metrics(baton_metrics.Metrics):
 
 
 def role_of(role: pb.Role) -> str:
-    """Return a role's name: prefill, decode or mixed."""
     return short_name(pb.Role.Name(role), "ROLE_")
 
 

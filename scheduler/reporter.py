@@ -15,7 +15,7 @@ from itertools import islice
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.types import Known, attempt_from_wire, attempt_to_wire, known_to_wire
+from baton.scheduler.types import Booking, attempt_from_wire, attempt_to_wire, booking_to_wire
 
 FLUSH_S = 0.01  # s between reports sent on their own
 # s for which events other than bookings wait for a message with placements. While requests wait for room,
@@ -39,7 +39,7 @@ class Reporter:
     """
 
     def __init__(
-        self, held: Mapping[str, Known], is_home: Callable[[], bool], on_released: Callable[[], None]
+        self, held: Mapping[str, Booking], is_home: Callable[[], bool], on_released: Callable[[], None]
     ) -> None:
         """Renew the attempts in `held`, keyed by request id, which the caller updates.
 
@@ -109,7 +109,7 @@ class Reporter:
             self._begin_anew()
         if self._held and now >= self._renew_at:
             self._renew_at = now + self._renew_every_s
-            self._renewing = deque(known.attempt for known in self._held.values())
+            self._renewing = deque(booking.attempt for booking in self._held.values())
         batch = [event for _, event in islice(self._events, BATCH)]
         # Held attempts may be among the unsent events, so renewals come after all of them.
         room = BATCH - len(batch) if len(batch) == len(self._events) else 0
@@ -137,14 +137,14 @@ class Reporter:
         self.answered, self._wanted = True, reply.wanted
         self.saw_generation(reply.generation)
         for message in reply.lost:
-            known = self._held.get(message.request_id)
-            if known and known.attempt == attempt_from_wire(message):
+            booking = self._held.get(message.request_id)
+            if booking and booking.attempt == attempt_from_wire(message):
                 log.info(
                     "the booking of %s was lost: reporting it again",
                     message.request_id,
                     extra={"request_id": message.request_id},
                 )
-                self.add(known_to_wire(known))
+                self.add(booking_to_wire(booking))
         for message in reply.fenced:
             log.debug("%s, epoch %d, is over for a scheduler", message.request_id, message.epoch)
         if self._releases:
@@ -167,8 +167,8 @@ class Reporter:
         self.answered = self._anew = True
 
     def _holds(self, attempt: Attempt) -> bool:
-        known = self._held.get(attempt.request_id)
-        return known is not None and known.attempt == attempt
+        booking = self._held.get(attempt.request_id)
+        return booking is not None and booking.attempt == attempt
 
     def _drop_sent(self) -> None:
         events, renewals = self._sent
@@ -184,4 +184,4 @@ class Reporter:
         log.warning("a scheduler may have lost bookings: reporting all %d again", len(self._held))
         self._events = deque(one for one in self._events if isinstance(one[1], pb.Finished))
         now = time.monotonic()
-        self._events.extend((now, known_to_wire(known)) for known in self._held.values())
+        self._events.extend((now, booking_to_wire(booking)) for booking in self._held.values())

@@ -15,7 +15,7 @@ from baton.attempts import EPOCH_KEEP_S
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.ledger import Ledger, Past, forget
-from baton.scheduler.types import Deployment, FleetView, Heard, WorkerRecord, name_of
+from baton.scheduler.types import FleetView, Heard, WorkerRecord, name_of
 
 
 class Roster:
@@ -35,13 +35,12 @@ class Roster:
         self._clock = clock
         self._workers: dict[str, WorkerRecord] = {}
         self._gone: OrderedDict[str, Past] = OrderedDict()  # keyed by worker id
-        self._deployment: Deployment | None = None
+        self._first: pb.WorkerIdentity | None = None  # whose model all workers serve
         self._drained: frozenset[str] = frozenset()
         self._view: FleetView | None = None  # valid until a worker comes or goes
         self._none_ends_before = math.inf  # no lease expires before this
 
     def view(self) -> FleetView:
-        """Return the live workers."""
         self._sweep()
         if self._view is None:
             self._view = FleetView(dict(self._workers))
@@ -50,20 +49,21 @@ class Roster:
     def register(self, identity: pb.WorkerIdentity, state: pb.WorkerState) -> str:
         """Add or replace a worker; return in one line why it was refused, or an empty string.
 
-        The first live worker decides which model the topic serves. Raises StaleWorker when `identity.epoch`
-        is below the worker's last one.
+        The first live worker decides which model the topic serves. vLLM's version and the model's revision
+        may differ between workers, as they do during an upgrade. Raises StaleWorker when `identity.epoch` is
+        below the worker's last one.
         """
         self._sweep()
         worker_id = identity.worker_id
         last = self._epoch_of(worker_id)
         if identity.epoch < last:
             raise StaleWorker(worker_id, identity.epoch, last)
-        newcomer = Deployment.of(identity)
-        if self._deployment and self._workers.keys() - {worker_id}:
-            if refusal := self._deployment.refusal(self._topic, newcomer):
-                return refusal
-        else:
-            self._deployment = newcomer
+        first = self._first
+        if first is None or not self._workers.keys() - {worker_id}:
+            self._first = identity
+        elif identity.model != first.model:
+            here = f"in topic {self._topic!r} (worker {first.worker_id})"
+            return f"model {identity.model!r} here, {first.model!r} {here}: serve one model a topic"
         known = self._workers.get(worker_id)
         self._workers[worker_id] = WorkerRecord(
             identity=identity,

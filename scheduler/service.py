@@ -28,7 +28,7 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.settling import Settling

@@ -24,7 +24,7 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
 from baton.scheduler.peers import Peers
 from baton.scheduler.placer import Placer
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.processes import SCHEDULER, Processes
 from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
@@ -161,7 +161,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         result = self._ledger.report(report)
         self._metrics.stale("report", result.stale)
         fenced = set(result.fenced)
-        self._metrics.adopted.inc(sum(known.attempt not in fenced for known in report.placed))
+        self._metrics.adopted.inc(sum(booking.attempt not in fenced for booking in report.placed))
         return pb.ReportReply(
             lost=[attempt_to_wire(one) for one in result.lost],
             fenced=[attempt_to_wire(one) for one in result.fenced],
@@ -239,15 +239,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         del request, context
         workers = self._roster.view().workers.values()
-        history = self._ledger.history(SHOWN_ATTEMPTS)
+        attempts, handoffs = self._ledger.history(SHOWN_ATTEMPTS)
         now = time.monotonic()
         ordered = sorted(workers, key=lambda worker: (worker.role, worker.worker_id))
         return pb.Description(
             topic=self._options.topic,
             store=self._store.name,
             workers=[status_of(worker, now - worker.heard_at) for worker in ordered],
-            attempts=history.attempts,
-            handoffs=history.handoffs,
+            attempts=attempts,
+            handoffs=handoffs,
             store_problem=self._store.problem,
             drained=sorted(self._store.drained),
             routers=self._processes.routers(),

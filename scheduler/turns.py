@@ -67,7 +67,6 @@ class RouterTurns:
 
     @property
     def any(self) -> bool:
-        """Whether a request waits for room."""
         return bool(self._waiting or self._elsewhere)
 
     def elder(self, need: Need, worker_ids: set[str]) -> str:
@@ -85,7 +84,6 @@ class RouterTurns:
         return ""
 
     def told(self) -> pb.Turns:
-        """Return the requests waiting at this scheduler."""
         now = self._clock()
         self._forget(now)
         return pb.Turns(heads=[_head(one, now) for one in self._waiting.values()])

@@ -142,6 +142,7 @@ class Booking:
     decode_id: str
     prompt_tokens: int
     blocks: int
+    prefilled: bool = False  # the prompt's tokens and the prefill worker are no longer booked
 
     def __post_init__(self) -> None:
         if not self.decode_id or self.decode_id == self.prefill_id:
@@ -157,35 +158,29 @@ class Booking:
     def worker_ids(self) -> tuple[str, ...]:
         return (self.prefill_id, self.decode_id) if self.prefill_id else (self.decode_id,)
 
-    def share(self, worker_id: str, *, prefilled: bool = False) -> Reserved:
-        """Return the part booked on `worker_id`. Prompt tokens are no longer booked once `prefilled`."""
-        prefills = worker_id == self.prompt_worker_id and not prefilled
+    def share(self, worker_id: str) -> Reserved:
+        """Return the part booked on `worker_id`."""
+        prefills = worker_id == self.prompt_worker_id and not self.prefilled
         decodes = worker_id == self.decode_id
         return Reserved(
             prompt_tokens=self.prompt_tokens if prefills else 0,
             requests=1 if prefills or decodes else 0,
             blocks=self.blocks if decodes else 0,
-            decoding=1 if decodes and prefilled else 0,
+            decoding=1 if decodes and self.prefilled else 0,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A live attempt as its router reports it."""
-
-    booking: Booking
-    prefilled: bool = False
-
-    @property
-    def attempt(self) -> Attempt:
-        return self.booking.attempt
+    def shares(self) -> Iterator[tuple[str, Reserved]]:
+        """Yield the id of each worker on which something is still booked, and what."""
+        for worker_id in self.worker_ids:
+            if not (share := self.share(worker_id)).empty:
+                yield worker_id, share
 
 
 @dataclass(frozen=True, slots=True)
 class RouterReport:
     """Events of a router's attempts since its last report, applied in the order of the fields."""
 
-    placed: tuple[Known, ...] = ()  # placed by another scheduler or by the router itself, or reported again
+    placed: tuple[Booking, ...] = ()  # placed by another scheduler or by the router itself, or reported again
     prefilled: tuple[Attempt, ...] = ()
     finished: tuple[tuple[Attempt, pb.Finished], ...] = ()
     renewed: tuple[Attempt, ...] = ()
@@ -195,7 +190,7 @@ class RouterReport:
     def from_wire(cls, request: pb.ReportRequest) -> RouterReport:
         """Convert a message. Raises ValueError for an event without request id or epoch."""
         return cls(
-            placed=tuple(known_from_wire(booking, request.router_id) for booking in request.placed),
+            placed=tuple(booking_from_wire(booking, request.router_id) for booking in request.placed),
             prefilled=attempts_from_wire(request.prefilled),
             finished=tuple((attempt_from_wire(event.attempt), event) for event in request.finished),
             renewed=attempts_from_wire(request.renewed),
@@ -210,28 +205,6 @@ class ReportResult:
     lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked here
     fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or finished
     stale: int = 0  # events ignored because a later epoch was placed
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """The model that every worker of a topic must serve, and the worker that registered first.
-
-    vLLM's version and the model's revision may differ between workers, as they do during an upgrade.
-    """
-
-    model: str
-    worker_id: str
-
-    @classmethod
-    def of(cls, identity: pb.WorkerIdentity) -> Deployment:
-        return cls(identity.model, identity.worker_id)
-
-    def refusal(self, topic: str, newcomer: Deployment) -> str:
-        """Return in one line why `newcomer` does not fit; empty if it does."""
-        if newcomer.model == self.model:
-            return ""
-        here = f"in topic {topic!r} (worker {self.worker_id})"
-        return f"model {newcomer.model!r} here, {self.model!r} {here}: serve one model a topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,26 +227,9 @@ class Told:
     turns: Mapping[str, bytes] = field(default_factory=dict)  # requests waiting for room, by scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class History:
-    """Live and finished attempts, for operators."""
-
-    attempts: list[pb.LiveAttempt]
-    handoffs: list[pb.PastHandoff]
-
-
 def name_of(identity: pb.WorkerIdentity) -> str:
     """Return the name that a worker has after every restart, too."""
     return identity.name or identity.worker_id
-
-
-def shares(known: Known) -> Iterator[tuple[str, Reserved]]:
-    """Yield the id of each worker on which the attempt still has a booking, and that booking."""
-    booking = known.booking
-    for worker_id in booking.worker_ids:
-        share = booking.share(worker_id, prefilled=known.prefilled)
-        if not share.empty:
-            yield worker_id, share
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:
@@ -310,27 +266,25 @@ def worker_to_wire(record: WorkerRecord) -> pb.Worker:
     )
 
 
-def known_from_wire(message: pb.Booking, router_id: str) -> Known:
+def booking_from_wire(message: pb.Booking, router_id: str) -> Booking:
     """Convert a router's booking. Raises ValueError for an invalid one."""
-    attempt = attempt_from_wire(message.attempt)
-    booking = Booking(
-        attempt=attempt,
+    return Booking(
+        attempt=attempt_from_wire(message.attempt),
         router_id=router_id,
         prefill_id=message.prefill_worker_id,
         decode_id=message.decode_worker_id,
         prompt_tokens=message.prompt_tokens,
         blocks=message.blocks,
+        prefilled=message.read,
     )
-    return Known(booking, prefilled=message.read)
 
 
-def known_to_wire(known: Known) -> pb.Booking:
-    booking = known.booking
+def booking_to_wire(booking: Booking) -> pb.Booking:
     return pb.Booking(
-        attempt=attempt_to_wire(known.attempt),
+        attempt=attempt_to_wire(booking.attempt),
         prefill_worker_id=booking.prefill_id,
         decode_worker_id=booking.decode_id,
         prompt_tokens=booking.prompt_tokens,
         blocks=booking.blocks,
-        read=known.prefilled,
+        read=booking.prefilled,
     )

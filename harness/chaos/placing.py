@@ -21,8 +21,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import blocks_for, usable_blocks
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings, SchedulerSettings
 from baton.services.engine.args import VLLM_VERSION
 from baton.services.router.cluster import ClusterView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Start
@@ -34,7 +34,7 @@ class Stay:
         """Return its share of a worker if it was prefilled by `read` and had not ended by `ended`."""
         if self.until <= ended:
             return Reserved()
-        return self.booking.share(worker_id, prefilled=self.read_at <= read)
+        return replace(self.booking, prefilled=self.read_at <= read).share(worker_id)
 
 
 class Workers:

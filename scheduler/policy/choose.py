@@ -215,7 +215,6 @@ class Policy:
         return Source(best, need.prompt_tokens - need.tokens_for(best.worker_id)) if best else None
 
     def _holders(self, view: FleetView, need: Need) -> Holders:
-        """Return the workers of each role that hold most of the prompt."""
         if need.match is None:
             return ()
         best = (need.match.best(role, HOLDERS, self._rng) for role in pb.Role.values())

@@ -65,7 +65,6 @@ class PrefixIndex:
         self._next = 0  # next shard to sweep
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return self._entries
 
     @property
@@ -79,7 +78,6 @@ class PrefixIndex:
 
     @property
     def alive(self) -> int:
-        """The bits of all workers in the index."""
         return self._alive
 
     def join(self) -> int:
@@ -94,7 +92,6 @@ class PrefixIndex:
         return slot
 
     def leave(self, slot: int) -> None:
-        """Remove the worker in this slot."""
         self._alive &= ~(1 << slot)
         self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from baton.prefix_keys import PromptKeys
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 
 TIERS = 2  # `best` lists the holders of this many match lengths, longest first
 

@@ -21,8 +21,8 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
-from baton.redis_errors import elsewhere, explained, leads_elsewhere, refuses_the_user
-from baton.redis_url import FORM, without_password
+from baton.redis_errors import hide_password, leads_elsewhere, refusal, refuses_the_user
+from baton.redis_url import not_a_url, without_password
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
 from baton.scheduler.keys import lua_header, topic_keys
 from baton.scheduler.store.base import TOLD_KINDS, Store
@@ -48,11 +48,7 @@ class RedisStore(Store):
             # `_run` has the timeout.
             self._client = redis_link.connect(url, self._keys[0], password=password, max_connections=1)
         except ValueError:  # the original text may quote a password
-            raise StoreRefuses(
-                f"scheduler.store is not a Redis URL: it must look like {FORM}, "
-                "with the password percent-encoded or in a file (scheduler.store_password_file)"
-            ) from None
-        self._password: str = self._client.connection_pool.connection_kwargs.get("password") or ""
+            raise StoreRefuses(not_a_url("scheduler.store")) from None
         self._scripts = {name: self._client.register_script(_source(name)) for name in SCRIPTS}
         self._calling = asyncio.Lock()  # one connection is enough: Redis runs one script at a time
 
@@ -137,10 +133,8 @@ class RedisStore(Store):
         except (RedisError, OSError, TimeoutError) as error:
             redis_link.renew(self._client)  # it may be connected to the wrong server
             kind = StoreRefuses if _for_good(error) or leads_elsewhere(error, self.name) else StoreUnavailable
-            text = elsewhere(error, self.name, "scheduler.store") or _explain(error)
-            if self._password:  # a server quotes the arguments of an unknown command
-                text = text.replace(self._password, "***")
-            raise kind(f"redis at {self._host} {text}") from None
+            text = refusal(self._client, self.name, error, "scheduler.store") or _explain(error)
+            raise kind(f"redis at {self._host} {hide_password(self._client, text)}") from None
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -165,7 +159,6 @@ def _is_nobodys_name(error: BaseException) -> bool:
 
 
 def _for_good(error: BaseException) -> bool:
-    """Return whether an operator probably has to change something."""
     wrong_database = "DB index is out of range" in str(error)
     no_redis = isinstance(error, InvalidResponse)
     return refuses_the_user(error) or _is_nobodys_name(error) or wrong_database or no_redis
@@ -178,8 +171,6 @@ def _explain(error: BaseException) -> str:
         return "is still loading its data, and will answer after that"
     if isinstance(error, OutOfMemoryError):
         return f"is full ({text}); raise its maxmemory"
-    if refuses_the_user(error):
-        return explained(error, "scheduler.store or scheduler.store_password_file")
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "does not answer in time; is it up, and is this the right address?"
     if isinstance(error, ConnectionError | OSError) or type(error).__name__ == "ConnectionError":

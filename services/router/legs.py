@@ -120,6 +120,7 @@ class Leg(StreamListener):
             service=state.service_message,
             party=state.party.number,
             source=source,
+            left_s=max(0.001, state.deadline - time.monotonic()),
             **more,
         )
 

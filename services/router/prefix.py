@@ -118,6 +118,7 @@ class Prefix(StreamListener):
             traceparent=self._state.trace.traceparent,
             prefix_tokens=self._tokens,
             key=self._key,
+            left_s=max(0.001, self._state.deadline - time.monotonic()),
         )
         if stream.begin(self, start):
             self._stream = stream

@@ -15,7 +15,7 @@ from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.services import roles
 from baton.services.config import RouterSettings, SchedulerSettings

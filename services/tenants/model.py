@@ -122,7 +122,6 @@ class Book(BaseModel):
         return self.tenants.get(name, ANYBODY.settings)
 
     def callers(self) -> dict[bytes, Caller]:
-        """Return the callers by the digest of their secret."""
         return {
             bytes.fromhex(key.sha256): Caller(name, key.tenant, key, self.tenant(key.tenant))
             for name, key in self.keys.items()
@@ -169,7 +168,6 @@ def new_secret() -> str:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return the hash of a secret, as in the book."""
     return hashlib.sha256(secret).digest()
 
 

@@ -15,10 +15,11 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
 from baton import redis_link
+from baton.redis_errors import refusal
 from baton.redis_url import without_password
 from baton.services.tenants import redis_keys
 from baton.services.tenants.model import Book, BookError, book_of
-from baton.services.tenants.shared import connect, refusal
+from baton.services.tenants.shared import URL_KEY, connect
 
 CALL_S = 5.0  # no request waits for these calls
 EDIT_TRIES = 10  # if others edit at the same time
@@ -91,7 +92,7 @@ class RedisBook:
 
     def _away(self, error: Exception) -> BookError:
         redis_link.renew(self._client)  # it may have become the wrong server
-        if refused := refusal(self._client, self._url, error):
+        if refused := refusal(self._client, self._url, error, URL_KEY):
             return BookError(f"{self.place}: {refused}")
         # Without the error's own text, which varies: the same problem is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

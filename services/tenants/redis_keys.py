@@ -18,7 +18,6 @@ PROBE_KEEP_MS = 10_000
 
 
 def prefix(topic: str) -> str:
-    """Return the prefix of all keys of a topic's tenants."""
     return f"baton:{{{topic}}}:tenants"
 
 

@@ -14,12 +14,13 @@ from redis.exceptions import RedisError
 
 from baton import redis_link
 from baton.keeping import keep
-from baton.redis_errors import elsewhere, explained, refuses_the_user
-from baton.redis_url import FORM, without_password
+from baton.redis_errors import refusal
+from baton.redis_url import not_a_url, without_password
 from baton.services.errors import ConfigError
 from baton.services.tenants import redis_keys
 from baton.tasks import patiently, stop
 
+URL_KEY = "router.keys_store"
 CALL_S = 0.5  # a call's timeout, which limits how long a request waits for a hung Redis
 PROBE_S = 1.0  # between two attempts to reach a Redis that is down
 MAX_CONNECTIONS = 16
@@ -42,20 +43,7 @@ def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -
             timeout_s=timeout_s,
         )
     except ValueError:  # its message may quote a password
-        raise ConfigError(
-            f"router.keys_store is not a Redis URL: it must look like {FORM}, with "
-            "the password percent-encoded or in a file (router.keys_store_password_file)"
-        ) from None
-
-
-def refusal(client: Redis, url: str, error: BaseException) -> str:
-    """Explain an error if Redis refuses this user or is the wrong server; "" for other errors."""
-    if refuses_the_user(error):
-        text = explained(error, "router.keys_store or router.keys_store_password_file")
-    else:
-        text = elsewhere(error, url, "router.keys_store")
-    password = client.connection_pool.connection_kwargs.get("password")
-    return text.replace(password, "***") if password else text  # a server may quote unknown commands
+        raise ConfigError(not_a_url(URL_KEY)) from None
 
 
 class SharedStore:
@@ -114,7 +102,7 @@ class SharedStore:
         redis_link.renew(self.client)  # other connections may lead to the same wrong or silent server
         if not self._told:
             self._told = True
-            why = refusal(self.client, self._name, error) or str(error) or type(error).__name__
+            why = refusal(self.client, self._name, error, URL_KEY) or str(error) or type(error).__name__
             log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
 
     async def _make_calls(self) -> None:

@@ -1,13 +1,13 @@
 """One worker: a process that hosts one vLLM engine and serves routers over gRPC.
 
-lifecycle, node               start and end of the process: register, load, serve, drain, leave
-advertise                     the addresses that it gives to others
-servicer, session             the gRPC service: one bounded stream per router
-dispatcher, attempts          the requests that run here, and how they ended
+lifecycle, node                             start and end of the process: register, load, serve, drain, leave
+advertise                                   the addresses that it gives to others
+servicer, router_session                    the gRPC service: one bounded stream per router
+dispatcher, attempts                        the requests that run here, and how they ended
 admission, entrance, grammars, engine_gate  what a request passes before it is in the engine
-outgoing                      KV that other workers pull from here
-incoming, following           KV that this worker pulls from others
-drafting, metrics, draft_metrics  counts of requests, steps and drafts
+outgoing                                    KV that other workers pull from here
+incoming, following                         KV that this worker pulls from others
+drafting, metrics                           counts of requests, steps and drafts
 
 The engine itself is in baton.services.engine.
 """

@@ -46,7 +46,6 @@ class Admission:
         self._max_requests = self._max_blocks = self._max_extras = 0
 
     def fit(self, capacity: pb.Capacity) -> None:
-        """Set the limits for an engine of this capacity."""
         self._max_requests = max_requests(capacity, self._limits)
         self._max_blocks = usable_blocks(capacity)
         self._max_extras = max(1, capacity.max_num_seqs)

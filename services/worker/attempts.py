@@ -58,7 +58,6 @@ class RunningAttempt:
         return {"request_id": self.request_id, "trace_id": trace_id_of(self.traceparent)}
 
     def failed(self, code: Failed.Code, message: str) -> Failed:
-        """Build the message that tells its router of a failure."""
         return Failed(request_id=self.request_id, epoch=self.epoch, code=code, message=message)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -47,7 +48,7 @@ from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
-from baton.services.worker.session import RouterSession
+from baton.services.worker.router_session import RouterSession
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +68,8 @@ class Dispatcher:
         drafting: Drafting | None,
         *,
         grammars: Grammars,
-        request_s: float = 600.0,
     ) -> None:
-        """Refuse requests until `open`.
-
-        drafting: counts drafts; None without speculative decoding
-        request_s: the routers' limit on a request's duration
-        """
+        """Refuse requests until `open`. `drafting` counts drafts; None without speculative decoding."""
         self.load = EngineLoad()
         self.counts = Counts()  # totals since the engine started
         self.blocks = BlockLogs()  # of the engine's prefix cache
@@ -90,7 +86,6 @@ class Dispatcher:
         self._next_session = 1  # 0 is vLLM's client index for requests without a client
         self._handoffs = HandoffClient()
         self.outgoing = Outgoing(self._release)
-        self._request_s = request_s
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
         self._entrance = Entrance(
@@ -98,7 +93,6 @@ class Dispatcher:
             self._gate,
             grammars,
             metrics,
-            request_s=request_s,
             fail=self._stop,
             refuse=self.on_refused,
         )
@@ -130,12 +124,10 @@ class Dispatcher:
 
     @property
     def flushed(self) -> bool:
-        """Whether all replies have been sent."""
         return all(session.flushed for session in self._sessions.values())
 
     @property
     def idle(self) -> bool:
-        """Whether no request is here and all replies have been sent."""
         return not self.requests and self.flushed
 
     def abort_all(self) -> int:
@@ -150,7 +142,6 @@ class Dispatcher:
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
-        """End all routers' streams and all calls of followers."""
         for session in self._sessions.values():
             session.end()
         self.outgoing.hang_up()
@@ -158,13 +149,13 @@ class Dispatcher:
     async def renew_leases(self, every_s: float) -> None:
         """Retain saved KV as long as its router is connected and has not released it. Runs until cancelled.
 
-        A request may wait at the decode worker for longer than a lease. Saves older than the limit on a
-        router's request are no longer renewed: their release must have been lost. Renewals begin every
-        `every_s` seconds, however long one takes, so that there is time for another if one fails.
+        A request may wait at the decode worker for longer than a lease. After its deadline, its KV is no
+        longer renewed: the release must have been lost. Renewals begin every `every_s` seconds, however long
+        one takes, so that there is time for another if one fails.
         """
         while True:
             began = time.monotonic()
-            if asked := self.outgoing.to_renew(self._request_s):
+            if asked := self.outgoing.to_renew():
                 held = await asyncio.to_thread(self._handoffs.renew, asked, every_s)
                 self.outgoing.renewed(asked, held, began)
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
@@ -212,7 +203,6 @@ class Dispatcher:
             self._fail(attempt, refused.code, str(refused))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End these requests, and release their handoffs."""
         engine_ids = []
         for request_id in request_ids:
             attempt = self._attempts.of_request(request_id)
@@ -233,7 +223,9 @@ class Dispatcher:
             self._host.abort([older.internal_id])
         self.outgoing.supersede(attempt.request_id, attempt.epoch)
         if start.phase != PHASE_DECODE:
-            self.outgoing.begin(attempt.request_id, attempt.epoch, start.key, attempt.session)
+            self.outgoing.begin(
+                attempt.request_id, attempt.epoch, start.key, attempt.session, start.left_s or math.inf
+            )
         attempt.share = self._admission.take(start)
         self._entrance.begin(attempt, start)
 

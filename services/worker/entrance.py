@@ -38,16 +38,14 @@ class Entrance:
         grammars: Grammars,
         metrics: WorkerMetrics,
         *,
-        request_s: float,
         fail: Fail,
         refuse: Callable[[str, Exception], None],
     ) -> None:
-        """Wait at most `request_s` for KV; `fail` and `refuse` end an attempt and tell its router."""
+        """Set up; `fail` and `refuse` end an attempt and tell its router."""
         self._host = host
         self._gate = gate
         self._grammars = grammars
         self._metrics = metrics
-        self._request_s = request_s
         self._fail = fail
         self._refuse = refuse
         self._compiling: set[asyncio.Task[None]] = set()
@@ -55,7 +53,6 @@ class Entrance:
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
-        """Set the limits of the engine, which is loaded."""
         self._limits = limits
 
     async def close(self) -> None:
@@ -76,10 +73,11 @@ class Entrance:
                 Failed.CODE_INVALID,
                 "a source needs an address and a key, and is for a PREFILL or a DECODE",
             )
-        held, within_s = start.phase == PHASE_PREFILL, BEGINNING_S
+        held = start.phase == PHASE_PREFILL
+        within_s: float | None = BEGINNING_S
         if not held:
             attempt.prepared = self._prepare(attempt, start, None)
-            held, within_s = attempt.prepared.late, self._request_s
+            held, within_s = attempt.prepared.late, start.left_s or None
         attempt.incoming = Incoming(attempt, start, self, held=held)
         if not held:
             self._let_in(attempt)
@@ -111,7 +109,6 @@ class Entrance:
         )
 
     def fail(self, attempt: RunningAttempt, code: Failed.Code, problem: Problem) -> None:
-        """End an attempt whose KV cannot be had."""
         self._metrics.on_not_loaded(problem)
         self._fail(attempt, code, str(problem))
 

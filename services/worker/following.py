@@ -72,8 +72,8 @@ class Following:
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
-        """Pass the source's replies to `incoming`, for `within_s` seconds at most."""
+    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float | None) -> None:
+        """Pass the source's replies to `incoming`, for `within_s` seconds at most (None: no limit)."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -83,7 +83,6 @@ class Following:
         return len(self._calls)
 
     async def close(self) -> None:
-        """Cancel all calls and close all channels. Idempotent."""
         for call in list(self._calls):
             call.cancel()
         if self._calls:
@@ -92,16 +91,14 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float) -> None:
+    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float | None) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
             async with asyncio.timeout(within_s):
                 await self._hear(incoming, source, epoch)
         except TimeoutError:
-            failure = _FailureError(
-                Event.LATE, SourceTimeout(f"{who} did not save its KV within {within_s:g} s")
-            )
+            failure = _FailureError(Event.LATE, SourceTimeout(f"{who} did not save its KV in time"))
         except _FailureError as error:
             failure = error
         except Exception as error:  # otherwise the attempt would wait forever

@@ -147,7 +147,6 @@ class Incoming:
             self._fail(Event.WRONG, Problem.of(ManifestError(str(refused))), refused.code)
 
     def on_failed(self, event: Event, problem: Problem) -> None:
-        """Handle a failure of the source."""
         self._fail(event, problem, code_of(problem))
 
     def cancel(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import sys
@@ -22,8 +21,6 @@ from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import ENGINE_FAILED, leave
 from baton.services.printing import complain
-
-logger = logging.getLogger(__name__)
 
 # Seconds. How long the engine's thread and the event loop's wait for the interpreter while the other one runs
 # Python code. On two busy cores a step's outputs reached the loop in 22 us (p50), against 215 to 335 us with

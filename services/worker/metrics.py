@@ -63,7 +63,6 @@ class WorkerMetrics(Metrics):
         self._phases = tuple(self._engine_step_phase_seconds.labels(phase) for phase in phases)
 
     def set_blocks(self, num_blocks: int) -> None:
-        """Set the number of KV blocks, once the engine is loaded."""
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
@@ -94,7 +93,6 @@ class WorkerMetrics(Metrics):
         self._requests_refused.labels(Failed.Code.Name(code).removeprefix("CODE_").lower()).inc()
 
     def on_saved(self, saved: Saved) -> None:
-        """Count a prompt that was prefilled for another worker."""
         if saved.problem:
             self._handoffs_save_failed.inc()
         else:

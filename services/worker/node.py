@@ -26,7 +26,7 @@ from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services import roles
 from baton.services.config import Settings
 from baton.services.engine.adapters import AdapterFiles
@@ -173,7 +173,6 @@ class Node:
             metrics,
             self._drafting,
             grammars=grammars,
-            request_s=self._settings.router.request_timeout_s,
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
@@ -271,7 +270,6 @@ class Node:
             await asyncio.sleep(self._settings.scheduler.heartbeat_s)
 
     async def _watch_steps(self, host: EngineHost, dispatcher: Dispatcher) -> None:
-        """Treat an engine with a hung step as failed."""
         while host.step_s < ENGINE_STALL_S:  # noqa: ASYNC110 (a hung thread sets no event)
             await asyncio.sleep(min(1.0, ENGINE_STALL_S / 4))
         dispatcher.on_failure(EngineFailed(f"a step takes longer than {ENGINE_STALL_S:g} s"))

@@ -106,10 +106,10 @@ class _Handoff:
     epoch: int
     session: int  # of its router
     key: bytes
+    ends_s: float  # the deadline of its request
     state: State = State.PROMISED
     manifest: Manifest | None = None  # of the KV that can be pulled
     end: FollowReply | None = None
-    saved_s: float = 0.0
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
 
@@ -140,13 +140,18 @@ class Outgoing:
 
     # Progress of an attempt.
 
-    def begin(self, request_id: str, epoch: int, key: bytes, session: int) -> None:
-        """Register an attempt whose KV will be saved; ignored unless its epoch is a new one."""
+    def begin(self, request_id: str, epoch: int, key: bytes, session: int, left_s: float) -> None:
+        """Register an attempt whose KV will be saved; ignored unless its epoch is a new one.
+
+        left_s: time until the request's deadline
+        """
         if (older := self._handoffs.get(request_id)) is not None and older.epoch >= epoch:
             return
         self.supersede(request_id, epoch)
         self._forget(request_id)
-        handoff = self._handoffs[request_id] = _Handoff(request_id, epoch, session, key)
+        handoff = self._handoffs[request_id] = _Handoff(
+            request_id, epoch, session, key, time.monotonic() + left_s
+        )
         for follower in self._waiting.pop((request_id, epoch), ()):
             self._stop_waiting(follower)
             if follower.is_refused:  # it timed out a moment ago
@@ -194,12 +199,10 @@ class Outgoing:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
     def release_of_session(self, session: int) -> None:
-        """Release the KV of a router whose stream has ended."""
         for handoff in [one for one in self._handoffs.values() if one.session == session]:
             self._end(handoff, Problem.of(UnknownHandoff("the stream of its router has ended")))
 
     def supersede(self, request_id: str, epoch: int) -> None:
-        """Release the KV of earlier attempts at a request."""
         handoff = self._handoffs.get(request_id)
         if handoff is not None and handoff.epoch < epoch:
             self._end(handoff, Problem.of(StaleEpoch(f"attempt {epoch} has taken its place")))
@@ -218,12 +221,12 @@ class Outgoing:
 
     # Leases.
 
-    def to_renew(self, for_s: float) -> list[Manifest]:
-        """Return the manifests of KV saved in the last `for_s` seconds and not released."""
+    def to_renew(self) -> list[Manifest]:
+        """Return the manifests of KV that is not released and whose request may still run."""
         self.forget_expired()
-        since = time.monotonic() - for_s
+        now = time.monotonic()
         return [
-            one.manifest for one in self._leased.values() if one.manifest is not None and one.saved_s >= since
+            one.manifest for one in self._leased.values() if one.manifest is not None and one.ends_s >= now
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
@@ -322,8 +325,7 @@ class Outgoing:
 
     def _lease(self, handoff: _Handoff, manifest: Manifest) -> None:
         self.forget_expired()
-        now = time.monotonic()
-        handoff.manifest, handoff.saved_s, handoff.until_s = manifest, now, now + manifest.lease_s
+        handoff.manifest, handoff.until_s = manifest, time.monotonic() + manifest.lease_s
         self._leased[handoff.request_id] = handoff
         self._leased.move_to_end(handoff.request_id)
 

@@ -16,7 +16,7 @@ from baton.services.engine import wire
 from baton.services.engine.host import EngineHost
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.outgoing import NotFollowedError
-from baton.services.worker.session import RouterSession
+from baton.services.worker.router_session import RouterSession
 
 TRIAL_TIMEOUT_S = 15.0  # the ranks' own deadlines are shorter
 
@@ -65,7 +65,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         return found
 
     async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:
-        """Pull a test payload from another worker."""
         del context
         sources = list(request.sources)
         return await asyncio.to_thread(

@@ -42,7 +42,6 @@ class BlockLog:
         self._lost = False  # too many operations: the log must begin again
 
     def __len__(self) -> int:
-        """Return the number of cached blocks."""
         return len(self._held)
 
     @property
@@ -99,7 +98,6 @@ class BlockLogs:
         self._logs: dict[str, BlockLog] = {}
 
     def to(self, scheduler: str) -> BlockLog:
-        """Return the log for the scheduler at this address."""
         log = self._logs.get(scheduler)
         if log is None:
             log = self._logs[scheduler] = BlockLog(self._now_ns, self._held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from redis.asyncio import Redis
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -26,10 +27,23 @@ def refuses_the_user(error: BaseException) -> bool:
     return known or _lacks_a_permission(error) or str(error).startswith(("WRONGPASS", "NOAUTH"))
 
 
-def explained(error: BaseException, where: str) -> str:
-    """Explain a refusal of the user, and its cure, in one line. `where`: settings with the password."""
+def refusal(client: Redis, url: str, error: BaseException, key: str) -> str:
+    """Explain in one line that Redis refuses this user or is the wrong server; "" for other errors.
+
+    key: the setting with the URL
+    """
+    if not refuses_the_user(error):
+        return hide_password(client, elsewhere(error, url, key))
     text = " ".join(str(error).split())
-    return NOT_ENOUGH.format(text) if _lacks_a_permission(error) else WRONG_PASSWORD.format(text, where)
+    if _lacks_a_permission(error):
+        return hide_password(client, NOT_ENOUGH.format(text))
+    return hide_password(client, WRONG_PASSWORD.format(text, f"{key} or {key}_password_file"))
+
+
+def hide_password(client: Redis, text: str) -> str:
+    """Hide the client's password: a server quotes the arguments of an unknown command."""
+    password = client.connection_pool.connection_kwargs.get("password")
+    return text.replace(password, "***") if password else text
 
 
 def leads_elsewhere(error: BaseException, url: str) -> bool:

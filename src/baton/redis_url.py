@@ -15,6 +15,14 @@ FORM = (
 )
 
 
+def not_a_url(key: str) -> str:
+    """Return the error for a setting that is no Redis URL, whose value may be a password."""
+    return (
+        f"{key} is not a Redis URL: it must look like {FORM}, with the password percent-encoded or in a file "
+        f"({key}_password_file)"
+    )
+
+
 def is_redis(url: str) -> bool:
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme in (*REDIS, *SENTINEL, *CLUSTER)

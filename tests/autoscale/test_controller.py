@@ -12,7 +12,7 @@ from baton.autoscale.orders import Draft
 from baton.autoscale.seen import Member, Seen
 from baton.autoscale.sizing import Counts
 from baton.protos import scheduler_pb2 as pb
-from tests.autoscale.simulation import Phase, Service, requests_of, simulate
+from tests.autoscale.simulation import Phase, Service, Simulation, requests_of
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 GOALS = Goals("on", 1.0, 0.05, Bounds(1, 6), Bounds(1, 6), 2.0, 60.0, 10.0)
@@ -155,11 +155,11 @@ def test_a_worker_that_never_registers_is_given_up() -> None:
 
 
 def test_advice_is_not_limited_by_places() -> None:
-    phases = [Phase("much", 60, 12.0, 800, 20)]
+    phases = [Phase(60, 12.0, 800, 20)]
     run = {}
     for mode in ("advise", "on"):
         controller = Controller(goals(mode=mode))
-        simulate(requests_of(phases, 1), SERVICE, (1, 1), controller)
+        Simulation(requests_of(phases, 1), SERVICE, (1, 1), controller)
         run[mode] = max(counts.prefill for _, counts in controller._history)
     assert run["advise"] > run["on"] == 1
 
@@ -170,39 +170,34 @@ def goals(**changes: object) -> Goals:
 
 
 def test_workers_follow_the_load() -> None:
-    phases = [
-        Phase("low", 120, 3.0, 400, 80),
-        Phase("high", 120, 9.0, 400, 80),
-        Phase("low", 180, 3.0, 400, 80),
-    ]
-    run = simulate(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
-    there = {at: prefill + decode for at, prefill, decode in run.counts}
-    assert there[110.0] < there[230.0] > there[410.0]
-    assert there[250.0] == there[230.0]  # stopped late
+    phases = [Phase(120, 3.0, 400, 80), Phase(120, 9.0, 400, 80), Phase(180, 3.0, 400, 80)]
+    run = Simulation(requests_of(phases, 1), SERVICE, (1, 1), Controller(GOALS), places=10, start_s=5.0)
+    there = {at: sum(counts) for at, counts in run.counts.items()}
+    assert there[110] < there[230] > there[410]
+    assert there[250] == there[230]  # stopped late
     assert run.within > 0.97
 
 
 def test_another_mix_of_load_changes_roles() -> None:
-    phases = [Phase("prompts", 150, 5.0, 1_000, 16), Phase("answers", 150, 5.0, 64, 400)]
-    run = simulate(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
+    phases = [Phase(150, 5.0, 1_000, 16), Phase(150, 5.0, 64, 400)]
+    run = Simulation(requests_of(phases, 1), SERVICE, (4, 2), Controller(GOALS), places=6, start_s=5.0)
     assert run.orders["flip"] >= 1
-    ends = {at: (prefill, decode) for at, prefill, decode in run.counts}
-    assert ends[140.0][0] > ends[290.0][0]
-    assert ends[140.0][1] < ends[290.0][1]
+    assert run.counts[140][0] > run.counts[290][0]
+    assert run.counts[140][1] < run.counts[290][1]
 
 
 def test_steady_load_changes_little() -> None:
-    steady = requests_of([Phase("steady", 600, 5.0, 400, 100)], 3)
-    run = simulate(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
-    late = {(prefill, decode) for at, prefill, decode in run.counts if at > 120}
+    steady = requests_of([Phase(600, 5.0, 400, 100)], 3)
+    run = Simulation(steady, SERVICE, (2, 2), Controller(GOALS), places=8, start_s=5.0)
+    late = {counts for at, counts in run.counts.items() if at > 120}
     assert sum(run.orders.values()) <= 8
     assert len(late) <= 3
     assert run.within > 0.98
 
 
 def test_predictions_are_accurate_under_steady_load() -> None:
-    steady = requests_of([Phase("steady", 400, 5.0, 400, 100)], 4)
-    run = simulate(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
+    steady = requests_of([Phase(400, 5.0, 400, 100)], 4)
+    run = Simulation(steady, SERVICE, (2, 2), Controller(goals(mode="advise")), places=8, start_s=5.0)
     assert set(run.errors) == {
         *("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"),
         *("first_token_within", "gap_within"),

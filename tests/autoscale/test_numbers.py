@@ -110,13 +110,11 @@ def decoded(meter: CapacityMeter, sizes: list[float], base: float = 0.01, slope:
 
 def test_the_gap_is_fitted_by_a_line() -> None:
     gap = decoded(CapacityMeter(), [4, 12, 7, 20, 15]).gap
-    assert gap is not None
     assert (gap.base, gap.slope) == (pytest.approx(0.01, rel=0.1), pytest.approx(0.002, rel=0.05))
 
 
 def test_batches_of_one_size_give_the_prior_slope() -> None:
     gap = decoded(CapacityMeter(), [8, 8, 8]).gap
-    assert gap is not None
     assert gap.at(8) == pytest.approx(0.026, rel=0.01)
     assert gap.at(32) == pytest.approx(0.026 * 64 / 40, rel=0.01)
 

@@ -25,19 +25,15 @@ BOOKING_LEASE_S = 15.0
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret")
-    server.start()
-    yield server
-    server.stop()
+    with RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret") as server:
+        yield server
 
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A server that the test may kill."""
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
+    with RedisServer(tmp_path) as server:
+        yield server
 
 
 @pytest.fixture

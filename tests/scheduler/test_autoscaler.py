@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -15,10 +17,19 @@ import pytest
 from baton.autoscale.goals import Bounds, Goals
 from baton.protos import scheduler_pb2 as pb
 from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.scheduler.autoscaler import Autoscaler
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.ledger import Ledger
+from baton.scheduler.members import Members
+from baton.scheduler.metrics import Metrics
+from baton.scheduler.roster import Roster
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
-from harness.scheduling import Options, RedisServer, capacity, identity, place, until
+from baton.scheduler.settling import Settling
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.types import WorkerRecord
+from baton.scheduler.worker_session import WorkerSession
+from baton.tasks import spawn, stop
+from harness.scheduling import LEASE_S, Options, RedisServer, capacity, identity, place, register, until
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 PLACES = [pb.Place(name=name) for name in ("p", "d", "x", "y")]
@@ -71,13 +82,8 @@ async def ordered(client: SchedulerClient, *names: str) -> pb.OrdersReply:
     return found
 
 
-@pytest.fixture(params=["memory", "redis"])
-def url(request: pytest.FixtureRequest) -> str:
-    return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_server").url)
-
-
-async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
-    async with scheduler(url, topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
+async def test_a_missing_worker_is_ordered_once(topic: str) -> None:
+    async with scheduler("memory", topic, goals()) as (server, client), working(client, ("p", P), ("d", D)):
         reply = await ordered(client, "p", "d", "x")
         assert {one.name: one.role for one in reply.orders} == {"p": P, "d": D, "x": D}
         assert figure(server, "leads") == 1
@@ -92,11 +98,11 @@ async def test_a_missing_worker_is_ordered_once(url: str, topic: str) -> None:
 
 
 async def test_advice_is_logged_once_and_changes_nothing(
-    url: str, topic: str, caplog: pytest.LogCaptureFixture
+    topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "baton.scheduler.autoscaler")
     async with (
-        scheduler(url, topic, goals("advise")) as (server, client),
+        scheduler("memory", topic, goals("advise")) as (server, client),
         working(client, ("p", P), ("d", D)),
     ):
         await client.orders("fleet", PLACES)
@@ -112,8 +118,8 @@ async def test_advice_is_logged_once_and_changes_nothing(
     assert sum(one.startswith(advice) for one in said) == 1, said
 
 
-async def test_a_fleet_may_be_ordered_to_run_nothing(url: str, topic: str) -> None:
-    async with scheduler(url, topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
+async def test_a_fleet_may_be_ordered_to_run_nothing(topic: str) -> None:
+    async with scheduler("memory", topic, goals(least=1)) as (_, client), working(client, ("p", P), ("d", D)):
         await ordered(client, "p", "d")
         found = pb.OrdersReply()
 
@@ -161,9 +167,9 @@ async def flipping(client: SchedulerClient) -> AsyncIterator[Flips]:
     await worker.stop(None)
 
 
-async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> None:
+async def test_a_role_change_is_a_call_with_the_fence(topic: str) -> None:
     wanted = replace(goals(), prefill=Bounds(2, 2), decode=Bounds(1, 1))
-    async with scheduler(url, topic, wanted) as (server, client), flipping(client) as flips:
+    async with scheduler("memory", topic, wanted) as (server, client), flipping(client) as flips:
         await until(lambda: figure(server, "orders_total", order="flip") == 1)
         steps = figure(server, "step_seconds_count")
         await until(lambda: figure(server, "step_seconds_count") > steps + 3)
@@ -172,10 +178,10 @@ async def test_a_role_change_is_a_call_with_the_fence(url: str, topic: str) -> N
         assert fence > 0
 
 
-async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rebalancing_needs_no_goals(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.05)
     options = {"rebalance_after_s": 0.1, "idle_decode_tokens": 0, "max_queued_prompt_tokens": 2_000}
-    async with scheduler(url, topic, None, **options) as (server, client), flipping(client) as flips:
+    async with scheduler("memory", topic, None, **options) as (server, client), flipping(client) as flips:
         for request_id in ("a", "b"):  # together more than two steps of the prefill worker
             await place(client, request_id, prompt=600)
         await until(lambda: flips.asked)
@@ -186,9 +192,74 @@ async def test_rebalancing_needs_no_goals(url: str, topic: str, monkeypatch: pyt
         await until(lambda: server.metrics.registry.get_sample_value(changes, {"by": "balance"}) == 1)
 
 
-async def test_another_scheduler_takes_over_with_a_higher_fence(
-    redis_server: RedisServer, topic: str
+class Leases(MemoryStore):
+    """Grants the lease while `fence` is not 0."""
+
+    fence = 1
+
+    async def lead(self, who: str, for_s: float) -> int:
+        del who, for_s
+        return self.fence
+
+
+@asynccontextmanager
+async def balancing(
+    monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> AsyncIterator[tuple[Leases, Metrics, list[str]]]:
+    """Rebalance a deployment that stays short of prefill workers; yield the workers that change roles."""
+    flipped: list[str] = []
+
+    async def set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:
+        del role, fence
+        flipped.append(worker.worker_id)
+        return ""
+
+    monkeypatch.setattr("baton.scheduler.autoscaler.set_role", set_role)
+    monkeypatch.setattr("baton.scheduler.autoscaler.BALANCE_S", 0.01)
+    ledger = Ledger(LEASE_S)
+    roster = Roster("t", LEASE_S, ledger)
+    register(roster, "p", P)
+    ledger.join("p").prompt_tokens = 2_000
+    for name in ("d1", "d2"):
+        register(roster, name, D)
+    store, metrics = Leases(), Metrics()
+    scaler = Autoscaler(None, after_s, store, roster, Members(store), settling=Settling(0.0), metrics=metrics)
+    task = spawn(scaler.run(), "autoscaler")
+    yield store, metrics, flipped
+    await stop(task)
+
+
+async def lose_the_lease(store: Leases, metrics: Metrics, for_s: float = 0.0) -> None:
+    store.fence = 0
+    await until(lambda: not metrics.registry.get_sample_value("baton_scheduler_autoscale_leads"))
+    await asyncio.sleep(for_s)
+    store.fence = 2
+
+
+async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.scheduler.balance.PAUSE", 1e6)
+    async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
+        await until(lambda: flipped)
+        await lose_the_lease(store, metrics)
+        await asyncio.sleep(0.3)
+        assert len(flipped) == 1
+
+
+async def test_pressure_from_before_the_lease_was_lost_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async with balancing(monkeypatch, 1.0) as (store, metrics, flipped):
+        await asyncio.sleep(0.1)  # it sees the pressure
+        await lose_the_lease(store, metrics, for_s=1.0)
+        regained = time.monotonic()
+        await until(lambda: flipped)
+        assert time.monotonic() - regained > 0.9
+
+
+async def test_another_scheduler_takes_over_with_a_higher_fence(
+    redis_server: RedisServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.scheduler.autoscaler.ROLE_TIMEOUT_S", 0.2)
     async with AsyncExitStack() as first:
         one, _ = await first.enter_async_context(scheduler(redis_server.url, topic, goals()))
         await until(lambda: figure(one, "leads") == 1)

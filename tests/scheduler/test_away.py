@@ -12,9 +12,19 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
+from baton.scheduler.worker_session import WorkerSession
 from baton.services.config import PolicySettings
-from harness.scheduling import Options, RedisServer, capacity, free_port, identity, need, place, until
+from harness.scheduling import (
+    Options,
+    RedisServer,
+    capacity,
+    free_port,
+    identity,
+    need,
+    place,
+    until,
+    until_told,
+)
 from tests.scheduler.test_service import D, M, P, add, figure, health
 
 
@@ -55,11 +65,7 @@ async def test_placing_works_without_redis(own_redis: RedisServer) -> None:
         async with SchedulerServer(options) as second, SchedulerClient(second.address) as operator:
             assert list((await operator.describe()).drained) == ["spare"]
             assert (await operator.undrain("spare")).name == "spare"
-
-        async def undrained() -> bool:
-            return not (await client.describe()).drained
-
-        await until(undrained)
+        await until_told(client, lambda told: not told.drained)
         own_redis.stop()
         await store_up(server, 0)
         await place(client, "late", 1, 10, 1)
@@ -112,11 +118,7 @@ async def test_a_router_places_without_a_scheduler_and_reports_it_later() -> Non
                 "kept": True,
                 "alone": False,
             }
-
-            async def registered() -> bool:
-                return len((await client.describe()).workers) == 2
-
-            await until(registered)
+            await until_told(client, lambda told: len(told.workers) == 2)
             reserved = {one.identity.worker_id: one.reserved_requests for one in told_of.workers}
             assert reserved.get("d", 2) == 2
             for session in sessions:

@@ -56,7 +56,6 @@ def decoding(requests: int) -> Reserved:
 def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
     one = Cluster(worker("p", P, waiting(2_000)), worker("d1", D, decoding(1)), worker("d2", D))
     flip = one.first_flip(60)
-    assert flip is not None
     assert (flip.worker.worker_id, flip.role) == ("d2", P)
     assert one.now == AFTER_S
     assert one.first_flip(60) is not None
@@ -67,14 +66,12 @@ def test_the_idlest_decode_worker_changes_when_prompts_queue() -> None:
 def test_the_idlest_prefill_worker_changes_when_batches_are_full() -> None:
     one = Cluster(worker("p1", P, waiting(100)), worker("p2", P), worker("d", D, decoding(4)))
     flip = one.first_flip(60)
-    assert flip is not None
     assert (flip.worker.worker_id, flip.role) == ("p2", D)
 
 
 def test_a_full_cache_is_pressure_too() -> None:
     blocks = Reserved(requests=1, blocks=95)
     flip = Cluster(worker("p1", P), worker("p2", P), worker("d", D, blocks)).first_flip(60)
-    assert flip is not None
     assert flip.role == D
 
 
@@ -83,7 +80,6 @@ def test_requests_waiting_for_prefill_are_no_pressure_on_decode_workers() -> Non
     flip = Cluster(
         worker("p", P, waiting(2_000)), worker("d1", D, coming, 0), worker("d2", D, coming, 0)
     ).first_flip(60)
-    assert flip is not None
     assert flip.role == P
 
 

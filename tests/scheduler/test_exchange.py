@@ -15,7 +15,7 @@ from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.exchange import MOST
 from baton.scheduler.need import need_to_wire
-from baton.scheduler.reports import Reports
+from baton.scheduler.router_reports import Reports
 from baton.scheduler.service import SchedulerServer
 from harness.scheduling import Options, identity, need, place, until
 from harness.support import free_port

@@ -13,7 +13,7 @@ from baton.scheduler.metrics import Metrics
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
-from harness.scheduling import Options, identity, until
+from harness.scheduling import Options, identity, until, until_told
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 
@@ -83,22 +83,15 @@ async def test_a_router_is_known_from_its_first_snapshot_until_it_leaves() -> No
         router = SchedulerClient(server.address, router_id="r1")
         router.process = process("r1")
         await router.refresh()
-
-        async def known() -> bool:
-            return [one.id for one in (await operator.describe()).processes] == ["r1"]
+        await until_told(operator, lambda told: [one.id for one in told.processes] == ["r1"])
 
         async def told() -> bool:
             await router.refresh()  # the feed is refreshed twice a second
             return [one.id for one in router.standby.processes] == ["r1"]
 
-        await until(known)
         await until(told)
         await router.close()
-
-        async def gone() -> bool:
-            return not (await operator.describe()).processes
-
-        await until(gone, 10)
+        await until_told(operator, lambda told: not told.processes)
 
 
 # -- losses

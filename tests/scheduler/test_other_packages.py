@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,8 +14,9 @@ import pytest
 from baton.prefix_keys import PromptKeys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
+from harness.packages import install
 from harness.scheduling import identity, need
-from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, listening
+from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, listening
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-affinity"
 POLICY = {"scorers": {"prefix_affinity": 1.0}, "picker": "best"}
@@ -25,14 +25,8 @@ PREFIXES = [number * 0x0101_0101_0101 for number in range(24)]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the package with pip; return the folder."""
-    source = tmp_path_factory.mktemp("source") / "package"  # setuptools builds in the source folder
-    shutil.copytree(PACKAGE, source)
-    folder = tmp_path_factory.mktemp("site")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    command = [str(PYTHON), "-m", "pip", "install", *options, "--target", str(folder), str(source)]
-    subprocess.run(command, check=True, timeout=CALL_S)
-    return folder
+    """Return the folder where pip installed the package."""
+    return install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
 def command(address: str) -> list[str]:

@@ -15,7 +15,7 @@ from baton.scheduler.need import Need
 from baton.scheduler.placer import Placer
 from baton.scheduler.policy import NoChoice, Policy
 from baton.scheduler.roster import Roster
-from baton.scheduler.types import Known, PlacementLimits, Reserved, RouterReport
+from baton.scheduler.types import PlacementLimits, Reserved, RouterReport
 from harness.scheduling import LIMITS, Clock, Options, need, register, report
 from tests.scheduler.conftest import BOOKING_LEASE_S
 
@@ -48,7 +48,6 @@ def test_a_pair_is_chosen_and_booked(placer: Placer, roster: Roster, ledger: Led
     register(roster, "p", P)
     register(roster, "d", D)
     found = placed(placer, need(prompt=100, new=10))
-    assert found.prefill is not None
     assert (found.prefill.worker_id, found.decode.worker_id) == ("p", "d")
     # 100 prompt, 4 look-ahead and 10 output tokens: 8 blocks of 16
     assert (found.booking.prompt_tokens, found.booking.blocks, found.waits, found.held) == (
@@ -67,24 +66,6 @@ def test_each_booking_counts_at_once(placer: Placer, roster: Roster) -> None:
         register(roster, name)
     names = [placed(placer, need(f"r{number}", prompt=1)).decode.worker_id for number in range(8)]
     assert (names.count("a"), names.count("b")) == (4, 4)
-
-
-def test_full_workers_refuse_requests_until_others_finish(
-    placer: Placer, roster: Roster, ledger: Ledger
-) -> None:
-    """Two decode workers take 8 requests each."""
-    for name in ("d1", "d2"):
-        register(roster, name, D)
-    for name in ("p1", "p2", "p3"):
-        register(roster, name, P)
-    outcomes = [placer.place(need(f"r{number}", prompt=50, new=10)) for number in range(300)]
-    assert sum(isinstance(one, Assignment) for one in outcomes) == 16
-    assert {one.code for one in outcomes if isinstance(one, NoChoice)} == {FULL}
-    workers = roster.view().workers
-    assert [workers[name].reserved.requests for name in ("d1", "d2")] == [8, 8]
-    assert sum(workers[name].reserved.prompt_tokens for name in ("p1", "p2", "p3")) == 16 * 50
-    ledger.report(report(finished=[one.booking.attempt for one in ledger.live.values()]))
-    assert all(one.reserved == Reserved() for one in workers.values())
 
 
 @pytest.mark.parametrize("bound", ["prompt tokens", "requests", "blocks"])
@@ -153,7 +134,7 @@ def test_bookings_of_other_schedulers_may_exceed_limits(
     for number in range(8):
         mine = placed(placer, need(f"mine{number}", prompt=1)).booking
     theirs = [replace(mine, attempt=Attempt(f"theirs{number}", 1)) for number in range(8)]
-    ledger.report(RouterReport(placed=tuple(Known(one) for one in theirs)))
+    ledger.report(RouterReport(placed=tuple(theirs)))
     assert roster.view().workers["m"].reserved.requests == 16
     ledger.report(report(finished=[Attempt(f"mine{number}", 1) for number in range(8)]))
     assert refused(placer, need("new", prompt=1)) == FULL

@@ -23,8 +23,8 @@ from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
 from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.ledger import PrefixLedger
 from baton.scheduler.prefixes.match import Match
+from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, Clock, need
@@ -133,7 +133,6 @@ def test_a_prefill_worker_pulls_from_the_worker_that_holds_most(picker: str) -> 
     options = PolicySettings(scorers=HOLDERS_DECODE.scorers, picker=picker)
     held = Held(pairs(2), {"p0": 20, "d0": 40, "d1": 50})
     source = source_of(held, options=options)
-    assert source is not None
     assert (source.worker.worker_id, source.tokens) == ("d1", 50 * BLOCK)
     nobody = [Held(pairs(2), {"p0": 41, "p1": 41, "d1": 50}), Held(pairs(2), {})]
     assert [source_of(one, options=options) for one in nobody] == [None, None]

@@ -11,7 +11,7 @@ from baton.prefix_keys import PromptKeys, key_of
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from harness.scheduling import Options, identity, place, until
+from harness.scheduling import Options, identity, place, until, until_told
 
 P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 KEYS = tuple(key_of(number << 32, number) for number in range(1, 7))
@@ -25,15 +25,10 @@ async def beat(client: SchedulerClient, worker_id: str, log: BlockLog) -> None:
 async def placed(client: SchedulerClient) -> tuple[str, int]:
     """Place 100 tokens, 96 of them in KEYS; return the prefill worker and its booked tokens."""
     placement = await place(client, uuid.uuid4().hex, 1, 100, 1, prefix=PromptKeys(KEYS, 16))
-    assert placement.prefill is not None
     name = placement.prefill.worker_id
     workers = {one.identity.worker_id: one for one in (await client.describe()).workers}
     client.reporter.finished(placement.attempt, "stop")
-
-    async def released() -> bool:
-        return not (await client.describe()).attempts
-
-    await until(released)
+    await until_told(client, lambda told: not told.attempts)
     return name, workers[name].reserved_prompt_tokens
 
 

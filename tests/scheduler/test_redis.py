@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -218,31 +217,11 @@ async def test_calls_neither_raise_nor_wait_while_the_store_is_away(
         assert one.drained == {"d", "during"}
     await back(one, other)
     assert other.drained == {"d", "during"}
-    await until(lambda: leads(one))
+    await until(lambda: one.lead("me", LEASE_S))
     assert (await use(one))[1:] == WELL[1:]
     said = [record.getMessage() for record in caplog.records if own_redis.url[8:-2] in record.getMessage()]
     assert [one.startswith(AWAY) for one in said] == [True, True, False, False]
     assert all(one.endswith("is back") for one in said[2:])
-
-
-async def leads(store: RedisStore) -> int:
-    return await store.lead("me", LEASE_S)
-
-
-@pytest.mark.parametrize("failure", [dead, hung])
-async def test_it_opens_without_a_server(
-    own_redis: RedisServer, failure: Callable[[RedisServer], AbstractAsyncContextManager[str]]
-) -> None:
-    store = RedisStore(own_redis.url, "t")
-    async with failure(own_redis) as text:
-        await store.open()
-        assert text in store.problem
-        assert await store.drain("w")
-        assert await store.lead("me", LEASE_S) == 0
-    await back(store)
-    assert await store.lead("me", LEASE_S)
-    assert store.drained == {"w"}
-    await store.close()
 
 
 @pytest.mark.parametrize(
@@ -303,12 +282,8 @@ async def test_invalid_urls_are_refused(url: str) -> None:
 async def test_a_password_quoted_by_the_server_is_hidden(tmp_path: Path) -> None:
     """A server without HELLO and AUTH quotes their arguments."""
     without = (("--rename-command", name, "") for name in ("AUTH", "HELLO"))
-    server = RedisServer(tmp_path, extra=tuple(word for words in without for word in words))
-    server.start()
-    try:
+    with RedisServer(tmp_path, extra=tuple(word for words in without for word in words)) as server:
         text = await problem(f"redis://:s3cret@127.0.0.1:{server.port}/0")
-    finally:
-        server.stop()
     assert "with args beginning with" in text
     assert "s3cret" not in text
 
@@ -317,39 +292,3 @@ async def test_a_separate_password(redis_server: RedisServer) -> None:
     store = RedisStore(f"redis://127.0.0.1:{redis_server.port}/0", "t", redis_server.password)
     await store.check()
     await store.close()
-
-
-async def test_a_silent_server_times_out() -> None:
-    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()  # until the client disconnects
-        writer.close()
-
-    server = await asyncio.start_server(never, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    began = time.monotonic()
-    assert "does not answer in time" in await problem(f"redis://127.0.0.1:{port}/0")
-    assert time.monotonic() - began < CALL_TIMEOUT_S + 0.2 * PATIENCE
-    server.close()
-    await server.wait_closed()
-
-
-@pytest.fixture
-def tls_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    subject = ("-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", str(key), "-out", str(certificate))
-    command = ["openssl", "req", "-x509", *curve, *subject, *files]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
-    extra = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
-    server = RedisServer(tmp_path, extra=extra, tls=True)
-    server.start()
-    yield server
-    server.stop()
-
-
-async def test_tls(tls_redis: RedisServer, tmp_path: Path) -> None:
-    store = RedisStore(f"{tls_redis.url}?ssl_ca_certs={tmp_path / 'server.crt'}", "t")
-    assert await use(store) == WELL
-    await store.close()
-    assert "certificate" in await problem(tls_redis.url)  # not trusted

@@ -138,14 +138,6 @@ def test_the_epoch_of_a_gone_worker_is_remembered(roster: Roster, clock: Clock, 
     assert roster.left() == ()
 
 
-def test_a_worker_that_comes_back_has_not_left(roster: Roster) -> None:
-    for epoch in (1, 2):
-        assert roster.register(of_epoch(epoch), READY) == ""
-        assert roster.left() == ()
-        assert roster.deregister("w", epoch)
-        assert roster.left() == ("w",)
-
-
 @pytest.mark.parametrize("heard", [True, False])
 def test_an_unknown_worker_can_deregister(roster: Roster, clock: Clock, *, heard: bool) -> None:
     """Its heartbeats were lost, or the scheduler was restarted. Routers may still use the worker."""

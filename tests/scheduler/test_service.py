@@ -18,11 +18,11 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, StaleWorker
 from baton.scheduler.need import Need, need_to_wire
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
+from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
 from baton.services.config import SchedulerSettings
-from harness.scheduling import Options, RedisServer, capacity, identity, need, place, until
+from harness.scheduling import Options, capacity, identity, need, place, until, until_told
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
 
@@ -42,12 +42,6 @@ class Sent:
         yield pb.ExchangeRequest()
         self.go_on.wait()
         yield pb.ExchangeRequest(needs=[need_to_wire(self._need)])
-
-
-async def told(client: SchedulerClient, request: pb.ReportRequest) -> pb.ReportReply:
-    """Send one report as the client's router."""
-    message = pb.ExchangeRequest(report=request)
-    return (await client._exchange(client._schedulers.pick(), message, 2.0)).report
 
 
 @pytest.fixture
@@ -94,7 +88,6 @@ async def test_heartbeats_return_the_peers_reference(
 async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient) -> None:
     await add(client, ("p", P), ("d", D))
     placed = await place(client, "r", 1, 100, 10)
-    assert placed.prefill is not None
     assert placed.prefill.worker_id == "p"
     decode = pb.Worker(worker_id="d", address=identity("d").address, role=D, model_fingerprint="f1")
     assert placed.decode == decode
@@ -106,26 +99,11 @@ async def test_a_requests_life(server: SchedulerServer, client: SchedulerClient)
     assert [one.attempt.request_id for one in told.attempts] == ["r"]
     client.reporter.prefilled(placed.attempt)
     client.reporter.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
-
-    async def over() -> bool:
-        return not (await client.describe()).attempts
-
-    await until(over)
+    await until_told(client, lambda told: not told.attempts)
     told = await client.describe()
     assert all(worker.reserved_requests == 0 for worker in told.workers)
     assert (told.handoffs[0].prefill_worker_id, told.handoffs[0].cost.transport) == ("p", "shm")
     assert figure(server, "placements_total", kind="pair") == 1
-
-
-async def test_the_description_names_topic_and_store(redis_server: RedisServer, topic: str) -> None:
-    async with (
-        SchedulerServer(Options(store=redis_server.url, topic=topic)) as server,
-        SchedulerClient(server.address) as client,
-    ):
-        told = await client.describe()
-        assert (told.topic, told.store) == (topic, server.store_name)
-        assert told.store.startswith("redis://")
-        assert "s3cret" not in told.store
 
 
 async def test_no_capacity_has_a_reason_and_a_retry_time(
@@ -188,13 +166,7 @@ async def test_invalid_registrations_are_refused(
         await client.register(who, state)  # type: ignore[arg-type]
 
 
-async def test_malformed_calls_are_refused(server: SchedulerServer, client: SchedulerClient) -> None:
-    needs = [pb.Need(request_id="r", prompt_tokens=1), pb.Need(request_id="r", epoch=1)]
-    found = await client._exchange(client._schedulers.pick(), pb.ExchangeRequest(needs=needs), 2.0)
-    for reply, text in zip(found.replies, ("counts from 1", "no prompt tokens"), strict=True):
-        assert text in reply.refusal
-    reply = await told(client, pb.ReportRequest(renewed=[pb.Attempt(epoch=1)]))
-    assert "request_id is empty" in reply.refusal
+async def test_a_heartbeat_without_a_state_is_refused(client: SchedulerClient) -> None:
     with pytest.raises(Refused, match="sent no state"):
         await client.heartbeat("w", pb.WORKER_STATE_UNSPECIFIED, pb.WorkerLoad())
 
@@ -319,30 +291,43 @@ async def test_a_snapshot_has_the_bookings_of_other_routers(
 ) -> None:
     await add(client, ("p", P), ("d", D))
     await place(client, "mine", 1, 10, 1)
+
+    async def sees(router: SchedulerClient, wanted: dict[str, int]) -> None:
+        async def so() -> bool:
+            await router.refresh()
+            return {one.identity.worker_id: one.reserved_requests for one in router.standby.workers} == wanted
+
+        await until(so)
+
     async with SchedulerClient(server.address, router_id="other") as other:
-
-        async def others() -> bool:
-            await other.refresh()
-            held = {one.identity.worker_id: one.reserved_requests for one in other.standby.workers}
-            return held == {"p": 1, "d": 1}
-
-        await until(others)
-
-        async def mine() -> dict[str, int]:
-            await client.refresh()
-            return {one.identity.worker_id: one.reserved_requests for one in client.standby.workers}
-
-        async def nothing_of_my_own() -> bool:
-            return await mine() == {"p": 0, "d": 0}
-
-        await until(nothing_of_my_own)
+        await sees(other, {"p": 1, "d": 1})
+        await sees(client, {"p": 0, "d": 0})  # nothing of its own
         await client.deregister("d")
+        await sees(client, {"p": 0})  # although the scheduler is settling
 
-        async def gone() -> bool:
-            await client.refresh()
-            return len(client.standby.workers) == 1  # although the scheduler is settling
 
-        await until(gone)
+async def test_a_client_renews_its_placements() -> None:
+    async with (
+        SchedulerServer(Options(placement_lease_s=0.4)) as server,
+        SchedulerClient(server.address) as operator,
+    ):
+        async with SchedulerClient(server.address, router_id="router") as router:
+            await add(router, ("m", M))
+            await place(router, "held")
+            for number in range(3):
+                async with SchedulerClient(server.address) as dies:
+                    await place(dies, f"left{number}")
+                await until_told(operator, lambda told: len(told.attempts) == 1)
+            assert [one.attempt.request_id for one in (await operator.describe()).attempts] == ["held"]
+        await until_told(operator, lambda told: not told.attempts)  # its lease has expired
+
+
+async def test_a_need_of_another_router_is_not_placed(client: SchedulerClient) -> None:
+    theirs = need(router_id="another")
+    with pytest.raises(ValueError, match="a need of router 'another' is placed as router 'router'"):
+        await client.place(theirs)
+    with pytest.raises(ValueError, match="a need of router 'another'"):
+        client.place_alone(theirs)
 
 
 class Slow(SchedulerClient):
@@ -373,13 +358,9 @@ async def test_no_worker_is_ready_before_its_capacity_is_known(server: Scheduler
     async with Slow(server.address) as client:
         session = WorkerSession(client, one, pb.WorkerLoad)
         starting = asyncio.create_task(session.start(2))
-
-        async def registering(number: int) -> bool:
-            return client.registrations == number
-
-        await until(lambda: registering(1))
+        await until(lambda: client.registrations == 1)
         loaded = asyncio.create_task(session.ready(capacity()))
-        await until(lambda: registering(2))
+        await until(lambda: client.registrations == 2)
         client.first.set()
         await starting
         told = (await client.describe()).workers[0]

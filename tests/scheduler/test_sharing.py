@@ -18,8 +18,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Reserved
+from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import Options, RedisServer, capacity, free_port, held, identity, need, until
 from tests.scheduler.conftest import scheduler_process
 

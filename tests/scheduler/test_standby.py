@@ -9,7 +9,7 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.policy import NoChoice
 from baton.scheduler.settling import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Standby
-from baton.scheduler.types import Known
+from baton.scheduler.types import Booking
 from baton.services.config import PolicySettings
 from harness.scheduling import Clock, held, identity, need
 
@@ -49,7 +49,7 @@ def standby(clock: Clock) -> Standby:
     return Standby(PolicySettings(), clock)
 
 
-def fill(standby: Standby, mine: list[Known]) -> int:
+def fill(standby: Standby, mine: list[Booking]) -> int:
     """Place until all is full; return how many were placed."""
     for number in range(100):
         picked = standby.place(need(f"r{len(mine)}.{number}", prompt=1, new=1), held(mine))
@@ -57,7 +57,7 @@ def fill(standby: Standby, mine: list[Known]) -> int:
             assert isinstance(picked, NoChoice)
             assert picked.code == pb.Rejection.CODE_FULL
             return number
-        mine.append(Known(picked.booking))
+        mine.append(picked.booking)
     raise AssertionError("it never gets full")
 
 
@@ -79,7 +79,6 @@ def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
     standby.learn(snapshot("p", "d"))
     picked = standby.place(need(prompt=100, new=10), {})
     assert isinstance(picked, Assignment)
-    assert picked.prefill is not None
     assert (picked.prefill.worker_id, picked.decode.worker_id) == ("p", "d")
     assert (picked.booking.prompt_tokens, picked.booking.blocks) == (100, 8)
 
@@ -87,7 +86,7 @@ def test_a_pair_is_chosen_as_the_scheduler_would(standby: Standby) -> None:
 def test_bookings_of_others_count_until_their_leases_end(standby: Standby, clock: Clock) -> None:
     """8 requests fit. This router's own bookings count until they end."""
     standby.learn(snapshot("m", requests=3))
-    mine: list[Known] = []
+    mine: list[Booking] = []
     assert fill(standby, mine) == 5
     clock.now += LEASE_S - 1
     assert fill(standby, mine) == 0

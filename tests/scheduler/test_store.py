@@ -33,11 +33,7 @@ async def test_one_scheduler_leads_and_the_next_has_a_higher_fence(store: Store)
     assert first > 0
     assert await store.lead("b", LEASE_S) == 0
     assert await store.lead("a", 0.05) == first  # renewed
-
-    async def taken_over() -> int:
-        return await store.lead("b", LEASE_S)
-
-    await until(taken_over)
+    await until(lambda: store.lead("b", LEASE_S))
     assert await store.lead("b", LEASE_S) > first
     assert await store.lead("a", LEASE_S) == 0
 
@@ -49,11 +45,7 @@ async def test_orders_with_an_old_fence_are_refused(store: Store) -> None:
     assert await store.tell("fleet", "new", b"here", LEASE_S) == b""
     assert await store.tell("router", "f", b"here", LEASE_S) == b""
     assert await store.lead("a", 0.02) == first
-
-    async def taken_over() -> int:
-        return await store.lead("b", LEASE_S)
-
-    await until(taken_over)
+    await until(lambda: store.lead("b", LEASE_S))
     assert not await store.order(first, {"f": b"late"})
     assert (await store.told()).orders == {"f": b"one", "g": b"two"}
     assert await store.order(await store.lead("b", LEASE_S), {"f": b"three"})

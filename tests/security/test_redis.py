@@ -15,7 +15,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import StoreRefuses
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.store.redis import RedisStore
-from harness.scheduling import Options, identity, place, until
+from harness.scheduling import Options, identity, place, until_told
 from tests.security.acl import PASSWORD, GuardedRedis, rules
 
 TOPIC = f"acl-{uuid.uuid4().hex[:8]}"
@@ -46,11 +46,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
         await place(client, "q", 1, 10, 5)
         await client.refresh()
         client.reporter.finished(Attempt("q", 1), "stop", pb.Cost())
-
-        async def over() -> bool:
-            return not (await client.describe()).attempts
-
-        await until(over)
+        await until_told(client, lambda told: not told.attempts)
         assert (await client.drain("w1")).worker_id == "w1"
         assert (await client.undrain("w1")).name == "w1"
         await client.deregister("w1", 9)

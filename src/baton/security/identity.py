@@ -49,7 +49,6 @@ class Credentials:
 
     @property
     def half_life(self) -> datetime:
-        """When the certificate should be renewed."""
         return self.begins + (self.ends - self.begins) / 2
 
     def seconds_left(self) -> float:

@@ -71,5 +71,4 @@ class Name:
 
 
 def host_of(topic: str, role: Role) -> str:
-    """Return the host name in a role's certificates."""
     return f"{role}.{topic}.baton"

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from baton.keeping import keep_thread
 from baton.security import identity
@@ -53,9 +52,3 @@ class Renewal:
 
     def _until_half(self) -> float:
         return (self._mine.current().half_life - datetime.now(UTC)).total_seconds()
-
-
-def keep(folder: Path, pems: Pems) -> Identity:
-    """Write a certificate to a folder, and return the identity. Raises IdentityError."""
-    identity.write(folder, pems)
-    return Identity(folder)

@@ -56,7 +56,7 @@ class Revocations:
     def _add(self, what: str) -> None:
         with self._lock() as found:
             found[what] = time.time()  # under the lock, so renewals in progress are earlier
-            self._keep(found)
+            replace(self._path, json.dumps(found, indent=1).encode())
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[dict[str, float]]:
@@ -73,9 +73,6 @@ class Revocations:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
             raise AuthorityError(f"the CA's revocations in {self._path} cannot be read: {error}") from None
-
-    def _keep(self, found: dict[str, float]) -> None:
-        replace(self._path, json.dumps(found, indent=1).encode())
 
 
 def listed(what: str) -> str:

@@ -133,7 +133,6 @@ class TokenStore:
 
 
 def is_token_id(text: str) -> bool:
-    """Return whether the text has the form of a token's id."""
     return _ID.fullmatch(text) is not None
 
 

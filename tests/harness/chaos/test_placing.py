@@ -17,8 +17,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.session import WorkerSession
 from baton.scheduler.types import Booking
+from baton.scheduler.worker_session import WorkerSession
 from harness.chaos.faults import FAULTS, Act
 from harness.chaos.placing import Placing, registered
 from harness.chaos.placing_judge import Left, Placed, Workers

@@ -1,36 +1,15 @@
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from baton.services.tenants import shared
 from baton.services.tenants.shared import SharedStore
 from harness.scheduling import RedisServer
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"), password="s3cret")
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """Yield a Redis that the test may stop."""
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"t-{uuid.uuid4().hex[:8]}"
+from tests.scheduler.conftest import own_redis as own_redis
+from tests.scheduler.conftest import redis_server as redis_server
+from tests.scheduler.conftest import topic as topic
 
 
 @pytest.fixture(autouse=True)

@@ -43,23 +43,16 @@ async def test_changes_take_effect_and_a_bad_edit_keeps_the_last_keys(
     following = asyncio.create_task(ring.follow())
 
     async def becomes(*names: str) -> None:
-        async def does() -> bool:
-            return known(ring) == list(names)
-
-        await until(does)
+        await until(lambda: known(ring) == list(names))
 
     file.write_text(book("one", "two"))
     await becomes("one", "two")
     caller = ring.find(b"two")
-    assert caller is not None
     assert (caller.key, caller.tenant) == ("two", "of-two")
     assert set(ring.tenants()) == {"of-one", "of-two"}
     file.write_text("keys: [")
 
-    async def complained() -> bool:
-        return any(record.levelname == "ERROR" for record in caplog.records)
-
-    await until(complained)
+    await until(lambda: any(record.levelname == "ERROR" for record in caplog.records))
     await asyncio.sleep(0.1)  # some checks later it is still logged once
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert len(errors) == 1
@@ -138,9 +131,6 @@ async def test_a_revoked_key_is_refused_though_a_bug_ended_the_task(
     assert known(ring) == ["one", "two"]
     following = keeping.keep(ring.follow, "changes of the keys")
 
-    async def revoked() -> bool:
-        return known(ring) == ["one"]
-
-    await until(revoked)
+    await until(lambda: known(ring) == ["one"])
     assert "changes of the keys failed because of a bug; restarting it" in caplog.text
     await stop(following)

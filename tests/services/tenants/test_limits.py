@@ -369,10 +369,7 @@ async def test_without_redis_each_router_goes_on_alone(
     assert [record.levelname for record in away] == ["ERROR"]
     (own_redis.start if how == "killed" else own_redis.wake)()
 
-    async def back() -> bool:
-        return store.up
-
-    await until(back)
+    await until(lambda: store.up)
     other = Quotas(await share(own_redis), "r2")
     visits = await entered(quotas, who, 5)
     assert "is back" in caplog.text

@@ -64,7 +64,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             assert not store.up
             with pytest.raises(BookError, match="is a replica"):  # it still answers reads
                 await book.changed()
-            await until(lambda: _true(store.up))
+            await until(lambda: store.up)
             for _ in range(30):  # on each of its connections
                 (await quotas.enter(WHO)).leave()
                 assert store.up
@@ -81,10 +81,6 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await store.close()
             await book.close()
             await forwarder.close()
-
-
-async def _true(value: bool) -> bool:
-    return value
 
 
 async def test_limits_are_away_while_the_master_is_a_replica(

@@ -27,7 +27,7 @@ GRAMMAR = {"structured_outputs": StructuredOutputsParams(regex="a+")}
 
 
 class Engine:
-    """Takes all requests and generates nothing."""
+    """Generates nothing; fails if a request is submitted or given its token twice."""
 
     block_hasher = None
 
@@ -36,18 +36,34 @@ class Engine:
         self.aborted: list[str] = []
         self.begun: list[str] = []
         self.resumed: list[str] = []
+        self.requests: dict[str, Any] = {}  # in the engine, by internal id
+        self.loading: dict[str, str] = {}  # state of their loads: begun or given
 
     def submit(self, request: Any) -> None:
+        assert request.request_id not in self.requests, "submitted twice"
         self.submitted.append(request.request_id)
+        self.requests[request.request_id] = request
 
     def abort(self, internal_ids: list[str]) -> None:
         self.aborted += internal_ids
+        for one in internal_ids:
+            self.end(one)
+
+    def end(self, internal_id: str) -> None:
+        self.requests.pop(internal_id, None)
+        self.loading.pop(internal_id, None)
 
     def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
         self.begun.append(internal_id)
+        if internal_id in self.requests:
+            assert internal_id not in self.loading, "begun twice, or after its end"
+            self.loading[internal_id] = "begun"
 
     def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
         self.resumed.append(internal_id)
+        if internal_id in self.requests:
+            assert self.loading.get(internal_id) != "given", "its token is given twice"
+            self.loading[internal_id] = "given"
 
 
 class Compilers:
@@ -95,7 +111,6 @@ class Worker:
 
     def incoming(self, name: str) -> Incoming:
         attempt = self.dispatcher._attempts.live(f"{name}#1")
-        assert attempt is not None
         assert attempt.incoming is not None
         return attempt.incoming
 

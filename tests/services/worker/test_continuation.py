@@ -97,7 +97,6 @@ async def test_a_request_continues_after_a_handoff(prefill: Worker, mixed: Worke
     whole = await uninterrupted(mixed, f"aggregated {kind}", tokens, kind)
     assert begun.tokens == whole.tokens[:1]
     same(whole, 1, rest)
-    assert rest.admitted is not None
     assert rest.admitted.blocks_pulled == 10
     assert rest.prompt_logprobs == 0
 
@@ -138,7 +137,6 @@ async def test_output_that_a_grammar_rejects_fails_only_its_request(mixed: Worke
     core = request("rejected", prompt(40), structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"))
     async with connected(mixed.address) as stream:
         got = await stream.run(core, DECODE, written=[ord("7")])
-        assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_INVALID  # so it is not tried elsewhere
         fine = await stream.run(request("beside it", prompt(40), max_tokens=3), DECODE)
     assert len(fine.tokens) == 3

@@ -136,14 +136,6 @@ async def test_a_source_that_cannot_be_reached_fails_its_decode_alone(worker: Wo
     await worker.dispatcher.close()
 
 
-async def test_a_prompt_whose_beginning_does_not_come_is_computed_whole(worker: Worker) -> None:
-    worker.start(with_kv(start("a", phase=PHASE_PREFILL), 10))
-    assert worker.engine.submitted == []
-    await until(lambda: worker.engine.submitted == ["a#1"], "it is computed")
-    assert worker.dispatcher.requests == 1
-    await worker.dispatcher.close()
-
-
 async def test_a_request_that_waits_for_its_kv_is_no_suspect_when_the_engine_fails(worker: Worker) -> None:
     for name in ("runs", "loaded", "waits"):
         worker.start(start(name) if name == "runs" else with_kv(start(name)))

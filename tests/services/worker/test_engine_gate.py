@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.handoff.params import LoadWish, wish_of
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
 from baton.services.engine.host import EngineStep
 from baton.services.worker import engine_gate
 from harness.fake_worker import until
@@ -70,6 +70,11 @@ class Worker(idle_worker.Worker):
         self.engine.inside.remove(name)
         self.dispatcher.on_step(EngineStep(failed=[name], problem="shape mismatch"))
 
+    def first_token(self, name: str) -> None:
+        """Let the source of a decode begin and complete."""
+        self.incoming(name).on_begun(complete().manifest)
+        self.incoming(name).on_complete(complete(5))
+
     def end(self, name: str) -> None:
         self.dispatcher.abort([name.partition("#")[0]])
 
@@ -89,6 +94,13 @@ async def worker() -> Worker:
 
 async def inside(worker: Worker, *names: str) -> None:
     await until(lambda: worker.engine.inside == list(names), f"{names} are in the engine")
+
+
+async def hold_a_first_token(worker: Worker) -> None:
+    worker.start(with_kv(start("a")))
+    worker.start("s", alone=4)
+    await inside(worker, "a#1", "s#1")
+    worker.first_token("a")
 
 
 async def test_it_waits_until_the_engine_is_empty(worker: Worker) -> None:
@@ -240,25 +252,10 @@ async def test_requests_that_were_not_running_are_no_suspects(worker: Worker) ->
     assert codes == {"a": Failed.CODE_ENGINE, "b": Failed.CODE_DRAINING, "c": Failed.CODE_DRAINING}
 
 
-async def test_held_requests_and_suspects_count_for_admission() -> None:
-    worker = Worker(max_requests=2)
-    worker.start("s", alone=4)
-    for name in "abc":
-        worker.start(name)
-    [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("c", Failed.CODE_FULL)
-    worker.start("t", alone=4)
-    worker.start("u", alone=4)
-    [failed] = worker.failed()
-    assert (failed.request_id, failed.code) == ("u", Failed.CODE_FULL)  # suspects are limited separately
-
-
 async def test_a_held_decode_begins_to_load_and_resumes_in_order(worker: Worker) -> None:
     worker.start("s", alone=4)
     worker.start(with_kv(start("a")))
-    comes = worker.incoming("a")
-    comes.on_begun(complete().manifest)
-    comes.on_complete(complete(5))
+    worker.first_token("a")
     assert (worker.engine.begun, worker.engine.resumed) == ([], [])
     worker.end("s#1")
     await until(lambda: worker.engine.resumed == ["a#1"], "it goes on")
@@ -295,8 +292,7 @@ async def test_requests_that_wait_for_kv_stay_during_a_trial(worker: Worker) -> 
 
 async def test_a_request_that_has_its_first_token_before_a_trial_is_moved(worker: Worker) -> None:
     worker.start(with_kv(start("a")))
-    worker.incoming("a").on_begun(complete().manifest)
-    worker.incoming("a").on_complete(complete(5))
+    worker.first_token("a")
     worker.start("s", alone=4)
     assert worker.engine.submitted == ["a#1"]
     await inside(worker, "s#1")
@@ -318,11 +314,7 @@ async def test_a_first_token_that_arrives_during_the_grace_period_is_held(worker
 
 
 async def test_a_held_first_token_is_dropped_with_its_request(worker: Worker) -> None:
-    worker.start(with_kv(start("a")))
-    worker.start("s", alone=4)
-    await inside(worker, "a#1", "s#1")
-    worker.incoming("a").on_begun(complete().manifest)
-    worker.incoming("a").on_complete(complete(5))
+    await hold_a_first_token(worker)
     worker.dispatcher.abort(["a"])
     worker.end("s#1")
     worker.start("b")
@@ -330,14 +322,8 @@ async def test_a_held_first_token_is_dropped_with_its_request(worker: Worker) ->
     assert worker.engine.resumed == []
 
 
-async def test_requests_with_a_held_first_token_are_no_suspects(
-    worker: Worker,
-) -> None:
-    worker.start(with_kv(start("a")))
-    worker.start("s", alone=4)
-    await inside(worker, "a#1", "s#1")
-    worker.incoming("a").on_begun(complete().manifest)
-    worker.incoming("a").on_complete(complete(5))
+async def test_requests_with_a_held_first_token_are_no_suspects(worker: Worker) -> None:
+    await hold_a_first_token(worker)
     worker.dispatcher.on_failure(RuntimeError("CUDA error"))
     codes = {one.request_id: one.code for one in worker.failed()}
     assert codes == {"a": Failed.CODE_DRAINING, "s": Failed.CODE_ENGINE}
@@ -350,18 +336,10 @@ async def test_a_suspect_may_have_a_grammar(worker: Worker) -> None:
     await inside(worker, "s#1")
 
 
-@pytest.fixture(params=["a prefill", "with a source"])
-def wrong(request: pytest.FixtureRequest) -> Start:
-    message = start("s", phase=PHASE_PREFILL if request.param == "a prefill" else PHASE_DECODE)
-    if request.param != "a prefill":
-        with_kv(message)
-    message.alone_tokens = 4
-    return message
-
-
-async def test_only_a_decode_without_a_source_can_run_alone(worker: Worker, wrong: Start) -> None:
-    worker.start(wrong)
-    [failed] = worker.failed()
-    assert failed.code == Failed.CODE_INVALID
+async def test_only_a_decode_without_a_source_can_run_alone(worker: Worker) -> None:
+    for wrong in (start("s", phase=PHASE_PREFILL), with_kv(start("t"))):
+        wrong.alone_tokens = 4
+        worker.start(wrong)
+    assert [one.code for one in worker.failed()] == [Failed.CODE_INVALID] * 2
     worker.start("a")
     assert worker.engine.inside == ["a#1"]

@@ -50,7 +50,6 @@ class Site(Worker):
     def prefilled(self, name: str, saved: Saved | None = None) -> Manifest:
         manifest = Manifest(request_id=f"{name}#1", epoch=1, lease_s=60.0, saved_at_s=1.0, chunks=2)
         attempt = self.dispatcher._attempts.live(f"{name}#1")
-        assert attempt is not None
         attempt.prepared.request.append_output_token_ids([7])
         kept = saved or Saved(f"{name}#1", 1, manifest)
         self.step(name, reason=FinishReason.LENGTH, saved=(kept,), drafts={f"{name}#1": [8, 9]})
@@ -277,12 +276,11 @@ async def test_a_follower_that_leaves_releases_nothing(
     assert target.failed() == released == []
 
 
-async def test_a_source_that_does_not_complete_in_time(
-    source: Site, target: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target.dispatcher._entrance, "_request_s", 0.1)
+async def test_a_source_that_does_not_complete_in_time(source: Site, target: Site) -> None:
     source.start(start("a", phase=PHASE_PREFILL))
-    target.start(of(source, start("a")))
+    decode = of(source, start("a"))
+    decode.left_s = 0.1
+    target.start(decode)
     failed = await target.failure()
     assert (failed.code, failed.message.partition(":")[0]) == (Failed.CODE_HANDOFF, "SourceTimeout")
     await followed(source, 0)
@@ -307,7 +305,6 @@ async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source: Site, t
     source.prefilled("b")
     await until(lambda: target.engine.submitted == ["b#1"], "its beginning is there")
     comes = target.dispatcher._attempts.live("b#1").incoming  # type: ignore[union-attr]
-    assert comes is not None
     assert comes.loads
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import grpc.aio
@@ -40,48 +41,16 @@ from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event, State
 from baton.services.worker.outgoing import NotFollowedError
 from harness.fake_worker import until
-from tests.services.worker.idle_worker import GRAMMAR, KEY, Worker, start
+from tests.services.worker.idle_worker import GRAMMAR, KEY, Worker, start, with_kv
 
 NAMES = ("a", "b", "c")
-
-
-class Engine:
-    """Records requests by internal id; fails if one is submitted or given its token twice."""
-
-    block_hasher = None
-
-    def __init__(self) -> None:
-        self.requests: dict[str, Any] = {}
-        self.loading: dict[str, str] = {}  # state of loads: asked, begun or given
-
-    def submit(self, request: Any) -> None:
-        assert request.request_id not in self.requests, "submitted twice"
-        self.requests[request.request_id] = request
-
-    def begin_load(self, internal_id: str, _epoch: int, _manifest: Manifest) -> None:
-        if internal_id in self.requests:
-            assert internal_id not in self.loading, "begun twice, or after its end"
-            self.loading[internal_id] = "begun"
-
-    def resume(self, internal_id: str, _epoch: int, _manifest: Manifest, _give_tokens: Any) -> None:
-        if internal_id in self.requests:
-            assert self.loading.get(internal_id) != "given", "its token is given twice"
-            self.loading[internal_id] = "given"
-
-    def abort(self, internal_ids: list[str]) -> None:
-        for one in internal_ids:
-            self.end(one)
-
-    def end(self, internal_id: str) -> None:
-        self.requests.pop(internal_id, None)
-        self.loading.pop(internal_id, None)
 
 
 class Site(Worker):
     """A worker, and the answers that its router got."""
 
     def __init__(self) -> None:
-        super().__init__(Engine())
+        super().__init__()
         self.started: list[tuple[str, int, int]] = []
         self.answers: Counter[tuple[str, int]] = Counter()
         self.dropped: set[tuple[str, int]] = set()  # by its router, so no answer is expected
@@ -108,6 +77,9 @@ class Site(Worker):
 
     def drop(self, attempts: list[RunningAttempt]) -> None:
         self.dropped |= {(one.request_id, one.epoch) for one in attempts}
+
+    def drop_request(self, name: str) -> None:
+        self.drop([one for one in self.live() if one.request_id == name])
 
 
 class Calls(Following):
@@ -162,9 +134,11 @@ def _error(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
 
 
-async def _ready(_channel: Any, _within_s: float) -> bool:
-    """Replace _connected."""
-    return True
+T = TypeVar("T")
+
+
+def pick(which: int, found: Sequence[T]) -> T | None:
+    return found[which % len(found)] if found else None
 
 
 class Loop(VirtualLoop):
@@ -224,11 +198,8 @@ class Handoffs(RuleBasedStateMachine):
 
         try:
             self.do(over)
-            self.check_the_end()
         finally:
             self.loop.close()
-
-    def check_the_end(self) -> None:
         self.nothing_is_held()
         assert self.p.dispatcher.outgoing.followers == 0
         for site in (self.p, self.d):
@@ -244,9 +215,7 @@ class Handoffs(RuleBasedStateMachine):
 
     def _start(self, site: Site, message: Start) -> None:
         site.started.append((message.request_id, message.epoch, message.phase))
-        older = site.dispatcher._attempts.of_request(message.request_id)
-        if older is not None:
-            site.drop([older])
+        site.drop_request(message.request_id)
         site.dispatcher.start(site.session, message)
 
     @rule(
@@ -266,9 +235,7 @@ class Handoffs(RuleBasedStateMachine):
         )
         if kind != "no source":
             key = b"sixteen others ." if kind == "wrong key" else KEY
-            decode.source.CopyFrom(
-                pb.Source(worker_id="p", address="p:1", request_id=name, key=key, tokens=20)
-            )
+            with_kv(decode, address="p:1", key=key)
         halves = [(self.p, prefill), (self.d, decode)]
         if order == "decode first":
             halves.reverse()
@@ -280,8 +247,7 @@ class Handoffs(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), at=st.sampled_from("pd"))
     def abort(self, name: str, at: str) -> None:
         site = self.p if at == "p" else self.d
-        live = site.dispatcher._attempts.of_request(name)
-        site.drop([live] if live is not None else [])
+        site.drop_request(name)
         self.do(site.dispatcher.abort, [name])
 
     @rule(at=st.sampled_from("pd"))
@@ -304,8 +270,7 @@ class Handoffs(RuleBasedStateMachine):
     @rule()
     def end_the_trial(self) -> None:
         async def ended() -> None:
-            live = self.d.dispatcher._attempts.of_request("alone")
-            self.d.drop([live] if live is not None else [])
+            self.d.drop_request("alone")
             self.d.dispatcher.abort(["alone"])
             gate = self.d.dispatcher._gate
             await until(lambda: not gate._holds and not gate._alone, "the gate is open")
@@ -316,15 +281,13 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5))
     def break_a_call(self, which: int) -> None:
-        if open_calls := self.calls.open:
-            self.do(open_calls[which % len(open_calls)].set_result, None)
+        if call := pick(which, self.calls.open):
+            self.do(call.set_result, None)
 
     @rule(which=st.integers(0, 5))
     def lose_patience(self, which: int) -> None:
-        waiting = [one for one in self.d.live() if one.incoming is not None and one.incoming.waits]
-        if waiting:
-            incoming = waiting[which % len(waiting)].incoming
-            assert incoming is not None
+        incoming = pick(which, [one.incoming for one in self.d.live() if one.incoming and one.incoming.waits])
+        if incoming is not None:
             self.do(incoming.on_failed, Event.LATE, Problem.of(TransportFailed("late")))
             if incoming.call is not None:  # which its deadline would end
                 self.do(incoming.call.cancel)
@@ -332,8 +295,7 @@ class Handoffs(RuleBasedStateMachine):
     # P's engine.
 
     def _computing(self, which: int) -> RunningAttempt | None:
-        inside = [one for one in self.p.live() if one.inside]
-        return inside[which % len(inside)] if inside else None
+        return pick(which, [one for one in self.p.live() if one.inside])
 
     def _manifest(self, attempt: RunningAttempt) -> Manifest:
         self.saved.add(attempt.internal_id)
@@ -345,10 +307,9 @@ class Handoffs(RuleBasedStateMachine):
         if attempt is None or attempt.prepared.saves is False:
             return
         handoff = self.p.dispatcher.outgoing._handoffs[attempt.request_id]
-        if handoff.state is not outgoing.State.PROMISED:
-            return
-        step = EngineStep(begun=(Begun(attempt.internal_id, attempt.epoch, self._manifest(attempt)),))
-        self.do(self.p.dispatcher.on_step, step)
+        if handoff.state is outgoing.State.PROMISED:
+            begun = Begun(attempt.internal_id, attempt.epoch, self._manifest(attempt))
+            self.do(self.p.dispatcher.on_step, EngineStep(begun=(begun,)))
 
     @rule(
         which=st.integers(0, 5),
@@ -361,30 +322,26 @@ class Handoffs(RuleBasedStateMachine):
         self.p.engine.end(attempt.internal_id)
         name, epoch = attempt.internal_id, attempt.epoch
         if how == "full":
-            problem = Problem.of(StagingFull("no room"))
-            self.do(self.p.dispatcher.on_step, EngineStep(saved=(Saved(name, epoch, None, problem),)))
-            return
-        if how == "broke":
-            self.do(self.p.dispatcher.on_step, EngineStep(failed=[name], problem="shape mismatch"))
-            return
-        reason = FinishReason.STOP if how == "stopped" else FinishReason.LENGTH
-        attempt.prepared.request.append_output_token_ids([7])
-        output = EngineCoreOutput(request_id=name, new_token_ids=[7], finish_reason=reason)
-        outputs = {attempt.session: EngineCoreOutputs(outputs=[output])}
-        manifest = self._manifest(attempt) if how != "lost" else None
-        problem = Problem("SaveFailed", "no") if manifest is None else None
-        saved = (Saved(name, epoch, manifest, problem),)
-        self.do(self.p.dispatcher.on_step, EngineStep(outputs=outputs, saved=saved, executed=True))
+            step = EngineStep(saved=(Saved(name, epoch, None, Problem.of(StagingFull("no room"))),))
+        elif how == "broke":
+            step = EngineStep(failed=[name], problem="shape mismatch")
+        else:
+            reason = FinishReason.STOP if how == "stopped" else FinishReason.LENGTH
+            attempt.prepared.request.append_output_token_ids([7])
+            output = EngineCoreOutput(request_id=name, new_token_ids=[7], finish_reason=reason)
+            outputs = {attempt.session: EngineCoreOutputs(outputs=[output])}
+            manifest = self._manifest(attempt) if how != "lost" else None
+            problem = Problem("SaveFailed", "no") if manifest is None else None
+            step = EngineStep(outputs=outputs, saved=(Saved(name, epoch, manifest, problem),), executed=True)
+        self.do(self.p.dispatcher.on_step, step)
 
     @rule(which=st.integers(0, 5))
     def pull_all(self, which: int) -> None:
         """Pull a save: its ranks no longer hold it at the next renewal."""
         handoffs = self.p.dispatcher.outgoing
+        asked = handoffs.to_renew()
         kept = [one.manifest for one in handoffs._leased.values() if one.state is outgoing.State.KEPT]
-        asked = handoffs.to_renew(600.0)
-        if kept:
-            one = kept[which % len(kept)]
-            assert one is not None
+        if one := pick(which, kept):
             self.pulled.add(one.request_id)
             held = {(other.request_id, other.epoch) for other in asked if other is not one}
             self.do(handoffs.renewed, asked, held, self.loop.time())
@@ -393,14 +350,10 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 5), problem=st.booleans())
     def load(self, which: int, problem: bool) -> None:
-        loading = [
-            one
-            for one in self.d.live()
-            if one.inside and one.incoming is not None and one.incoming.state is State.COMPLETE
-        ]
-        if not loading:
+        inside = [one for one in self.d.live() if one.inside]
+        loading = [one for one in inside if one.incoming and one.incoming.state is State.COMPLETE]
+        if (attempt := pick(which, loading)) is None:
             return
-        attempt = loading[which % len(loading)]
         why = Problem.of(TransportFailed("the way is cut")) if problem else None
         loaded = Loaded(attempt.internal_id, attempt.epoch, problem=why)
         self.do(self.d.dispatcher.on_step, EngineStep(loaded=(loaded,)))
@@ -408,12 +361,10 @@ class Handoffs(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5), last=st.booleans())
     def write(self, which: int, last: bool) -> None:
         """Generate a token of a request that has its KV."""
-        running = [
-            one for one in self.d.live() if one.inside and (one.incoming is None or not one.incoming.loads)
-        ]
-        if not running:
+        inside = [one for one in self.d.live() if one.inside]
+        running = [one for one in inside if one.incoming is None or not one.incoming.loads]
+        if (attempt := pick(which, running)) is None:
             return
-        attempt = running[which % len(running)]
         reason = FinishReason.STOP if last else None
         if last:
             self.d.engine.end(attempt.internal_id)
@@ -449,7 +400,7 @@ class Handoffs(RuleBasedStateMachine):
 
 
 def test_handoffs_hold_nothing_and_do_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_connected", _ready)
+    monkeypatch.setattr(following, "_connected", AsyncMock(return_value=True))
     monkeypatch.setattr(following, "PAUSE_S", 0.0)
     for module in (engine_gate, outgoing):
         monkeypatch.setattr(module, "time", None)  # set by each machine, restored afterwards

@@ -64,19 +64,6 @@ async def test_a_worker_reports_its_load(workers: Fleet, mixed: Worker) -> None:
         await stream.abort("loads")
 
 
-async def test_the_grammar_helper_ends_with_its_worker(workers: Fleet) -> None:
-    worker = workers.started("mixed")
-    [helper] = psutil.Process(worker.pid).children(recursive=True)
-    assert helper.cmdline()[0].startswith("baton: grammars of process")
-    worker.signal(signal.SIGKILL)
-    worker.ended()
-    eventually(lambda: _gone(helper), 5, "the helper is gone")
-
-
-def _gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 async def test_a_drain_waits_for_requests_and_handoffs(workers: Fleet, mixed: Worker) -> None:
     worker = workers.started("mixed")
     handed = request("handed over while it drains", prompt(100, seed=20))
@@ -151,7 +138,6 @@ async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worke
         assert (status.identity.role, status.state) == (decode, scheduler_pb2.WORKER_STATE_READY)
         assert (await client.set_role(worker.name, decode)).problem == ""  # no change
         late = await source.run(request("placed before", prompt(60)), PREFILL)
-        assert late.saved is not None
         assert late.saved.problem == ""
         rest = await target.run(handed, DECODE, source=source.source(handed))
         assert len(begun.tokens + rest.tokens) == 24
@@ -177,7 +163,6 @@ async def test_a_hung_engine_counts_as_failed(workers: Fleet) -> None:
         second.suspend()
         await stream.start(request("hangs", prompt(30), max_tokens=3900), DECODE)
         got = await stream.end("hangs")
-        assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_ENGINE
         assert f"longer than {STALL_S:g} s" in got.failed.message
     assert worker.ended() == ENGINE_FAILED
@@ -192,7 +177,6 @@ async def test_a_drain_that_times_out_returns_requests(workers: Fleet) -> None:
         await stream.some("long", 1)
         worker.signal(signal.SIGTERM)
         got = await stream.end("long")
-        assert got.failed is not None
         assert got.failed.code == pb.Failed.CODE_DRAINING
         assert worker.ended() == 0
 
@@ -212,6 +196,7 @@ async def test_a_killed_worker_leaves_no_processes(workers: Fleet) -> None:
     worker = workers.start("mixed")
     eventually(lambda: "loading" in worker.text, 30, "it loads")
     family = psutil.Process(worker.pid).children(recursive=True)
+    assert any(one.cmdline()[0].startswith("baton: grammars of process") for one in family)
     worker.signal(signal.SIGKILL)
     assert worker.ended() == -signal.SIGKILL
     _, alive = psutil.wait_procs(family, timeout=10)
@@ -234,7 +219,6 @@ async def test_a_worker_survives_a_step_that_fails(workers: Fleet) -> None:
         await stream.start(request("poison", prompt(30), extra_args=breaking.ASKING), DECODE)
         for name in ("innocent", "poison"):
             got = await stream.end(name)
-            assert got.failed is not None
             assert got.failed.code == pb.Failed.CODE_ENGINE
             assert got.failed.engine_goes_on
         await stream.start(request("later", prompt(30), max_tokens=20), DECODE)
@@ -293,7 +277,6 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fl
         manifest = (await kept(source.source(handed))).manifest
         assert [shard.address for shard in manifest.shards] == [f"127.0.0.1:{kv_port}"]
         rest = await target.run(handed, DECODE, source=source.source(handed))
-        assert rest.admitted is not None
         assert rest.admitted.transport == "tcp"
     worker.signal(signal.SIGTERM)
     assert worker.ended() == 0

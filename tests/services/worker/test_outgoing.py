@@ -26,8 +26,10 @@ class Site:
         self.outgoing = Outgoing(self.released.append)
         self._calls = calls
 
-    def begin(self, name: str = "a", epoch: int = 1, session: int = 1, key: bytes = KEY) -> None:
-        self.outgoing.begin(name, epoch, key, session)
+    def begin(
+        self, name: str = "a", epoch: int = 1, session: int = 1, key: bytes = KEY, left_s: float = 60.0
+    ) -> None:
+        self.outgoing.begin(name, epoch, key, session, left_s)
 
     def begun(self, name: str = "a", epoch: int = 1, lease_s: float = 60.0) -> Manifest:
         manifest = self.manifest(name, epoch, lease_s)
@@ -69,25 +71,16 @@ async def refused(follower: Follower) -> grpc.StatusCode:
     return caught.value.code
 
 
-async def test_a_follower_gets_begun_and_complete(site: Site) -> None:
-    site.begin()
-    follower = site.follow()
-    manifest = site.begun()
-    complete = site.complete()
-    assert (await said(follower)).begun == manifest
-    assert (await said(follower)).complete == complete
-
-
 @pytest.mark.parametrize("comes", ["before", "begun", "kept"])
 async def test_a_follower_may_call_at_any_time(site: Site, comes: str) -> None:
     follower = site.follow() if comes == "before" else None
     site.begin()
-    site.begun()
+    manifest = site.begun()
     follower = site.follow() if comes == "begun" else follower
     complete = site.complete()
     follower = follower or site.follow()
     if comes != "kept":
-        assert (await said(follower)).HasField("begun")
+        assert (await said(follower)).begun == manifest
     assert (await said(follower)).complete == complete
     assert site.released == []
 
@@ -108,10 +101,9 @@ async def test_the_end_of_a_handoff_is_reported_before_and_after_it(site: Site, 
         case "later attempt":
             site.outgoing.supersede("a", 2)
         case "pulled":
-            manifest = site.complete().manifest
+            site.complete()
             assert (await said(before)).HasField("complete")
-            site.outgoing.renewed(site.outgoing.to_renew(60.0), set(), 0.0)
-            del manifest
+            site.outgoing.renewed(site.outgoing.to_renew(), set(), 0.0)
     if how != "pulled":
         assert (await said(before)).HasField("problem")
         assert len(site.released) == 1
@@ -247,14 +239,14 @@ async def test_followers_are_refused_when_the_worker_shuts_down(site: Site) -> N
 # -- leases
 
 
-def names(site: Site, for_s: float = 60.0) -> list[str]:
-    return [one.request_id for one in site.outgoing.to_renew(for_s)]
+def names(site: Site) -> list[str]:
+    return [one.request_id for one in site.outgoing.to_renew()]
 
 
 async def test_held_handoffs_are_renewed_and_others_end(site: Site) -> None:
     for name in ("pulled", "held", "replaced"):
         site.keep(name, lease_s=0.5 * PATIENCE)
-    asked = site.outgoing.to_renew(60.0)
+    asked = site.outgoing.to_renew()
     assert [one.request_id for one in asked] == ["pulled#1", "held#1", "replaced#1"]
     site.keep("replaced", epoch=2)
     site.keep("since")
@@ -264,10 +256,12 @@ async def test_held_handoffs_are_renewed_and_others_end(site: Site) -> None:
     assert [one.request_id for one in site.released] == ["replaced#1"]
 
 
-async def test_old_saves_are_not_renewed(site: Site) -> None:
-    site.keep("its release was lost")
-    assert names(site, 0.0) == []
-    assert names(site) == ["its release was lost#1"]  # until its lease ends
+async def test_saves_of_requests_after_their_deadline_are_not_renewed(site: Site) -> None:
+    site.begin("its release was lost", left_s=0.0)
+    site.complete("its release was lost")
+    site.keep("held")
+    assert names(site) == ["held#1"]
+    assert (await said(site.follow("its release was lost"))).HasField("complete")  # until its lease ends
 
 
 async def test_a_handoff_ends_with_its_lease(site: Site) -> None:

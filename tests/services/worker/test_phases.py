@@ -92,7 +92,6 @@ async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> N
         begun = await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole.tokens
-    assert rest.admitted is not None
     assert rest.admitted.blocks_pulled == 1  # of 7: the last one, which is not full
 
 
@@ -103,7 +102,6 @@ async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) 
         await source.abort("released")
         nothing_pinned(prefill)
         failed = await target.run(core, DECODE, source=source.source(core))
-        assert failed.failed is not None
         assert failed.failed.code == pb.Failed.CODE_HANDOFF
         assert "released" in failed.failed.message
         assert failed.finish is None
@@ -124,7 +122,6 @@ async def test_a_source_that_cannot_be_reached_is_named(prefill: Worker, mixed: 
         seal(complete.manifest)
         async with telling(source.source(core), FollowReply(complete=complete)) as other:
             failed = await target.run(core, DECODE, source=other)
-        assert failed.failed is not None
         assert failed.failed.code == pb.Failed.CODE_SOURCE
         await source.abort("far away")
 
@@ -186,7 +183,6 @@ async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, 
         for core in cores:
             await target.start(core, DECODE, source=source.source(core))
             begun = await source.run(core, PREFILL)
-            assert begun.saved is not None
             assert begun.saved.chunks == 3
             rest = await target.end(core.request_id)
             assert rest.admitted is not None, rest.failed

@@ -21,7 +21,6 @@ RUNNING = "baton_worker_requests_running"
 
 
 def refused(got: Got, code: int) -> str:
-    assert got.failed is not None
     assert got.failed.code == code
     assert (got.tokens, got.finish, got.saved) == ([], None, None)
     return got.failed.message

@@ -15,7 +15,7 @@ from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.exchange import Exchange, Send
 from baton.scheduler.reporter import Event, Reporter
-from baton.scheduler.types import Known, Reserved, attempt_to_wire, known_to_wire, shares
+from baton.scheduler.types import Booking, Reserved, attempt_to_wire, booking_to_wire
 
 
 class Reports:
@@ -23,7 +23,7 @@ class Reports:
 
     def __init__(self, sends: Mapping[str, Send], home: Callable[[], str]) -> None:
         """Send with `sends`, keyed by address. `home` returns the address for placements now."""
-        self._held: dict[str, Known] = {}  # keyed by request id
+        self._held: dict[str, Booking] = {}  # keyed by request id
         self.reserved: dict[str, Reserved] = {}  # worker id -> bookings of `_held`; no empty entries
         self._lease_s = 0.0
         self._home = home
@@ -39,7 +39,6 @@ class Reports:
 
     @property
     def held(self) -> int:
-        """The number of bookings."""
         return len(self._held)
 
     @property
@@ -47,18 +46,18 @@ class Reports:
         """The number of events that reached no scheduler."""
         return min(one.dropped for one in self._reporters.values())
 
-    def hold(self, known: Known, lease_s: float, *, booked_by: str = "") -> None:
+    def hold(self, booking: Booking, lease_s: float, *, booked_by: str = "") -> None:
         """Keep an attempt's booking alive, instead of that of an earlier attempt at the same request.
 
         Reports it to all schedulers but the one at the address `booked_by`, which placed it.
         """
         first = not self._held
-        self._put(known.attempt.request_id, known)
+        self._put(booking.attempt.request_id, booking)
         self._lease_s = lease_s
         for reporter in self._reporters.values():
             reporter.renew(lease_s, first=first)
         if len(self._reporters) > 1 or not booked_by:
-            self._add(known_to_wire(known), but=booked_by)
+            self._add(booking_to_wire(booking), but=booked_by)
 
     def hold_on(self, attempt: Attempt, epoch: int) -> Attempt:
         """Move an attempt's booking to `epoch`, report it, and return the attempt of that epoch.
@@ -66,28 +65,26 @@ class Reports:
         Needed after a placement with a later epoch failed: a scheduler may regard the attempt as superseded.
         """
         held = Attempt(attempt.request_id, epoch)
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt:
-            self.hold(replace(known, booking=replace(known.booking, attempt=held)), self._lease_s)
+        if booking := self._holds(attempt):
+            self.hold(replace(booking, attempt=held), self._lease_s)
         return held
 
     def prefilled(self, attempt: Attempt) -> None:
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt:
-            self._put(attempt.request_id, replace(known, prefilled=True))
+        if booking := self._holds(attempt):
+            self._put(attempt.request_id, replace(booking, prefilled=True))
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
         """Report that `blocks` of its KV blocks on the decode worker are shared with other requests."""
-        known = self._held.get(attempt.request_id)
-        if known and known.attempt == attempt:
-            booking = replace(known.booking, blocks=max(0, known.booking.blocks - blocks))
-            self._put(attempt.request_id, replace(known, booking=booking))
+        if booking := self._holds(attempt):
+            booking = replace(booking, blocks=max(0, booking.blocks - blocks))
+            self._put(attempt.request_id, booking)
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
     def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
         """Report the end of an attempt. Outcomes: stop, length, abort, error or retried. Idempotent."""
-        self._drop(attempt)
+        if self._holds(attempt):
+            self._put(attempt.request_id, None)
         if not self._reporters[self._home()].answered:
             self.on_released()  # a placement without a scheduler can use the room at once
         self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
@@ -118,23 +115,19 @@ class Reports:
     def _is_home(self, address: str) -> bool:
         return len(self._reporters) == 1 or address == self._home()
 
-    def _drop(self, attempt: Attempt) -> bool:
-        """Stop renewing an attempt; return False if it is not held."""
-        known = self._held.get(attempt.request_id)
-        if known is None or known.attempt != attempt:
-            return False
-        self._put(attempt.request_id, None)
-        return True
+    def _holds(self, attempt: Attempt) -> Booking | None:
+        booking = self._held.get(attempt.request_id)
+        return booking if booking and booking.attempt == attempt else None
 
-    def _put(self, request_id: str, known: Known | None) -> None:
+    def _put(self, request_id: str, booking: Booking | None) -> None:
         if before := self._held.get(request_id):
-            for worker_id, share in shares(before):
+            for worker_id, share in before.shares():
                 self.reserved[worker_id].take(share)
                 if self.reserved[worker_id].empty:
                     del self.reserved[worker_id]
-        if known is None:
+        if booking is None:
             del self._held[request_id]
             return
-        self._held[request_id] = known
-        for worker_id, share in shares(known):
+        self._held[request_id] = booking
+        for worker_id, share in booking.shares():
             self.reserved.setdefault(worker_id, Reserved()).add(share)

@@ -81,11 +81,9 @@ class PrefixLedger:
         return worker.slot if worker else None
 
     def name(self, slot: int) -> str:
-        """Return the worker in a slot."""
         return self._names[slot]
 
     def __len__(self) -> int:
-        """Return the number of known workers."""
         return len(self._workers)
 
     def __contains__(self, worker_id: str) -> bool:

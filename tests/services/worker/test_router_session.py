@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from baton.protos.worker_pb2 import Failed, RunReply
-from baton.services.worker import session as sessions
-from baton.services.worker.session import QUEUE_LIMIT, RouterSession
+from baton.services.worker import router_session as sessions
+from baton.services.worker.router_session import QUEUE_LIMIT, RouterSession
 from harness.support import PATIENCE
 
 

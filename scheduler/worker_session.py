@@ -1,7 +1,6 @@
 """Keep a worker registered with all schedulers: registrations, heartbeats, drains, and leaving.
 
-The worker's process runs this (services/worker/node.py). services/worker/session.py is a worker's connection
-to a router.
+The worker's process runs this (services/worker/node.py).
 """
 
 from __future__ import annotations
@@ -151,7 +150,6 @@ class WorkerSession:
         self.identity.epoch = max(self.identity.epoch, last)
 
     def heard(self, line: _Line, reply: pb.HeartbeatReply, took_s: float) -> None:
-        """Process a scheduler's answer to a heartbeat."""
         if self._on_heartbeat is not None and line.address == self.client.home(self.worker_id):
             self._on_heartbeat(reply, took_s)
         if self._tasks:  # `start` decides about the first answers

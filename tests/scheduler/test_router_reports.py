@@ -15,8 +15,8 @@ from baton.scheduler import reporter as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
 from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
 from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
-from baton.scheduler.reports import Reports
-from baton.scheduler.types import Booking, Known
+from baton.scheduler.router_reports import Reports
+from baton.scheduler.types import Booking
 from harness.scheduling import held as held_by
 from harness.scheduling import until
 from harness.support import PATIENCE
@@ -35,11 +35,16 @@ class Wire:
         self.lost: list[pb.Attempt] = []
         self.fenced: list[pb.Attempt] = []
         self.generation = ""
+        self.open = asyncio.Event()  # answers come once it is set
+        self.open.set()
+        self.delay_s = 0.0
         self._failures = failures
         self._error = error
 
     async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
         assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
+        await asyncio.sleep(self.delay_s)
+        await self.open.wait()
         request = message.report
         self.calls += 1
         if self.calls <= self._failures:
@@ -57,9 +62,9 @@ def reports(wire: Wire) -> Reports:
     return Reports({HERE: wire}, lambda: HERE)
 
 
-def live(request_id: str, epoch: int = 1) -> Known:
+def live(request_id: str, epoch: int = 1) -> Booking:
     attempt = Attempt(request_id, epoch)
-    return Known(Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7))
+    return Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7)
 
 
 @pytest.fixture(autouse=True)
@@ -149,12 +154,9 @@ async def test_renewals_resume_after_an_outage() -> None:
 
 async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
-
-    async def never(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    reporter = Reports({HERE: never}, lambda: HERE)
+    wire = Wire()
+    wire.open.clear()
+    reporter = reports(wire)
     reporter.finished(Attempt("r", 1), "stop")
     began = time.monotonic()
     await reporter.close()
@@ -202,25 +204,18 @@ async def test_a_new_generation_gets_all_bookings() -> None:
     reporter.hold(live("a"), 30.0)
     reporter.hold(live("b"), 30.0, booked_by=HERE)
 
-    async def placed() -> list[list[str]]:
+    def placed() -> list[list[str]]:
         return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
 
-    async def first() -> bool:
-        return await placed() == [["a"]]
-
-    await until(first)
+    await until(lambda: placed() == [["a"]])
     wire.generation = "two"
     reporter.finished(Attempt("other", 1), "stop")
-
-    async def all_told() -> bool:
-        return await placed() == [["a"], ["a", "b"]]
-
-    await until(all_told)
+    await until(lambda: placed() == [["a"], ["a", "b"]])
     reporter.saw_generation("", HERE)
     reporter.saw_generation("two", HERE)
     reporter.finished(Attempt("other", 1), "stop")
     await reporter.close()
-    assert await all_told()
+    assert placed() == [["a"], ["a", "b"]]
 
 
 async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
@@ -331,13 +326,7 @@ async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
 async def test_nothing_is_renewed_before_it_was_reported() -> None:
     """It would count as lost, and be reported twice."""
     pair = Pair()
-    answer = pair.there.__call__
-
-    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await asyncio.sleep(0.003)
-        return await answer(message, timeout_s)
-
-    pair.reports.exchanges[THERE]._send = slow
+    pair.there.delay_s = 0.003
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
@@ -353,18 +342,11 @@ async def test_nothing_is_renewed_before_it_was_reported() -> None:
 
 async def test_room_is_free_when_the_home_knows_of_it() -> None:
     pair = Pair()
-    gate = asyncio.Event()
-    answer = pair.here.__call__
-
-    async def slow(message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
-        await gate.wait()
-        return await answer(message, timeout_s)
-
-    pair.reports.exchanges[HERE]._send = slow
+    pair.here.open.clear()
     pair.reports.finished(Attempt("r", 1), "stop")
     await until(lambda: heard(pair.there, "finished") == ["r"])
     assert pair.released == 0
-    gate.set()
+    pair.here.open.set()
     await until(lambda: pair.released == 1)
     await pair.reports.close()
 

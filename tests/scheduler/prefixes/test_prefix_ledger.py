@@ -13,7 +13,7 @@ from baton import block_log as log_module
 from baton.block_log import BlockLog, BlockLogs, Change
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
-from baton.scheduler.prefixes.ledger import SILENT_S, PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import SILENT_S, PrefixLedger
 
 PLENTY = 1 << 20
 
@@ -119,15 +119,6 @@ def test_a_restarted_worker_with_the_same_id_holds_nothing() -> None:
     assert held(ledger, "w") == {20}
 
 
-def test_a_cleared_cache_is_empty_at_once() -> None:
-    log, ledger = a_log(), a_ledger()
-    log.take(Change(stored=range(30)))
-    deliver(ledger, log)
-    log.take(Change(cleared=True, stored=[3]))
-    log.heard(ledger.hear("w", log.message()))
-    assert held(ledger, "w") == {3}
-
-
 def test_silent_and_dead_workers_are_forgotten() -> None:
     clock = Clock()
     ledger = a_ledger(clock)
@@ -146,20 +137,6 @@ def test_silent_and_dead_workers_are_forgotten() -> None:
     assert (len(ledger), held(ledger, "well"), held(ledger, "silent")) == (1, {1}, set())
     deliver(ledger, logs["silent"], "silent")  # it reports again
     assert held(ledger, "silent") == {1}
-
-
-def test_rare_heartbeats() -> None:
-    clock = Clock()
-    ledger = PrefixLedger(PrefixIndex(PLENTY), clock, heartbeat_s=60.0)
-    log = a_log()
-    log.take(Change(stored=[1]))
-    deliver(ledger, log)
-    clock.now += 2.5 * 60.0  # a heartbeat was lost
-    ledger.keep({"w": 1})
-    assert held(ledger, "w") == {1}
-    clock.now += 60.0
-    ledger.keep({"w": 1})
-    assert "w" not in ledger
 
 
 @settings(max_examples=40, deadline=None)
@@ -191,15 +168,3 @@ def test_each_scheduler_gets_everything_whatever_happens_to_others(seed: int, mo
             assert not logs.to(name).message().operations
     finally:
         log_module.MOST = before
-
-
-def test_a_restarted_scheduler_does_not_reset_the_others() -> None:
-    numbers = itertools.count()
-    logs, one, other = BlockLogs(lambda: next(numbers)), a_ledger(), a_ledger()
-    logs.take(Change(stored=[1, 2, 3]))
-    deliver(one, logs.to("one"))
-    deliver(other, logs.to("other"))
-    deliver(fresh := a_ledger(), logs.to("other"))
-    logs.take(Change(removed=[1]))
-    deliver(one, logs.to("one"))
-    assert (held(one, "w"), one.begun, held(fresh, "w")) == ({2, 3}, 1, {1, 2, 3})

@@ -1,8 +1,5 @@
 """Send one router its replies, over its stream: a bounded queue, and one task that empties it.
 
-dispatcher.py makes it and sends through it, servicer.py runs its task. Not the worker's registration with
-schedulers, which is scheduler/session.py.
-
 A router considers a worker with a silent stream dead, so an empty reply is sent now and then. It comes from
 the event loop that serves all requests: if that hangs, the silence is correct.
 """

@@ -1,0 +1,323 @@
+"""A worker's session against real schedulers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.protos import scheduler_pb2 as pb
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.types import WorkerRecord
+from baton.scheduler.worker_session import WorkerSession
+from harness.scheduling import Options, capacity, free_port, identity, place, until, until_told, working
+from harness.support import PATIENCE
+
+
+def short(state: pb.WorkerState) -> str:
+    return pb.WorkerState.Name(state).removeprefix("WORKER_STATE_")
+
+
+def loading() -> pb.WorkerIdentity:
+    """Return a worker whose engine is loading."""
+    one = identity("m")
+    one.ClearField("capacity")
+    return one
+
+
+async def drains(session: WorkerSession) -> None:
+    async with asyncio.timeout(20 * PATIENCE):
+        await session.draining.wait()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[SchedulerClient]:
+    async with SchedulerServer(Options(heartbeat_s=0.05)) as server, SchedulerClient(server.address) as made:
+        yield made
+
+
+async def test_a_workers_life(client: SchedulerClient) -> None:
+    loads = iter(range(1_000))
+    session = WorkerSession(client, loading(), lambda: pb.WorkerLoad(running=next(loads)))
+    await session.start(1)
+    assert session.registered
+    assert (await client.describe()).workers[0].state == pb.WORKER_STATE_STARTING
+    with pytest.raises(NoCapacity, match="none is ready"):
+        await place(client, "r", 1, 1, 1)
+    await session.ready(capacity())
+    await place(client, "r", 1, 1, 1)
+    await until_told(client, lambda told: told.workers[0].load.running >= 2)
+    assert (await client.drain("m")).worker_id == "m"
+    await drains(session)
+    await until_told(client, lambda told: told.workers[0].state == pb.WORKER_STATE_DRAINING)
+    await session.close()
+    assert not (await client.describe()).workers
+
+
+async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client: SchedulerClient) -> None:
+    def life(number: int) -> pb.WorkerIdentity:
+        one = identity(f"m.{number}")
+        one.name = "m"
+        return one
+
+    async def asked() -> list[tuple[str, bool]]:
+        return [(short(one.state), one.drained) for one in (await client.describe()).workers]
+
+    async with working(client, life(1)) as first:
+        assert (await client.drain("m.1")).worker_id == "m.1"
+        await drains(first)
+    assert list((await client.describe()).drained) == ["m"]
+    async with working(client, life(2)) as second:
+        await until(lambda: bool(second.held))
+        assert await asked() == [("DRAINING", True)]
+        with pytest.raises(NoCapacity, match="none is ready"):
+            await place(client, "r", 1, 1, 1)
+        assert not second.draining.is_set()
+        assert (await client.undrain("m.2")).name == "m"  # by the id of any of its workers
+        await until(lambda: not second.held)
+        assert await asked() == [("READY", False)]
+        await place(client, "r", 2, 1, 1)
+        assert (await client.drain("m.2")).worker_id == "m.2"
+        await drains(second)
+
+
+async def test_a_drain_is_reported_at_once() -> None:
+    async with (
+        SchedulerServer(Options(heartbeat_s=60.0)) as server,
+        SchedulerClient(server.address) as client,
+        working(client, identity("m")) as session,
+    ):
+        session.drain()
+        await until_told(client, lambda told: told.workers[0].state == pb.WORKER_STATE_DRAINING)
+        await session.ready(capacity())  # does not undo the drain
+        assert (await client.describe()).workers[0].state == pb.WORKER_STATE_DRAINING
+
+
+async def test_start_waits_for_the_scheduler() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with SchedulerClient(address) as client:
+        began = time.monotonic()
+        with pytest.raises(SchedulerUnavailable):
+            await WorkerSession(client, identity("m"), pb.WorkerLoad).start(0.6)
+        assert time.monotonic() - began < 2 * PATIENCE
+        late = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        starting = asyncio.create_task(late.start(10))
+        async with SchedulerServer(Options(address=address)):
+            await starting
+            assert late.registered
+            await late.close()
+
+
+async def test_close_is_quick_when_the_scheduler_is_away() -> None:
+    async with SchedulerServer(Options()) as server:
+        client = SchedulerClient(server.address)
+        session = WorkerSession(client, identity("m"), pb.WorkerLoad)
+        await session.start(1)
+    began = time.monotonic()
+    await session.close()
+    await client.close()
+    assert time.monotonic() - began < 2.5 * PATIENCE
+
+
+class Cut(SchedulerClient):
+    """Registrations at the address `at` fail."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.at = ""
+        self.error: Exception = SchedulerUnavailable("the network is cut")
+
+    async def register(
+        self, identity: pb.WorkerIdentity, state: pb.WorkerState, *, scheduler: str = ""
+    ) -> pb.RegisterReply:
+        if scheduler == self.at:
+            raise self.error
+        return await super().register(identity, state, scheduler=scheduler)
+
+
+class Two:
+    """Two schedulers without a shared store, and a client of both."""
+
+    def __init__(self) -> None:
+        self.options = [Options(f"127.0.0.1:{free_port()}", heartbeat_s=0.05) for _ in range(2)]
+        self.addresses = [one.address for one in self.options]
+        self.servers: dict[int, SchedulerServer] = {}
+        self.client = Cut(",".join(self.addresses))
+
+    async def begin(self, *numbers: int) -> None:
+        for number in numbers:
+            self.servers[number] = await SchedulerServer(self.options[number]).__aenter__()
+
+    async def end(self, number: int) -> None:
+        await self.servers.pop(number).__aexit__(None, None, None)
+
+    async def close(self) -> None:
+        await self.client.close()
+        for number in list(self.servers):
+            await self.end(number)
+
+    def views(self) -> list[WorkerRecord]:
+        """Return the worker as each running scheduler knows it."""
+        return [one._roster.view().workers["m"] for one in self.servers.values()]
+
+    def seen(self, number: int) -> str:
+        """Return the worker's state at a scheduler; empty if it is unknown there."""
+        found = self.servers[number]._roster.view().workers
+        return short(found["m"].state) if "m" in found else ""
+
+    async def both_see(self, state: str) -> None:
+        await until(lambda: self.seen(0) == self.seen(1) == state)
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[Two]:
+    made = Two()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def both(two: Two) -> Two:
+    """Return the two schedulers, which run."""
+    await two.begin(0, 1)
+    return two
+
+
+async def test_every_scheduler_gets_all_messages_of_a_worker(both: Two) -> None:
+    loads = iter(range(100_000))
+    heard: list[float] = []
+    session = WorkerSession(
+        both.client,
+        loading(),
+        lambda: pb.WorkerLoad(running=next(loads)),
+        lambda reply, _: heard.append(reply.clock_s),
+    )
+    await session.start(2)
+    assert both.seen(0) == both.seen(1) == "STARTING"
+    await session.ready(capacity())
+    assert both.seen(0) == both.seen(1) == "READY"
+    await until(
+        lambda: all(
+            one.load and one.load.running > 10 and one.identity.HasField("capacity") for one in both.views()
+        )
+    )
+    assert len(heard) < next(loads) * 0.7  # only from its home
+    assert heard[0] > 1.7e9  # the scheduler's clock
+    session.drain()
+    await both.both_see("DRAINING")
+    await session.close()
+    assert both.seen(0) == both.seen(1) == ""
+
+
+@pytest.mark.parametrize("away", [0, 1])
+async def test_one_scheduler_is_enough_to_start(two: Two, away: int) -> None:
+    await two.begin(1 - away)
+    async with working(two.client, identity("m")) as session:
+        assert session.registered
+        await two.begin(away)
+        await two.both_see("READY")
+        await session.become(pb.ROLE_DECODE)
+        assert [one.role for one in two.views()] == [pb.ROLE_DECODE] * 2
+
+
+async def test_a_worker_registers_again_with_a_restarted_scheduler(both: Two) -> None:
+    async with working(both.client, identity("m")) as session:
+        await both.end(1)
+        [joined] = both.views()
+        await both.begin(1)
+        await both.both_see("READY")
+        assert both.views()[0] is joined  # it was not registered there again
+        assert session.registered
+
+
+async def test_one_scheduler_can_refuse_a_worker(both: Two) -> None:
+    large = identity("other")
+    large.model = "large"
+    await both.client.register(large, pb.WORKER_STATE_READY, scheduler=both.addresses[1])
+    session = WorkerSession(both.client, identity("m"), pb.WorkerLoad)
+    with pytest.raises(Refused, match="'large' in topic"):
+        await session.start(2)
+    await session.close()
+    assert both.seen(0) == ""  # it has deregistered
+
+
+async def test_a_scheduler_without_the_capacity_is_not_told_ready(both: Two) -> None:
+    session = WorkerSession(both.client, loading(), pb.WorkerLoad)
+    await session.start(2)
+    both.client.at = both.addresses[1]
+    await session.ready(capacity())
+    assert both.seen(0) == "READY"
+    heard_at = both.views()[1].heard_at
+    began = asyncio.get_running_loop().time()
+
+    def told() -> bool:
+        worker = both.views()[1]
+        assert worker.state == pb.WORKER_STATE_STARTING or worker.identity.HasField("capacity")
+        if asyncio.get_running_loop().time() > began + 0.3:
+            both.client.at = ""
+        return worker.heard_at > heard_at and worker.state == pb.WORKER_STATE_READY
+
+    await until(told)
+    await session.close()
+
+
+async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both: Two) -> None:
+    async with working(both.client, identity("m")) as session:
+        both.client.at, both.client.error = both.addresses[1], Refused("it has another deployment")
+        with pytest.raises(Refused, match="another deployment"):
+            await session.become(pb.ROLE_DECODE)
+        both.client.at = ""
+        await until(lambda: session.registered and all(one.role == pb.ROLE_MIXED for one in both.views()))
+
+
+async def test_a_later_epoch_at_one_scheduler_is_passed_at_all(both: Two) -> None:
+    """One scheduler knows an earlier process with this id."""
+    earlier = identity("m")
+    earlier.epoch = 50
+    await both.client.register(earlier, pb.WORKER_STATE_READY, scheduler=both.addresses[1])
+    async with working(both.client, identity("m")):
+        await until(lambda: all(one.epoch > 50 for one in both.views()))
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_one_scheduler_can_drain_a_worker(both: Two, asked: int) -> None:
+    async with working(both.client, identity("m")) as session:
+        async with SchedulerClient(both.addresses[asked]) as operator:
+            assert (await operator.drain("m")).worker_id == "m"
+        await drains(session)
+        await both.both_see("DRAINING")
+
+
+async def test_a_worker_is_held_while_one_scheduler_knows_of_the_drain(
+    both: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other scheduler has no store and does not know of the drain."""
+    beats = 0
+
+    def load() -> pb.WorkerLoad:
+        nonlocal beats
+        beats += 1
+        return pb.WorkerLoad()
+
+    async def beaten() -> None:
+        last = beats + 10
+        await until(lambda: beats > last)
+
+    async with SchedulerClient(both.addresses[1]) as operator:
+        await operator.register(identity("m"), pb.WORKER_STATE_READY)
+        await operator.drain("m")
+        await operator.deregister("m")
+    async with working(both.client, identity("m"), load) as session:
+        assert session.held
+        await beaten()
+        await both.end(1)
+        await beaten()
+        assert session.held
+        assert not session.draining.is_set()
+        monkeypatch.setattr("baton.scheduler.worker_session.WORD_S", 0.01)
+        await until(lambda: session.held is False)
+        assert not session.draining.is_set()
