@@ -16,8 +16,7 @@ from harness import stats
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Redirect results to a folder that already has those of another operation."""
-    for module in (stats, kernels):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(stats, "RESULTS", tmp_path)
     monkeypatch.setitem(kernels.BUFFER, "cpu", 1 << 16)
     path = tmp_path / "kernels-cpu.json"
     path.write_text(json.dumps({"operations": {"kv_pack": "measured before"}}))
