@@ -130,6 +130,24 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.unequal_gathers",
+        why="The communicator of CPUs lacks the gathers and scatters of unequal parts that data-parallel "
+        "mixtures of experts need.",
+        symbols=(
+            "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv",
+            "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv",
+        ),
+        until="vLLM's CpuCommunicator has all_gatherv and reduce_scatterv",
+        platform="CPU",
+    ),
+    Patch(
+        name="cpu.local_experts",
+        why="With expert parallelism the CPU kernel takes experts' global numbers for its own, and crashes.",
+        symbols=("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply",),
+        until="vLLM's CPU experts heed expert_map",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.amx",
         why="A process must ask the kernel for AMX tiles, and vLLM leaves that to oneDNN's first large "
         "product. A small bfloat16 model has none and dies of SIGILL.",

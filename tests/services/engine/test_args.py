@@ -61,7 +61,7 @@ def test_nor_is_it_by_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         check_model(EngineSettings(model=str(MODEL)))
 
 
-@pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_eplb", "enable_dbo"])
+@pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
 def test_what_a_cpu_dies_of_is_refused_there(name: str) -> None:
     settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
     with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
