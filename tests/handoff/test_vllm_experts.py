@@ -1,4 +1,4 @@
-"""Mixtures of experts: ranks with experts of their own hand over to each other and to an engine of one rank."""
+"""Mixtures of experts whose ranks have experts of their own hand over, to each other and to one rank."""
 
 from __future__ import annotations
 
