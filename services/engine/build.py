@@ -39,7 +39,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,24 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.unequal_gathers",
+        why="The communicator of CPUs lacks the gathers and scatters of unequal parts that data-parallel "
+        "mixtures of experts need.",
+        symbols=(
+            "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv",
+            "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv",
+        ),
+        until="vLLM's CpuCommunicator has all_gatherv and reduce_scatterv",
+        platform="CPU",
+    ),
+    Patch(
+        name="cpu.local_experts",
+        why="With expert parallelism the CPU kernel takes experts' global numbers for its own, and crashes.",
+        symbols=("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply",),
+        until="vLLM's CPU experts heed expert_map",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.amx",
         symbols=("torch.cpu:_is_amx_tile_supported",),
         processes=EVERYWHERE,

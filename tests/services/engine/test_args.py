@@ -61,7 +61,7 @@ def test_nor_can_a_variable_make_it_one(name: str, monkeypatch: pytest.MonkeyPat
         check_model(EngineSettings(model=str(MODEL)))
 
 
-@pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_eplb", "enable_dbo"])
+@pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
 def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
     settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
     with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
