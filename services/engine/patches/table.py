@@ -107,8 +107,6 @@ PATCHES = (
     ),
     Patch(
         name="cpu.unequal_gathers",
-        why="The communicator of CPUs lacks the gathers and scatters of unequal parts that data-parallel "
-        "mixtures of experts need.",
         symbols=(
             "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv",
             "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv",
@@ -118,7 +116,6 @@ PATCHES = (
     ),
     Patch(
         name="cpu.local_experts",
-        why="With expert parallelism the CPU kernel takes experts' global numbers for its own, and crashes.",
         symbols=("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.apply",),
         until="vLLM's CPU experts heed expert_map",
         platform="CPU",

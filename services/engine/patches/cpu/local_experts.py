@@ -1,11 +1,14 @@
 """Let a CPU rank compute its own experts alone.
 
+With expert parallelism the CPU kernel takes experts' global numbers for its own, and crashes. Here it gets
+this rank's numbers, and weight 0 for other ranks' experts. A weight that was already applied to the input
+stays applied, so such layers are refused.
+
 Leans on: vllm.model_executor.layers.fused_moe.experts.cpu_moe.CPUUnquantizedExperts.apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
@@ -15,30 +18,21 @@ _APPLY = (
     *("global_num_experts", "expert_map", "a1q_scale", "a2_scale", "workspace13", "workspace2"),
     *("expert_tokens_meta", "apply_router_weight_on_input"),
 )
-_WEIGHTS, _IDS, _MAP = (_APPLY.index(name) - 1 for name in ("topk_weights", "topk_ids", "expert_map"))
 
 
 def install() -> None:
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-    replace(CPUUnquantizedExperts, "apply", renumbering, _APPLY)
+    replace(CPUUnquantizedExperts, "apply", _renumber, _APPLY)
 
 
-def renumbering(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that gives the kernel this rank's numbers, and weight 0 for other ranks' experts.
-
-    A weight that was already applied to the input stays applied, so such layers are refused.
-    """
-
-    def apply(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = [*args, *(kwargs.pop(name) for name in _APPLY[1 + len(args) :])]
-        if (expert_map := given[_MAP]) is not None:
-            if given[-1]:
-                raise NotImplementedError("expert parallelism on CPUs with apply_router_weight_on_input")
-            weights, ids = given[_WEIGHTS], given[_IDS]
-            local = expert_map[ids.long()]
-            given[_WEIGHTS] = weights.masked_fill(local < 0, 0.0).contiguous()
-            given[_IDS] = local.clamp(min=0).to(ids.dtype).contiguous()
-        shipped(self, *given)
-
-    return apply
+def _renumber(original: Any, *args: Any, **kwargs: Any) -> None:
+    given = dict(zip(_APPLY, args, strict=False)) | kwargs
+    if (expert_map := given["expert_map"]) is not None:
+        if given["apply_router_weight_on_input"]:
+            raise NotImplementedError("expert parallelism on CPUs with apply_router_weight_on_input")
+        ids = given["topk_ids"]
+        local = expert_map[ids.long()]
+        given["topk_weights"] = given["topk_weights"].masked_fill(local < 0, 0.0).contiguous()
+        given["topk_ids"] = local.clamp(min=0).to(ids.dtype).contiguous()
+    original(**given)
