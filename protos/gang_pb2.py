@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/protos/gang.proto\x12\rbaton.gang.v1\"L\n\nFromMember\x12#\n\x04join\x18\x01 \x01(\x0b\x32\x13.baton.gang.v1.JoinH\x00\x12\x0e\n\x04ring\x18\x02 \x01(\x04H\x00\x42\t\n\x07message\"\xa0\x01\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04gang\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\r\x12-\n\x05\x66\x61\x63ts\x18\x05 \x03(\x0b\x32\x1e.baton.gang.v1.Join.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\nFromLeader\x12%\n\x05world\x18\x01 \x01(\x0b\x32\x14.baton.gang.v1.WorldH\x00\x12\x0e\n\x04ring\x18\x02 \x01(\x04H\x00\x42\t\n\x07message\")\n\x05World\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nstore_port\x18\x02 \x01(\r2H\n\x04Gang\x12@\n\x04Join\x12\x19.baton.gang.v1.FromMember\x1a\x19.baton.gang.v1.FromLeader(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/protos/gang.proto\x12\rbaton.gang.v1\"s\n\nFromMember\x12#\n\x04join\x18\x01 \x01(\x0b\x32\x13.baton.gang.v1.JoinH\x00\x12\x0e\n\x04ring\x18\x02 \x01(\x04H\x00\x12%\n\x05stage\x18\x03 \x01(\x0e\x32\x14.baton.gang.v1.StageH\x00\x42\t\n\x07message\"\xa0\x01\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04gang\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0c\n\x04size\x18\x04 \x01(\r\x12-\n\x05\x66\x61\x63ts\x18\x05 \x03(\x0b\x32\x1e.baton.gang.v1.Join.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"u\n\nFromLeader\x12%\n\x05world\x18\x01 \x01(\x0b\x32\x14.baton.gang.v1.WorldH\x00\x12\x0e\n\x04ring\x18\x02 \x01(\x04H\x00\x12%\n\x05stage\x18\x03 \x01(\x0e\x32\x14.baton.gang.v1.StageH\x00\x42\t\n\x07message\"7\n\x05World\x12\x0c\n\x04life\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x12\n\nstore_port\x18\x03 \x01(\r*A\n\x05Stage\x12\x11\n\rSTAGE_SERVING\x10\x00\x12\x12\n\x0eSTAGE_DRAINING\x10\x01\x12\x11\n\rSTAGE_DRAINED\x10\x02\x32H\n\x04Gang\x12@\n\x04Join\x12\x19.baton.gang.v1.FromMember\x1a\x19.baton.gang.v1.FromLeader(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOIN_FACTSENTRY']._loaded_options = None
   _globals['_JOIN_FACTSENTRY']._serialized_options = b'8\001'
+  _globals['_STAGE']._serialized_start=498
+  _globals['_STAGE']._serialized_end=563
   _globals['_FROMMEMBER']._serialized_start=42
-  _globals['_FROMMEMBER']._serialized_end=118
-  _globals['_JOIN']._serialized_start=121
-  _globals['_JOIN']._serialized_end=281
-  _globals['_JOIN_FACTSENTRY']._serialized_start=237
-  _globals['_JOIN_FACTSENTRY']._serialized_end=281
-  _globals['_FROMLEADER']._serialized_start=283
-  _globals['_FROMLEADER']._serialized_end=361
-  _globals['_WORLD']._serialized_start=363
-  _globals['_WORLD']._serialized_end=404
-  _globals['_GANG']._serialized_start=406
-  _globals['_GANG']._serialized_end=478
+  _globals['_FROMMEMBER']._serialized_end=157
+  _globals['_JOIN']._serialized_start=160
+  _globals['_JOIN']._serialized_end=320
+  _globals['_JOIN_FACTSENTRY']._serialized_start=276
+  _globals['_JOIN_FACTSENTRY']._serialized_end=320
+  _globals['_FROMLEADER']._serialized_start=322
+  _globals['_FROMLEADER']._serialized_end=439
+  _globals['_WORLD']._serialized_start=441
+  _globals['_WORLD']._serialized_end=496
+  _globals['_GANG']._serialized_start=565
+  _globals['_GANG']._serialized_end=637
 # @@protoc_insertion_point(module_scope)

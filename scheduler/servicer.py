@@ -228,6 +228,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             log_level=self._processes.level(request.worker_id),
             clock_s=time.time(),
             blocks=known,
+            gang_leader=self._roster.leader_of(request.worker_id),
         )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:

@@ -24,15 +24,14 @@ class Lockstep:
 
     Invariant: between two agreements every engine of the gang has the same wave and turn.
 
-    agree: takes whether this engine has work and whether it wants to leave; waits for all engines, and
-        returns whether any has work, and whether all want to leave
+    agree: takes whether this engine has work, waits for all engines, and returns whether any has
     ring: tells every other engine that this one has work in the wave
     dummy: computes a forward without requests
     """
 
     def __init__(
         self,
-        agree: Callable[[bool, bool], tuple[bool, bool]],
+        agree: Callable[[bool], bool],
         ring: Callable[[int], None],
         dummy: Callable[[], None],
         interval: int = INTERVAL,
@@ -43,11 +42,10 @@ class Lockstep:
         self.wave = 0
         self.running = False
         self.dummies = 0  # forwards without requests since the start
-        self.left = False  # every engine wanted to leave: there are no more turns
 
     def rung(self, wave: int) -> None:
         """Start running if another engine has work in the current wave. Call it between two turns."""
-        if wave == self.wave and not self.left:
+        if wave == self.wave:
             self.running = True
 
     def start(self) -> None:
@@ -56,20 +54,22 @@ class Lockstep:
             self.running = True
             self._ring(self.wave)
 
-    def finish_turn(self, *, executed: bool, busy: bool, leaving: bool = False) -> None:
+    def finish_turn(self, *, executed: bool, busy: bool) -> None:
         """Complete a turn of a running gang.
 
-        executed: whether this engine computed a step in this turn. busy: whether it has more work. leaving:
-        whether it wants to end and has no work. It may end as soon as `left` is true.
+        executed: whether this engine computed a step in this turn. busy: whether it has more work.
         """
         if not executed:
             self._dummy()
             self.dummies += 1
         self._turn += 1
         if self._turn == 1 or self._turn % self._interval == 0:
-            self.running, self.left = self._agree(busy, leaving)
-            if self.left:
-                self.running = False
+            self.running = self._agree(busy)
             if not self.running:
                 self.wave += 1
                 self._turn = 0
+
+    def finish_wave(self) -> None:
+        """Take part in the rest of a wave. An engine may end after that if no engine has work."""
+        while self.running:
+            self.finish_turn(executed=False, busy=False)

@@ -2,7 +2,8 @@
 
 The worker of rank 0 leads: it serves `Gang.Join`, and every other worker keeps one call to it. The link is up
 before any engine loads, because an engine that waits for a missing one waits for many minutes. A member that
-leaves before all have met is awaited again. After that the end of one link is the end of the gang.
+leaves before all have met is awaited again. After that the end of one link is the end of the gang, unless all
+members were drained.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ from baton.tasks import patiently, spawn, stop
 
 logger = logging.getLogger(__name__)
 
-REDIAL_S = 0.5
+REDIAL_S = 0.2
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -55,31 +57,37 @@ class Seat:
         return ""
 
 
-class _Bell:
-    """The latest ring that still has to be sent. Only the latest matters: each wave ends in all members."""
+class _Outbox:
+    """The messages to be sent: the latest ring and stage. Earlier ones do not matter any more."""
 
     def __init__(self) -> None:
-        self._wave: int | None = None
-        self._rung = asyncio.Event()
+        self._waiting: dict[str, int] = {}
+        self._filled = asyncio.Event()
 
-    def ring(self, wave: int) -> None:
-        self._wave = wave
-        self._rung.set()
+    def put(self, **messages: int) -> None:
+        self._waiting |= messages
+        self._filled.set()
 
-    async def next(self, timeout_s: float) -> int | None:
-        """Return the wave of the next ring; None if there is none in time."""
+    def wake(self) -> None:
+        """Let `next` return early, so that its caller looks whether the link has ended."""
+        self._filled.set()
+
+    async def next(self, timeout_s: float) -> dict[str, int]:
+        """Return the next message as one field and its value; empty if there is none in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
-        self._rung.clear()
-        wave, self._wave = self._wave, None
-        return wave
+                await self._filled.wait()
+        message = dict([self._waiting.popitem()]) if self._waiting else {}
+        if not self._waiting:
+            self._filled.clear()
+        return message
 
 
 class GangLink:
     """One worker's end of the link.
 
-    lost: resolves once, with the reason, when the gang is over
+    lost: resolves once, with the reason, when the gang is over although not all were drained
+    draining, drained: set when one member drains, and when all are drained
     """
 
     def __init__(self, seat: Seat, silence_s: float, rung: Callable[[int], None]) -> None:
@@ -90,6 +98,7 @@ class GangLink:
         """
         self.seat = seat
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.draining, self.drained = asyncio.Event(), asyncio.Event()
         self._silence_s = silence_s
         self._rung = rung
 
@@ -101,19 +110,24 @@ class GangLink:
         """Tell all other members that this one has work in the wave."""
         raise NotImplementedError
 
+    def tell(self, stage: gang_pb2.Stage) -> None:
+        """Tell the gang that this member drains or is drained."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Leave the gang, which ends it."""
         raise NotImplementedError
 
+    def _hear(self, stage: gang_pb2.Stage) -> None:
+        """Take the gang's stage."""
+        self.draining.set()
+        if stage == gang_pb2.STAGE_DRAINED:
+            self.drained.set()
+
     def _lose(self, why: str) -> None:
-        if not self.lost.done():
+        if not self.lost.done() and not self.drained.is_set():
             logger.error("gang %s is over: %s", self.seat.gang, why)
             self.lost.set_result(why)
-
-    async def _write_rings(self, bell: _Bell, write: Callable[[int | None], Awaitable[None]]) -> None:
-        """Write each ring at once, and something at least three times within `silence_s`."""
-        while True:
-            await write(await bell.next(self._silence_s / 3))
 
 
 class Leader(GangLink, gang_pb2_grpc.GangServicer):
@@ -129,7 +143,8 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         """open_world: opens the store at which the engines meet; called once, when all members are there."""
         super().__init__(seat, silence_s, rung)
         self._open_world = open_world
-        self._bells: dict[int, _Bell] = {}
+        self._members: dict[int, _Outbox] = {}
+        self._stages: dict[int, gang_pb2.Stage] = {}  # of all ranks that have told theirs
         self._world: asyncio.Future[gang_pb2.World] = asyncio.get_running_loop().create_future()
 
     async def meet(self, timeout_s: float) -> gang_pb2.World:
@@ -137,7 +152,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         try:
             return await asyncio.wait_for(asyncio.shield(self._world), timeout_s)
         except TimeoutError:
-            missing = ", ".join(str(rank) for rank in range(1, self.seat.size) if rank not in self._bells)
+            missing = ", ".join(str(rank) for rank in range(1, self.seat.size) if rank not in self._members)
             raise StartError(
                 f"gang {self.seat.gang}: rank {missing} of {self.seat.size} did not join within "
                 f"{timeout_s:g} s; see why it did not start, or start it"
@@ -146,49 +161,52 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
     def ring(self, wave: int) -> None:
         self._ring_others(0, wave)
 
+    def tell(self, stage: gang_pb2.Stage) -> None:
+        self._hear_from(0, stage)
+
     async def close(self) -> None:
         self._lose("rank 0 leaves")
 
-    async def Join(
-        self, requests: AsyncIterator[gang_pb2.FromMember], context: Any
-    ) -> AsyncIterator[gang_pb2.FromLeader]:
+    async def Join(self, requests: object, context: Any) -> None:
         """Keep a member in the gang until either end leaves."""
-        member = await self._admitted(requests, context)
-        bell = self._bells[member.rank] = _Bell()
+        del requests
+        member = await self._admitted(context)
+        outbox = self._members[member.rank] = _Outbox()
         logger.info("gang %s: rank %d joined (%s)", self.seat.gang, member.rank, member.worker_id)
-        reading = asyncio.create_task(self._read(member.rank, requests))
+        reading = asyncio.create_task(self._read(member.rank, context))
+        reading.add_done_callback(lambda _: outbox.wake())
+        self._world.add_done_callback(lambda _: outbox.wake())
         try:
             self._complete()
             # Until all are there, empty messages show that this end lives.
             while not self._world.done() and not reading.done():
-                yield gang_pb2.FromLeader()
-                await asyncio.wait(
-                    {self._world, reading}, timeout=self._silence_s / 3, return_when="FIRST_COMPLETED"
-                )
+                await context.write(gang_pb2.FromLeader())
+                await outbox.next(self._silence_s / 3)
             if self._world.done():
-                yield gang_pb2.FromLeader(world=self._world.result())
+                await context.write(gang_pb2.FromLeader(world=self._world.result()))
             while not reading.done() and not self.lost.done():
-                wave = await bell.next(self._silence_s / 3)
-                yield gang_pb2.FromLeader(ring=wave) if wave is not None else gang_pb2.FromLeader()
+                message = await outbox.next(self._silence_s / 3)
+                await context.write(gang_pb2.FromLeader(**message))  # type: ignore[arg-type]
         finally:
             await stop(reading)
-            del self._bells[member.rank]
+            del self._members[member.rank]
             if self._world.done():
                 self._lose(f"rank {member.rank} ({member.worker_id}) ended or is silent")
         await context.abort(
             grpc.StatusCode.ABORTED, self.lost.result() if self.lost.done() else "you were silent"
         )
 
-    async def _admitted(self, requests: AsyncIterator[gang_pb2.FromMember], context: Any) -> gang_pb2.Join:
+    async def _admitted(self, context: Any) -> gang_pb2.Join:
         first = None
-        with contextlib.suppress(TimeoutError, StopAsyncIteration):
-            first = await asyncio.wait_for(anext(requests), self._silence_s)
-        if first is None or not first.HasField("join"):
+        with contextlib.suppress(TimeoutError):
+            first = await asyncio.wait_for(context.read(), self._silence_s)
+        if not isinstance(first, gang_pb2.FromMember) or not first.HasField("join"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Join")
-        member: gang_pb2.Join = first.join  # type: ignore[union-attr]
+            raise AssertionError("abort raises")
+        member = first.join
         if why := self.seat.objection(member):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
-        if self._world.done() or member.rank in self._bells:
+        if self._world.done() or member.rank in self._members:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"rank {member.rank} of gang {self.seat.gang} is here already",
@@ -196,22 +214,37 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         return member
 
     def _complete(self) -> None:
-        if len(self._bells) == self.seat.size - 1 and not self._world.done():
+        if len(self._members) == self.seat.size - 1 and not self._world.done():
             self._world.set_result(self._open_world())
 
-    async def _read(self, rank: int, requests: AsyncIterator[gang_pb2.FromMember]) -> None:
-        """Pass on a member's rings until it ends or is silent."""
-        with contextlib.suppress(StopAsyncIteration, TimeoutError, grpc.RpcError):
-            while True:
-                message = await patiently(anext(requests), self._silence_s)  # type: ignore[arg-type]
+    async def _read(self, rank: int, context: Any) -> None:
+        """Pass on what a member says until it ends or is silent."""
+        with contextlib.suppress(TimeoutError, grpc.RpcError):
+            while (message := await patiently(context.read(), self._silence_s)) is not _EOF:
                 if message.HasField("ring"):
                     self._ring_others(rank, message.ring)
                     self._rung(message.ring)
+                elif message.HasField("stage"):
+                    self._hear_from(rank, message.stage)
 
     def _ring_others(self, rank: int, wave: int) -> None:
-        for other, bell in self._bells.items():
+        for other, outbox in self._members.items():
             if other != rank:
-                bell.ring(wave)
+                outbox.put(ring=wave)
+
+    def _hear_from(self, rank: int, stage: gang_pb2.Stage) -> None:
+        self._stages[rank] = stage
+        drained = [one == gang_pb2.STAGE_DRAINED for one in self._stages.values()]
+        everybody = len(drained) == self.seat.size and all(drained)
+        gangs = gang_pb2.STAGE_DRAINED if everybody else gang_pb2.STAGE_DRAINING
+        for outbox in self._members.values():
+            outbox.put(stage=gangs)
+        self._hear(gangs)
+
+    def _lose(self, why: str) -> None:
+        super()._lose(why)
+        for outbox in self._members.values():
+            outbox.wake()
 
 
 class Member(GangLink):
@@ -223,7 +256,7 @@ class Member(GangLink):
         """find: returns the leader's address, or an empty text while it is unknown."""
         super().__init__(seat, silence_s, rung)
         self._find = find
-        self._bell = _Bell()
+        self._outbox = _Outbox()
         self._channel: grpc.aio.Channel | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -244,6 +277,8 @@ class Member(GangLink):
                         f"gang {self.seat.gang} refuses this worker: {error.details()}"
                     ) from None
                 problem = error.details() or error.code().name
+            except ConnectionError as error:
+                problem = str(error)
             await self.close()
             await asyncio.sleep(REDIAL_S)
         await self.close()
@@ -253,7 +288,10 @@ class Member(GangLink):
         )
 
     def ring(self, wave: int) -> None:
-        self._bell.ring(wave)
+        self._outbox.put(ring=wave)
+
+    def tell(self, stage: gang_pb2.Stage) -> None:
+        self._outbox.put(stage=stage)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -264,24 +302,23 @@ class Member(GangLink):
 
     async def _join(self, address: str) -> gang_pb2.World:
         self._channel = rpc.aio_channel(address, Role.WORKER)
-        call = gang_pb2_grpc.GangStub(self._channel).Join()
+        call = gang_pb2_grpc.GangStub(self._channel).Join()  # type: ignore[no-untyped-call]
         await call.write(gang_pb2.FromMember(join=self.seat.join()))
         world: asyncio.Future[gang_pb2.World] = asyncio.get_running_loop().create_future()
         self._task = spawn(self._live(call, world), f"the link to the leader of gang {self.seat.gang}")
         return await world
 
     async def _live(self, call: Any, world: asyncio.Future[gang_pb2.World]) -> None:
-        async def write(wave: int | None) -> None:
-            await call.write(gang_pb2.FromMember(ring=wave) if wave is not None else gang_pb2.FromMember())
-
-        writing = asyncio.create_task(self._write_rings(self._bell, write))
+        writing = asyncio.create_task(self._write(call))
         why = "rank 0 ended"
         try:
-            while (message := await patiently(call.read(), self._silence_s)) is not grpc.aio.EOF:
+            while (message := await patiently(call.read(), self._silence_s)) is not _EOF:
                 if message.HasField("world"):
                     world.set_result(message.world)
                 elif message.HasField("ring"):
                     self._rung(message.ring)
+                elif message.HasField("stage"):
+                    self._hear(message.stage)
         except TimeoutError:
             why = f"rank 0 is silent for {self._silence_s:g} s"
         except grpc.aio.AioRpcError as error:
@@ -295,3 +332,10 @@ class Member(GangLink):
             world.set_exception(ConnectionError(why))
         elif world.exception() is None:
             self._lose(why)
+
+    async def _write(self, call: Any) -> None:
+        """Send each message at once, and an empty one at least three times within `silence_s`."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_live` tells why
+            while True:
+                message = await self._outbox.next(self._silence_s / 3)
+                await call.write(gang_pb2.FromMember(**message))  # type: ignore[arg-type]

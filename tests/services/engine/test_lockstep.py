@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -20,14 +21,13 @@ class Gang:
 
     def __init__(self, size: int, seed: int) -> None:
         self.forward = threading.Barrier(size, timeout=DEADLINE_S)
-        self.votes: list[tuple[bool, bool]] = [(False, False)] * size
+        self.votes = [False] * size
         self.engines = [Member(self, rank, random.Random(f"{seed} {rank}")) for rank in range(size)]
 
-    def agree(self, rank: int, busy: bool, leaving: bool) -> tuple[bool, bool]:
-        self.votes[rank] = (busy, leaving)
+    def agree(self, rank: int, busy: bool) -> bool:
+        self.votes[rank] = busy
         self.forward.wait()
-        all_leave = all(leaving for _, leaving in self.votes)
-        result = any(busy for busy, _ in self.votes) or any(leaving for _, leaving in self.votes), all_leave
+        result = any(self.votes)
         self.forward.wait()
         return result
 
@@ -49,18 +49,18 @@ class Member:
         self.work = 0  # steps still to compute
         self.done = 0
         self.forwards = 0
-        self.leaving = False
+        self.ends = False
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def add(self, steps: int) -> None:
         self.messages.put(lambda: setattr(self, "work", self.work + steps))
 
-    def leave(self) -> None:
-        self.messages.put(lambda: setattr(self, "leaving", True))
+    def end(self) -> None:
+        self.messages.put(lambda: setattr(self, "ends", True))
 
-    def _agree(self, busy: bool, leaving: bool) -> tuple[bool, bool]:
-        return self.gang.agree(self.rank, busy, leaving)
+    def _agree(self, busy: bool) -> bool:
+        return self.gang.agree(self.rank, busy)
 
     def _ring(self, wave: int) -> None:
         for other in self.gang.engines:
@@ -73,19 +73,19 @@ class Member:
 
     def _run(self) -> None:
         try:
-            while not self.lockstep.left:
+            while not self.ends:
                 self._turn()
+            self.lockstep.finish_wave()
         except BaseException as error:  # noqa: BLE001 (shown by the test)
             self.error = error
             self.gang.forward.abort()
 
     def _turn(self) -> None:
-        idle = not self.work and not self.leaving and not self.lockstep.running
-        if idle:
+        if not self.work and not self.lockstep.running:
             self.messages.get(timeout=DEADLINE_S)()
         while not self.messages.empty():
             self.messages.get()()
-        if self.work or self.leaving:
+        if self.work:
             self.lockstep.start()
         if not self.lockstep.running:
             return
@@ -94,9 +94,7 @@ class Member:
             self._forward()
             self.work -= 1
             self.done += 1
-        self.lockstep.finish_turn(
-            executed=executed, busy=bool(self.work), leaving=self.leaving and not self.work
-        )
+        self.lockstep.finish_turn(executed=executed, busy=bool(self.work))
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -113,8 +111,11 @@ def test_random_work(size: int, seed: int) -> None:
             gang.engines[rank].add(steps)
             if chance.random() < 0.3:  # let the gang stop
                 threading.Event().wait(0.002)
-        for engine in gang.engines:
-            engine.leave()
+        deadline = time.monotonic() + DEADLINE_S
+        while [engine.done for engine in gang.engines] != given and time.monotonic() < deadline:
+            threading.Event().wait(0.001)
+        for engine in gang.engines:  # which may end in the middle of a wave
+            engine.end()
 
     feeder = threading.Thread(target=feed)
     feeder.start()
@@ -129,9 +130,9 @@ def nothing(*_: object) -> None:
     pass
 
 
-def own_work(busy: bool, leaving: bool) -> tuple[bool, bool]:
-    """Agree as a gang whose other engines have no work and stay."""
-    return busy or leaving, False
+def own_work(busy: bool) -> bool:
+    """Agree as a gang whose other engines have no work."""
+    return busy
 
 
 def test_a_ring_of_another_wave_changes_nothing() -> None:

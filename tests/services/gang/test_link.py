@@ -14,6 +14,7 @@ from baton.services.errors import StartError
 from baton.services.gang.link import GangLink, Leader, Member, Seat
 
 SILENCE_S = 1.0
+LONG_S = 30.0  # so that an end is noticed only if it is told
 FACTS = {"model": "cafe", "vllm": "0.32.0"}
 
 
@@ -24,7 +25,8 @@ def seat(rank: int, size: int = 3, **changes: str) -> Seat:
 class Gang:
     """Links in one loop, and the rings that each got."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
         self.links: list[GangLink] = []
         self.rings: list[list[int]] = []
         self.address = ""
@@ -32,23 +34,23 @@ class Gang:
 
     def open_world(self) -> gang_pb2.World:
         self.opened += 1
-        return gang_pb2.World(host="127.0.0.1", store_port=4711)
+        return gang_pb2.World(life="one", host="127.0.0.1", store_port=4711)
 
     async def find(self) -> str:
         return self.address
 
     def member(self, one: Seat) -> Member:
         self.rings.append([])
-        link = Member(one, SILENCE_S, self.rings[-1].append, self.find)
+        link = Member(one, self.silence_s, self.rings[-1].append, self.find)
         self.links.append(link)
         return link
 
 
 @asynccontextmanager
-async def led(size: int = 3) -> AsyncIterator[Gang]:
-    gang = Gang()
+async def led(size: int = 3, silence_s: float = SILENCE_S) -> AsyncIterator[Gang]:
+    gang = Gang(silence_s)
     gang.rings.append([])
-    leader = Leader(seat(0, size), SILENCE_S, gang.rings[0].append, gang.open_world)
+    leader = Leader(seat(0, size), silence_s, gang.rings[0].append, gang.open_world)
     gang.links.append(leader)
     server = rpc.aio_server()
     gang_pb2_grpc.add_GangServicer_to_server(leader, server)  # type: ignore[no-untyped-call]
@@ -95,20 +97,39 @@ async def test_quiet_members_stay() -> None:
 
 
 async def test_a_members_end_is_everybodys() -> None:
-    async with led() as gang:
+    async with led(silence_s=LONG_S) as gang:
         await met(gang)
         await gang.links[1].close()
-        why = await asyncio.wait_for(asyncio.shield(gang.links[2].lost), SILENCE_S)
+        why = await asyncio.wait_for(asyncio.shield(gang.links[2].lost), 1.0)
         assert why == "rank 1 (prefill-0.r1.1) ended or is silent"
         assert gang.links[0].lost.result() == why
 
 
 async def test_the_leaders_end_is_everybodys() -> None:
-    async with led() as gang:
+    async with led(silence_s=LONG_S) as gang:
         await met(gang)
         await gang.links[0].close()
         for link in gang.links[1:]:
-            assert await asyncio.wait_for(asyncio.shield(link.lost), SILENCE_S) == "rank 0 leaves"
+            assert await asyncio.wait_for(asyncio.shield(link.lost), 1.0) == "rank 0 leaves"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_all_drain_with_one_and_end_together(first: int) -> None:
+    async with led(silence_s=LONG_S) as gang:
+        await met(gang)
+        gang.links[first].tell(gang_pb2.STAGE_DRAINING)
+        for link in gang.links:
+            await asyncio.wait_for(link.draining.wait(), 1.0)
+        for link in gang.links[1:]:
+            link.tell(gang_pb2.STAGE_DRAINED)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(gang.links[1].drained.wait(), 0.1)
+        gang.links[0].tell(gang_pb2.STAGE_DRAINED)
+        for link in gang.links:
+            await asyncio.wait_for(link.drained.wait(), 1.0)
+        await gang.links[1].close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(gang.links[0].lost), 0.1)
 
 
 async def test_a_member_that_leaves_before_all_have_met_is_awaited_again() -> None:
@@ -116,7 +137,7 @@ async def test_a_member_that_leaves_before_all_have_met_is_awaited_again() -> No
         early = gang.member(seat(1))
         meeting = asyncio.create_task(early.meet(10.0))
         async with asyncio.timeout(10.0):
-            while gang.links[0]._bells.keys() != {1}:  # noqa: ASYNC110 (as above)
+            while gang.links[0]._members.keys() != {1}:  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0.001)
         meeting.cancel()
         await early.close()
