@@ -95,7 +95,8 @@ class WorkerRecord:
     worker_id: str = field(init=False, repr=False)
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
-    gang: list[WorkerRecord] | None = field(default=None, init=False, repr=False)  # all known members
+    # All known members of its gang; set by FleetView.
+    gang: list[WorkerRecord] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         one = self.identity

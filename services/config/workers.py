@@ -274,3 +274,7 @@ class FleetSettings(Section):
     as many workers (docs/operations.md). If unset, each worker has a GPU of its own, from
     CUDA_VISIBLE_DEVICES
     or from all."""
+    prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
+    decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for decode workers."""

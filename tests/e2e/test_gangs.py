@@ -1,0 +1,96 @@
+"""`baton up` with a decode gang: two workers that compute a mixture of experts together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import gangs
+from harness.architectures.experts import deepseek_v3
+from harness.architectures.language import prompt
+from harness.deployment import Deployment, deployment
+from harness.greedy import ask
+from harness.support import CALL_S, PATIENCE, eventually, gone
+
+WRITTEN, LONG = 24, 600
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+GANG = {"data_parallel_size": 2, "expert_parallel": True}
+
+
+def members(one: Deployment) -> set[str]:
+    """Return the ids of the gang's workers, if it is whole."""
+    found = {worker["identity"]["worker_id"]: worker["identity"]["gang"] for worker in one.workers("decode")}
+    lives = {gang["life"] for gang in found.values()}
+    return set(found) if len(found) == 2 and len(lives) == 1 else set()
+
+
+@pytest.mark.timeout(300)
+def test_a_decode_gang_answers_like_one_engine_and_comes_back(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    deepseek_v3(model)
+    prompts = [prompt(number) for number in range(4)]
+    with gangs.Gang(gangs.Options(model, size=1, engine=MTP)) as plain:
+        for number, tokens in enumerate(prompts):
+            plain.add(0, str(number), tokens, LONG if number == 0 else WRITTEN)
+        expected = plain.answers([str(number) for number in range(4)])
+    engine = {"model": str(model)} | MTP
+    with deployment(tmp_path / "up", engine=engine, fleet={"decode_engine": GANG}) as one:
+        one.up(1, 1, 0)
+        first = members(one)
+        assert first
+
+        async def run() -> None:
+            async with one.async_client() as client:
+
+                async def check(number: int) -> None:
+                    found = await ask(client, prompts[number], len(expected[str(number)]))
+                    assert found == expected[str(number)]
+
+                await asyncio.gather(*(check(number) for number in (1, 2, 3, 1, 2, 3)))
+                long = asyncio.create_task(check(0))
+                await asyncio.to_thread(busy, one)
+                await asyncio.to_thread(kill_one, one, first)
+                await long
+                second = await asyncio.to_thread(again, one, first)
+                await asyncio.gather(*(check(number) for number in (1, 2, 3)))
+                long = asyncio.create_task(check(0))
+                await asyncio.to_thread(busy, one)
+                processes = [one.worker_process(name) for name in second]
+                processes[0].terminate()  # both drain, finish the answer, and exit
+                await long
+                await asyncio.to_thread(eventually, lambda: gone(processes), CALL_S, "both have drained")
+                await asyncio.to_thread(again, one, second)
+                await check(1)
+
+        asyncio.run(run())
+        assert "died" in one.processes["up"].text
+        assert one.processes["up"].text.count("exited after a drain") == 2
+
+
+def busy(one: Deployment) -> None:
+    def running() -> bool:
+        return any(worker["load"].get("running") for worker in one.workers("decode"))
+
+    eventually(running, CALL_S, "a decode worker computes", 0.01)
+
+
+def kill_one(one: Deployment, workers: set[str]) -> None:
+    """Kill a member: all must be gone within a second."""
+    processes = [one.worker_process(name) for name in sorted(workers)]
+    processes[1].kill()
+    began = time.monotonic()
+    eventually(lambda: gone(processes), CALL_S, "all have ended", 0.01)
+    assert time.monotonic() - began < 1.0 * PATIENCE
+
+
+def again(one: Deployment, before: set[str]) -> set[str]:
+    """Wait for the gang's next life."""
+
+    def found() -> set[str]:
+        now = members(one)
+        return now if not now & before else set()
+
+    return eventually(found, CALL_S, "the gang is whole again")
