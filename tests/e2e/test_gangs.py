@@ -59,10 +59,12 @@ def test_a_decode_gang_answers_like_one_engine_and_comes_back(tmp_path: Path) ->
                 long = asyncio.create_task(check(0))
                 await asyncio.to_thread(busy, one)
                 processes = [one.worker_process(name) for name in second]
-                processes[0].terminate()  # both drain, finish the answer, and exit
-                await long
+                await asyncio.to_thread(one.baton, "drain", "decode-0")
+                await long  # both finish it before they exit
                 await asyncio.to_thread(eventually, lambda: gone(processes), CALL_S, "both have drained")
                 await asyncio.to_thread(again, one, second)
+                undrained = await asyncio.to_thread(one.baton, "undrain", "decode-0")
+                assert undrained.returncode == 0, undrained.stderr
                 await check(1)
 
         asyncio.run(run())
