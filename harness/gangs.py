@@ -32,7 +32,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Place:
-    """What a child process gets."""
+    """A member, as its child process gets it."""
 
     options: Options
     rank: int
