@@ -136,12 +136,16 @@ class Places:
         def role() -> str:
             return self._roles[name]
 
-        size = settings.engine.data_parallel_size
-        if size == 1:
-            return {name: worker(settings)(name, role, next(shares))}
-        found = {}
-        for rank in range(size):
-            own = settings.model_copy(deep=True)
-            own.worker.gang, own.worker.gang_rank = name, rank
-            found[f"{name}.r{rank}"] = worker(own)(f"{name}.r{rank}", role, next(shares))
-        return found
+        own = members_of(name, settings)
+        return {member: worker(one)(member, role, next(shares)) for member, one in own.items()}
+
+
+def members_of(place: str, settings: Settings) -> dict[str, Settings]:
+    """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
+    size = settings.engine.data_parallel_size
+    if size == 1:
+        return {place: settings}
+    found = {f"{place}.r{rank}": settings.model_copy(deep=True) for rank in range(size)}
+    for rank, own in enumerate(found.values()):
+        own.worker.gang, own.worker.gang_rank = place, rank
+    return found

@@ -37,7 +37,7 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
     if not own.gang:
         raise ConfigError(
             f"engine.data_parallel_size is {size}, and this worker has no gang: name it with worker.gang "
-            "(--worker-gang) and its rank with worker.gang_rank, or let `baton up` start them all"
+            "(--gang) and its rank with worker.gang_rank, or let `baton up` start them all"
         )
     if own.gang_rank >= size:
         raise ConfigError(

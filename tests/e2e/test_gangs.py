@@ -36,7 +36,7 @@ def test_a_decode_gang_answers_like_one_engine_and_comes_back(tmp_path: Path) ->
         for number, tokens in enumerate(prompts):
             plain.add(0, str(number), tokens, LONG if number == 0 else WRITTEN)
         expected = plain.answers([str(number) for number in range(4)])
-    engine = {"model": str(model)} | MTP
+    engine = {"model": str(model), "tool_call_parser": None} | MTP
     with deployment(tmp_path / "up", engine=engine, fleet={"decode_engine": GANG}) as one:
         one.up(1, 1, 0)
         first = members(one)
