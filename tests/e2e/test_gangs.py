@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from harness import gangs
@@ -27,36 +31,51 @@ def members(one: Deployment) -> set[str]:
     return set(found) if len(found) == 2 and len(lives) == 1 else set()
 
 
-@pytest.mark.timeout(300)
-def test_a_decode_gang_answers_like_one_engine_and_comes_back(tmp_path: Path) -> None:
-    model = tmp_path / "model"
+@dataclass
+class Case:
+    model: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]  # a plain engine's answers
+
+    def deployment(self, folder: Path, **config: Any) -> AbstractContextManager[Deployment]:
+        engine = {"model": str(self.model), "tool_call_parser": None} | MTP
+        return deployment(folder, engine=engine, **config)
+
+    async def check(self, client: openai.AsyncOpenAI, *numbers: int) -> None:
+        asked = (ask(client, self.prompts[number], len(self.expected[number])) for number in numbers)
+        assert await asyncio.gather(*asked) == [self.expected[number] for number in numbers]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = tmp_path_factory.mktemp("gangs") / "model"
     deepseek_v3(model)
     prompts = [prompt(number) for number in range(4)]
+    names = [str(number) for number in range(4)]
     with gangs.Gang(gangs.Options(model, size=1, engine=MTP)) as plain:
-        for number, tokens in enumerate(prompts):
-            plain.add(0, str(number), tokens, LONG if number == 0 else WRITTEN)
-        expected = plain.answers([str(number) for number in range(4)])
-    engine = {"model": str(model), "tool_call_parser": None} | MTP
-    with deployment(tmp_path / "up", engine=engine, fleet={"decode_engine": GANG}) as one:
+        for name, tokens in zip(names, prompts, strict=True):
+            plain.add(0, name, tokens, LONG if name == "0" else WRITTEN)
+        found = plain.answers(names)
+    return Case(model, prompts, [found[name] for name in names])
+
+
+@pytest.mark.timeout(300)
+def test_a_decode_gang_answers_like_one_engine_and_comes_back(case: Case, tmp_path: Path) -> None:
+    with case.deployment(tmp_path / "up", fleet={"decode_engine": GANG}) as one:
         one.up(1, 1, 0)
         first = members(one)
         assert first
 
         async def run() -> None:
             async with one.async_client() as client:
-
-                async def check(number: int) -> None:
-                    found = await ask(client, prompts[number], len(expected[str(number)]))
-                    assert found == expected[str(number)]
-
-                await asyncio.gather(*(check(number) for number in (1, 2, 3, 1, 2, 3)))
-                long = asyncio.create_task(check(0))
+                await case.check(client, 1, 2, 3, 1, 2, 3)
+                long = asyncio.create_task(case.check(client, 0))
                 await asyncio.to_thread(busy, one)
                 await asyncio.to_thread(kill_one, one, first)
                 await long
                 second = await asyncio.to_thread(again, one, first)
-                await asyncio.gather(*(check(number) for number in (1, 2, 3)))
-                long = asyncio.create_task(check(0))
+                await case.check(client, 1, 2, 3)
+                long = asyncio.create_task(case.check(client, 0))
                 await asyncio.to_thread(busy, one)
                 processes = [one.worker_process(name) for name in second]
                 await asyncio.to_thread(one.baton, "drain", "decode-0")
@@ -65,11 +84,24 @@ def test_a_decode_gang_answers_like_one_engine_and_comes_back(tmp_path: Path) ->
                 await asyncio.to_thread(again, one, second)
                 undrained = await asyncio.to_thread(one.baton, "undrain", "decode-0")
                 assert undrained.returncode == 0, undrained.stderr
-                await check(1)
+                await case.check(client, 1)
 
         asyncio.run(run())
         assert "died" in one.processes["up"].text
         assert one.processes["up"].text.count("exited after a drain") == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_prefill_gang_over_tls(case: Case, tmp_path: Path) -> None:
+    security = {"tls": True, "ca": str(tmp_path / "ca")}
+    with case.deployment(tmp_path / "up", fleet={"prefill_engine": GANG}, security=security) as one:
+        one.up(1, 1, 0)
+
+        async def run() -> None:
+            async with one.async_client() as client:
+                await case.check(client, 1, 2, 3, 1, 2, 3)
+
+        asyncio.run(run())
 
 
 def busy(one: Deployment) -> None:
