@@ -10,6 +10,7 @@ has_unfinished_dp}, vllm.distributed.utils.create_tcp_store.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
 
 def meet(config: Any, mine: GangRank) -> Any:
     """Wait for the engines of all ranks. Return the group in which they `agree`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are on one machine
     parallel = config.parallel_config
     parallel.data_parallel_rank_local = 0  # each rank sees its own devices alone
     parallel._coord_store_port = mine.store_port
