@@ -10,8 +10,12 @@ import pytest
 
 from baton import rpc
 from baton.protos import gang_pb2, gang_pb2_grpc
+from baton.security.names import Role
 from baton.services.errors import StartError
 from baton.services.gang.link import GangLink, Leader, Member, Seat
+from tests.security.conftest import Become
+from tests.security.conftest import become as become
+from tests.security.conftest import ca as ca
 
 SILENCE_S = 1.0
 LONG_S = 30.0  # so that an end is noticed only if it is told
@@ -85,6 +89,22 @@ async def test_they_meet_and_wake_each_other() -> None:
         gang.links[2].ring(1)
         await until_rung(gang, [[1], [0, 1], [0]])
         assert not any(link.lost.done() for link in gang.links)
+
+
+async def test_over_tls(become: Become) -> None:
+    become(Role.WORKER, "prefill-0.r0.1")
+    async with led() as gang:
+        await met(gang)
+        gang.links[2].ring(3)
+        await until_rung(gang, [[3], [3], []])
+
+
+async def test_other_roles_may_not_join(become: Become) -> None:
+    become(Role.WORKER, "prefill-0.r0.1")
+    async with led() as gang:
+        become(Role.ROUTER)
+        with pytest.raises(StartError, match="a router may not call Gang/Join: a worker may"):
+            await gang.member(seat(1)).meet(1.0)
 
 
 async def test_quiet_members_stay() -> None:
