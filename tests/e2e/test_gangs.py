@@ -81,9 +81,9 @@ def test_a_decode_gang_answers_like_one_engine_and_comes_back(case: Case, tmp_pa
                 await asyncio.to_thread(one.baton, "drain", "decode-0")
                 await long  # both finish it before they exit
                 await asyncio.to_thread(eventually, lambda: gone(processes), CALL_S, "both have drained")
-                await asyncio.to_thread(again, one, second)
                 undrained = await asyncio.to_thread(one.baton, "undrain", "decode-0")
                 assert undrained.returncode == 0, undrained.stderr
+                await asyncio.to_thread(again, one, second)
                 await case.check(client, 1)
 
         asyncio.run(run())
