@@ -27,13 +27,12 @@ from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
-# The sizes that decide which KV a rank has. Expert parallelism does not split attention. Tensor parallelism
-# divides heads (forms.py), and workers may differ in it unless a layer has none.
+# The sizes that decide which KV a rank has. Expert and data parallelism do not split attention. Tensor
+# parallelism divides heads (forms.py), and workers may differ in it unless a layer has none.
 _PARALLEL_SIZES = (
     "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
-    "data_parallel_size",
 )
 
 

@@ -51,6 +51,11 @@ class EngineSettings(Section):
     on a CPU, or more if the largest batch needs it."""
     tensor_parallel_size: Positive = 1
     """Tensor-parallel ranks of one worker, one GPU each."""
+    data_parallel_size: Positive = 1
+    """Workers of a gang, which compute a mixture of experts together (docs/gangs.md). The numbers of prefill,
+    decode and mixed workers count gangs."""
+    expert_parallel: bool = False
+    """Each rank of a worker or gang has experts of its own, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
     tool_call_parser: str | None = None
@@ -200,6 +205,10 @@ class WorkerSettings(Section):
     listens on all addresses, the one from which it reaches the scheduler."""
     worker_id: str = ""
     """Unique name, by which a drain is remembered. By default role, host and process id."""
+    gang: str = ""
+    """Name of the worker's gang, if engine.data_parallel_size is above 1."""
+    gang_rank: Count = 0
+    """The worker's rank in its gang, from 0."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
@@ -264,3 +273,7 @@ class FleetSettings(Section):
     """GPUs in the order in which workers take them, by index or UUID; a GPU listed several times is shared by
     as many workers (docs/operations.md). If unset, each worker has a GPU of its own, from
     CUDA_VISIBLE_DEVICES or from all."""
+    prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
+    decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for decode workers."""

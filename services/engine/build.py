@@ -16,9 +16,10 @@ from typing import Any
 from baton import addresses, rpc
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
-from baton.services.engine import cache_events, cpu_mla, process
+from baton.services.engine import cache_events, cpu_mla, data_parallel, process
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
+from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, draft_length, undrafted
 from baton.services.engine.rank_settings import for_ranks
@@ -39,7 +40,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class EnginePlan:
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
+    gang: GangRank | None = None  # if it is one engine of a gang
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -139,6 +141,7 @@ def build_config(plan: EnginePlan) -> Any:
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
+    data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
@@ -193,9 +196,11 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     config["num_speculative_tokens"] = spec.limit
     # With a list (which draft_length may replace), the scheduler tells the ranks how many tokens to draft,
     # and does not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
-        spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
-    )
+    # In a gang all engines must draft alike.
+    if plan.gang is None:
+        config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
+            spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
+        )
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
@@ -297,7 +302,9 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
         from vllm.v1.executor import Executor
 
         executor = Executor.get_class(config)
+        group = data_parallel.meet(config, plan.gang) if plan.gang is not None else None
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
+        engine.dp_group = group  # as in vLLM's own engines of a gang
         _load_adapters(engine, plan.adapters)
     except (ConfigError, StartError):
         raise

@@ -227,6 +227,8 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
+        if engine.data_parallel_size > 1:
+            raise ConfigError("engine.data_parallel_size: gangs cannot be placed on Ray: leave it out")
         ranks = engine.tensor_parallel_size
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:

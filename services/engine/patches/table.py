@@ -97,6 +97,16 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.unequal_gathers",
+        until="vLLM's CpuCommunicator has all_gatherv and reduce_scatterv",
+        platform="CPU",
+    ),
+    Patch(
+        name="cpu.local_experts",
+        until="vLLM's CPU experts heed expert_map",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.amx",
         processes=EVERYWHERE,
         until="vLLM calls torch.cpu._init_amx before it chooses AMX kernels",
@@ -208,7 +218,6 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/patches/giving_way.py",
-        symbols=("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
         processes=CORE,
         until="vLLM orders running requests by priority and bounds the share of lower ones",
     ),
@@ -234,7 +243,6 @@ OBJECTS = (
         file="services/router/vllm/frontend.py",
         why="vLLM's front end gets our client of the workers instead of an engine: AsyncLLM takes no "
         "client, so its factory is replaced during one call.",
-        symbols=("vllm.v1.engine.async_llm:EngineCoreClient",),
         until="vLLM's AsyncLLM takes a client",
     ),
     ObjectPatch(
@@ -253,7 +261,6 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/grammars/engine.py",
-        symbols=("vllm.v1.structured_output:StructuredOutputManager._create_grammar",),
         processes=CORE,
         until="vLLM has a backend per request and clients take turns",
     ),
@@ -326,7 +333,6 @@ OBJECTS = (
         file="services/router/vllm/tokenizing.py",
         why="vLLM tokenizes a whole text, a second and 80 MiB per MiB, before it cuts it. Here long texts "
         "are counted and tokenized in pieces where the ids stay the same.",
-        symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         until="vLLM stops tokenizing at the model's length",
     ),
     ObjectPatch(

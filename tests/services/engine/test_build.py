@@ -37,6 +37,7 @@ with warnings.catch_warnings():
         measures_share,
         parse_cores,
     )
+    from baton.services.engine.data_parallel import GangRank
 
 OURS = sorted(os.sched_getaffinity(0))
 GIB = 1 << 30
@@ -61,6 +62,13 @@ def test_ranks_share_the_cores_evenly() -> None:
     assert [int(core) for (core,) in shares] == OURS
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         cores_of_ranks(str(OURS[0]), 2)
+
+
+def test_a_model_without_experts_needs_no_gang() -> None:
+    settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2}})
+    plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1))
+    with pytest.raises(ConfigError, match=r"^engine\.data_parallel_size \(value 2\): .* has no experts"):
+        build_config(plan)
 
 
 def request(args: dict[str, Any], free_gib: float) -> int:
