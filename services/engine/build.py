@@ -337,7 +337,7 @@ def info_of(engine: Any) -> EngineInfo:
     share = _block_share(engine)
     return EngineInfo(
         max_model_len=config.model_config.max_model_len,
-        block_size=config.cache_config.block_size,
+        block_size=_block_size(config.cache_config),
         num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
         free_blocks=int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * share),
         block_share=share,
@@ -351,21 +351,26 @@ def info_of(engine: Any) -> EngineInfo:
     )
 
 
+def _block_size(cache: Any) -> int:
+    """Return the tokens of a block of full attention, or of the smallest block without such a group."""
+    return int(cache.effective_attention_block_size or cache.block_size)
+
+
 def _block_share(engine: Any) -> float:
-    """Return the size of a vLLM block in our blocks of `cache_config.block_size` tokens.
+    """Return the size of a vLLM block in our blocks of `_block_size` tokens.
 
     Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
     each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
-    the greatest length. The groups' blocks may differ in size, and `block_size` is the smallest, so a vLLM
-    block may be larger than ours, up to the largest group's block. (If all layers have windows, this limit
-    keeps short requests, which never leave a window, from being booked beyond the pool.)
+    the greatest length. The groups' blocks may differ in size, so a vLLM block may be larger than ours, up to
+    the largest group's block. (If all layers have windows, this limit keeps short requests, which never leave
+    a window, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
     largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
-    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens per block
-    return float(min(max(largest, cache.block_size), held) / cache.block_size)
+    held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
+    return float(min(max(largest, ours), held) / ours)
 
 
 def _is_attention(group: Any) -> bool:
