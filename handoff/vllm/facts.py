@@ -32,14 +32,14 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from baton.handoff.compatibility import Facts
+from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
 # The sizes that decide which KV a rank has. Expert parallelism does not split attention. Tensor parallelism
-# divides heads (forms.py), and workers may differ in it unless a layer has none.
+# divides heads (forms.py), and workers may differ in it unless a layer has none; stages divide layers.
 _PARALLEL_SIZES = (
-    "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
     "data_parallel_size",
@@ -145,14 +145,14 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     return found
 
 
-def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return the instruction sets with which a CPU computes attention; empty on a GPU, and for MLA.
+def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> set[str]:
+    """Return the instruction sets with which a CPU's rank computes attention; empty on a GPU, and for MLA.
 
     Each has its own KV layout, although shapes may be equal (AMX).
     """
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
-    return ", ".join(sorted({getattr(layers.get(name), "isa", "") for name in names} - {""}))
+    return {getattr(layers.get(name), "isa", "") for name in names} - {""}
 
 
 def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
@@ -167,10 +167,13 @@ def facts(
     vllm_config: Any,
     kv_cache_config: Any,
     cache: BlockCache,
-    model_fingerprint: str,
-    drafter_fingerprint: str,
+    kernels: set[str],
+    config: HandoffConfig,
 ) -> Facts:
-    """Return the facts of one rank. Raises UnsupportedCache."""
+    """Return the facts of a worker, the same on each rank. Raises UnsupportedCache.
+
+    cache: has joined its pipeline; kernels: `attention_kernels` of all stages.
+    """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
         # the method drafts from tokens or hidden states and has no KV
@@ -179,16 +182,16 @@ def facts(
     return Facts(
         vllm_version=vllm.__version__,
         model=model.hf_config.to_dict(),
-        model_fingerprint=model_fingerprint,
+        model_fingerprint=config.model_fingerprint,
         dtype=str(model.dtype),
         cache_dtype=str(vllm_config.cache_config.cache_dtype),
         quantization=str(model.quantization or ""),
         groups=groups(kv_cache_config),
-        attention_kernels=attention_kernels(vllm_config, kv_cache_config),
+        attention_kernels=", ".join(sorted(kernels)),
         parallel_sizes=parallel_sizes(vllm_config, cache),
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
-        drafter_fingerprint=drafter_fingerprint if drafter is not None else "",
+        drafter_fingerprint=config.drafter_fingerprint if drafter is not None else "",
         drafter_quantization=str(drafter.quantization or "") if drafter is not None else "",
         layers=cache.layers,
     )

@@ -135,6 +135,12 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.stage_buffers",
+        symbols=(f"{_V1_RUNNER}.sync_and_gather_intermediate_tensors",),
+        until="vLLM's CPU worker makes the buffers without a warm-up",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.ending",
         symbols=(f"{_V1_RUNNER}.shutdown",),
         until="vLLM collects nothing in an exiting process",
