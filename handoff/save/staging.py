@@ -249,8 +249,8 @@ class Staging:
     def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
         """End a lease. Return False if there is none.
 
-        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease; the others
-        need not wait for this one to take records.
+        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease. The
+        others need not wait for this one to take records.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
