@@ -156,7 +156,7 @@ def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
     if there.wire_dtype not in WIRE_DTYPES:
         return f"KV wire dtype {there.wire_dtype!r} is not known here"
     if there.stages and sorted(itertools.chain(*there.stages)) != list(range(len(layers))):
-        return f"its {len(there.stages)} stages do not have each of {len(layers)} layers once"
+        return f"the stages of its shards do not have each of {len(layers)} layers once"
     for layer in layers:
         if not layer.heads and there.ranks != here.ranks:
             return f"{there.ranks} shards; layer {layer.name} comes from {here.ranks} ranks or not at all"

@@ -47,7 +47,7 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
     tree = settings.model_dump(mode="json", context=REVEAL)
-    shares = devices.assign([settings.engine.tensor_parallel_size] * len(fleet.roles), settings.fleet.devices)
+    shares = devices.assign([settings.engine.ranks] * len(fleet.roles), settings.fleet.devices)
     devices.check_memory(shares, [settings.engine] * len(shares))
     return [
         PartOrder(

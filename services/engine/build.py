@@ -86,8 +86,8 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"engine.tensor_parallel_size is {ranks}, but this worker has {len(cores)} core(s): "
-            "give it as many in worker.cpu"
+            f"engine.tensor_parallel_size * engine.pipeline_parallel_size is {ranks}, but this worker has"
+            f" {len(cores)} core(s): give it as many in worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
@@ -111,7 +111,7 @@ def build_config(plan: EnginePlan) -> Any:
     from vllm.platforms import current_platform
 
     settings = plan.settings
-    alone = settings.engine.tensor_parallel_size == 1
+    alone = settings.engine.ranks == 1
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
@@ -125,7 +125,7 @@ def build_config(plan: EnginePlan) -> Any:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         else:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
-                settings.worker.cpu, settings.engine.tensor_parallel_size
+                settings.worker.cpu, settings.engine.ranks
             )
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
@@ -141,6 +141,7 @@ def build_config(plan: EnginePlan) -> Any:
         _add_cpu_blocks(args)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
+    _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
@@ -245,6 +246,24 @@ def _check_verification(config: Any) -> None:
         )
 
 
+def _check_stages(config: Any, engine: EngineSettings) -> None:
+    """Refuse drafting in a pipeline that vLLM cannot do, or that cannot be timed."""
+    spec, stages = engine.speculative_config, engine.pipeline_parallel_size
+    if spec is None or stages == 1:
+        return
+    where = f"engine.pipeline_parallel_size (value {stages})"
+    if not config.use_v2_model_runner:
+        raise ConfigError(
+            f"{where}: vLLM's model runner V1 cannot draft in a pipeline, and V2 needs a GPU: leave out "
+            "engine.speculative_config, or the pipeline"
+        )
+    if spec.adaptive:
+        raise ConfigError(
+            f"{where}: several steps are under way at once, so none can be timed for num_speculative_tokens "
+            "'auto': give engine.speculative_config.num_speculative_tokens a number"
+        )
+
+
 def _add_cpu_blocks(args: dict[str, Any]) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -284,11 +303,11 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
     This first pins the thread, and so the threads that compute, to `worker.cpu`. A thread of vLLM calls
-    `on_rank_lost` if the process of a tensor-parallel rank dies. Raises ConfigError, or StartError with
+    `on_rank_lost` if the process of a rank dies. Raises ConfigError, or StartError with
     vLLM's reason.
     """
     settings = plan.settings
-    if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
+    if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
     try:

@@ -259,7 +259,7 @@ class EngineHost:
             logger.critical("the engine failed", exc_info=error)
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
-                failure = RankLost(f"the process of a tensor-parallel rank died: {describe(error)}")
+                failure = RankLost(f"the process of a rank died: {describe(error)}")
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return
@@ -433,4 +433,4 @@ def _look() -> None:
 
 
 def _rank_lost() -> None:
-    raise RankLost("the process of a tensor-parallel rank died")
+    raise RankLost("the process of a rank died")

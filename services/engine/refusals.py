@@ -31,6 +31,8 @@ _NAMES = {
     "block-size": "engine.block_size (--block-size)",
     "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
     "tensor-parallel-size": "engine.tensor_parallel_size (--tensor-parallel-size)",
+    "pipeline_parallel_size": "engine.pipeline_parallel_size (--pipeline-parallel-size)",
+    "pipeline-parallel-size": "engine.pipeline_parallel_size (--pipeline-parallel-size)",
 }
 _NAME = re.compile(rf"`?(?<![\w.])(?:--)?(?P<name>{'|'.join(map(re.escape, _NAMES))})(?![\w-])`?")
 

@@ -29,7 +29,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        return self.settings.engine.tensor_parallel_size
+        return self.settings.engine.ranks
 
     @property
     def most(self) -> int:

@@ -213,7 +213,7 @@ def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) 
 def test_stages_that_do_not_have_each_layer_once_are_refused(stages: tuple[tuple[int, ...], ...]) -> None:
     layers = [layer(str(number), 1) for number in range(3)]
     found = unfit(layers, Form(1, "auto"), Form(1, "auto", stages))
-    assert found == ("" if stages[0] == () else "its 2 stages do not have each of 3 layers once")
+    assert found == ("" if stages[0] == () else "the stages of its shards do not have each of 3 layers once")
 
 
 def test_replicated_heads_are_pulled_from_varying_ranks() -> None:

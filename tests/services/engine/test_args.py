@@ -19,7 +19,6 @@ from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
 
 SPLITS = [
-    ("pipeline_parallel_size", "-pp"),
     ("decode_context_parallel_size", "-dcp"),
     ("prefill_context_parallel_size", "-pcp"),
 ]
@@ -68,10 +67,16 @@ def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
         build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])
-def test_arguments_with_a_setting_of_their_own_are_refused(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        *((key, "tensor_parallel_size") for key in ("tensor_parallel_size", "tp", "--tensor-parallel-size")),
+        *((key, "pipeline_parallel_size") for key in ("pipeline_parallel_size", "-pp")),
+    ],
+)
+def test_arguments_with_a_setting_of_their_own_are_refused(key: str, name: str) -> None:
     """Otherwise a worker would expect an engine with a single rank."""
-    with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
+    with pytest.raises(ConfigError, match=rf"is not for you to set: use engine\.{name}"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 
 

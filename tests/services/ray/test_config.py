@@ -153,7 +153,10 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             ["prefill_config.deployment_config", "at least one worker"],
         ),
         (cluster({"engine_kwargs": {"max_model_len": 2}}), ["prefill_config.engine_kwargs: max_model_len"]),
-        (cluster({"engine_kwargs": {"pipeline_parallel_size": 2}}), ["pipeline_parallel_size is not served"]),
+        (
+            cluster({"engine_kwargs": {"decode_context_parallel_size": 2}}),
+            ["decode_context_parallel_size is not served"],
+        ),
         (
             cluster({"model_loading_config": {"model_id": "other", "model_source": WEIGHTS}}),
             ["prefill_config and decode_config name different models"],
