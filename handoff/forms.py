@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.kernels.kv_pack import AS_IS, WIRE_DTYPES, scaled_bytes
@@ -106,21 +106,17 @@ class Share:
     readers: int  # number of ranks of this worker that release the shard
 
 
-def in_order(layers: Iterable[CacheLayer]) -> tuple[CacheLayer, ...]:
-    """Return layers by group, then by position: the numbers in their names count as numbers."""
-    return tuple(sorted(layers, key=lambda layer: (layer.group, position(layer.name))))
-
-
 def position(name: str) -> tuple[str | int, ...]:
-    """Return the sort key of a layer's name."""
+    """Return the sort key of a layer's name, in which numbers count as numbers."""
     return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
 
 
 def joined(
     stages: Sequence[Sequence[CacheLayer]],
 ) -> tuple[tuple[CacheLayer, ...], tuple[tuple[int, ...], ...]]:
-    """Return the layers of all stages, and the numbers of each stage's; no numbers for a single stage."""
-    layers = in_order(itertools.chain.from_iterable(stages))
+    """Return the layers of all stages in order, and the numbers of each stage's; () for a single stage."""
+    every = itertools.chain.from_iterable(stages)
+    layers = tuple(sorted(every, key=lambda layer: (layer.group, position(layer.name))))
     numbers = {layer: number for number, layer in enumerate(layers)}
     found = tuple(tuple(sorted(numbers[layer] for layer in stage)) for stage in stages)
     return layers, found if len(found) > 1 else ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,14 +34,25 @@ MLA = {"attention_backend": "CPU_MLA", "block_size": 16}
 pytestmark = pytest.mark.timeout(300)
 
 
-def options(name: str, worker_id: str, **engine: Any) -> Options:
-    """An engine without the architecture's drafter."""
+def divide(layers: str) -> None:
+    os.environ["VLLM_PP_LAYER_PARTITION"] = layers
+
+
+def options(name: str, worker_id: str, layers: str = "") -> Options:
+    """An engine without the architecture's drafter. layers: the number of each stage's layers."""
     model = ARCHITECTURES[name]
-    mla = MLA if "deepseek" in name else {}
-    own = {"dtype": model.dtype, "enable_prefix_caching": False, "kv_cache_memory_bytes": 1 << 26}
-    cores = "0|1" if engine else "0"
+    own: dict[str, Any] = {
+        "dtype": model.dtype,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 1 << 26,
+    }
+    own |= model.engine | (MLA if "deepseek" in name else {}) | (STAGES if layers else {})
     return Options(
-        model.target(model.checkpoint()), worker_id, cores, engine=own | mla | model.engine | engine
+        model.target(model.checkpoint()),
+        worker_id,
+        "0|1" if layers else "0",
+        engine=own,
+        prepare=functools.partial(divide, layers) if layers else None,
     )
 
 
@@ -69,14 +82,19 @@ def write_all(
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "split"),
-    [("eagle", 300, [2, 2]), ("mtp-deepseek-v3", 110, [2, 1]), ("ngram-gemma3", 300, [3, 3])],
-    ids=["one group", "latent", "two groups"],
+    ("name", "most", "layers"),
+    [
+        ("eagle", 300, "3,3"),
+        ("mtp-deepseek-v3", 110, "2,1"),
+        ("ngram-gemma3", 300, "2,2"),
+        ("ngram-gemma3", 300, "1,3"),
+    ],
+    ids=["one group", "latent", "two groups", "a stage without a group"],
 )
-def test_stages_hand_over_to_any_stages(name: str, most: int, split: list[int]) -> None:
+def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> None:
     prompts = {str(n): language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)}
     one = EngineProcess(options(name, "one"))
-    two = EngineProcess(options(name, "two", **STAGES))
+    two = EngineProcess(options(name, "two", layers))
     with one, two:
         assert one.call(compatibility) == two.call(compatibility)
         expected = one.call(write_all, prompts, {})
@@ -96,7 +114,9 @@ def test_stages_hand_over_to_any_stages(name: str, most: int, split: list[int]) 
             assert f"{way}: {len(equal)}" == f"{way}: {COUNT}"
             assert source.call(held) == (0, 0)
             shards = next(iter(saved.values()))[1].shards
-            assert [len(shard.layers) for shard in shards] == (split if source is two else [0])
+            assert [len(shard.layers) for shard in shards] == (
+                [int(each) for each in layers.split(",")] if source is two else [0]
+            )
 
 
 def test_stages_are_pulled_early() -> None:
@@ -104,7 +124,7 @@ def test_stages_are_pulled_early() -> None:
     prompt, name = language.prompt(1, 600)[-300:], "early"
     with (
         EngineProcess(options("eagle", "one")) as one,
-        EngineProcess(options("eagle", "two", **STAGES)) as two,
+        EngineProcess(options("eagle", "two", "3,3")) as two,
     ):
         expected = one.call(write_all, {"alone": prompt}, {})["alone"].tokens
         early = two.call(begin_prefill, name, prompt)
