@@ -237,8 +237,8 @@ class ClusterSettings(Settings):
                 )
         elif gpus != ranks:
             raise ConfigError(
-                f"{where}: {gpus:g} GPUs, but engine.tensor_parallel_size * engine.pipeline_parallel_size is"
-                f" {ranks}: make them equal"
+                f"{where}: {gpus:g} GPUs, but a worker has {ranks} ranks (engine.tensor_parallel_size *"
+                " engine.pipeline_parallel_size): make them equal"
             )
 
 

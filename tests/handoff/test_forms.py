@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -274,13 +275,16 @@ def workers(
             for rank, cache in enumerate(caches(1, there[0], wire, there[1]))
         ]
         client = stack.enter_context(closing(HandoffClient()))
+        made = [
+            stack.enter_context(closing(transports.create([transport])[0])) for _ in range(math.prod(here))
+        ]
         loaders = [
             stack.enter_context(
                 closing(
                     Loader(
                         cache,
                         puller(cache, GROUPS),
-                        transports.create([transport]),
+                        [made.pop()],
                         client,
                         pull_timeout_s=10 * PATIENCE,
                         chunk_bytes=3 * cache.record_bytes,
