@@ -88,9 +88,8 @@ def write_all(
         ("mtp-deepseek-v3", 110, "2,1"),
         ("ngram-gemma3", 300, "2,2"),
         ("ngram-gemma3", 300, "1,3"),
-        ("ngram-granite4", 300, "2,2"),
     ],
-    ids=["one group", "latent", "two groups", "a stage without a group", "states"],
+    ids=["one group", "latent", "two groups", "a stage without a group"],
 )
 def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> None:
     prompts = {str(n): language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)}
