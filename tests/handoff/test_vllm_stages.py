@@ -88,11 +88,17 @@ def write_all(
         ("mtp-deepseek-v3", 110, "2,1"),
         ("ngram-gemma3", 300, "2,2"),
         ("ngram-gemma3", 300, "1,3"),
+        ("mtp-qwen3-next", 0, "2,2"),
     ],
-    ids=["one group", "latent", "two groups", "a stage without a group"],
+    ids=["one group", "latent", "two groups", "a stage without a group", "states"],
 )
 def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> None:
-    prompts = {str(n): language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)}
+    """most: tokens of the longest prompt; 0: the architecture's own prompts, which are clear in its dtype."""
+    if most:
+        drawn = [language.prompt(n, most)[-(20 + (most - 20) * n // COUNT) :] for n in range(COUNT)]
+    else:
+        drawn = ARCHITECTURES[name].prompts(COUNT)
+    prompts = {str(n): one for n, one in enumerate(drawn)}
     one = EngineProcess(options(name, "one"))
     two = EngineProcess(options(name, "two", layers))
     with one, two:
@@ -120,7 +126,7 @@ def test_stages_hand_over_to_any_stages(name: str, most: int, layers: str) -> No
 
 
 def test_stages_are_pulled_early() -> None:
-    """The first step's records of both stages, before the second step."""
+    """The first step's records of both stages, and the second step's of the first stage, which is ahead."""
     prompt, name = language.prompt(1, 600)[-300:], "early"
     with (
         EngineProcess(options("eagle", "one")) as one,
@@ -130,7 +136,8 @@ def test_stages_are_pulled_early() -> None:
         early = two.call(begin_prefill, name, prompt)
         assert early is not None
         there = one.call(begin_decode, name, prompt, WRITTEN, early)
-        assert there == STEP // BLOCK_SIZE * sum(shard.record_bytes for shard in early.shards)
+        first_step = STEP // BLOCK_SIZE * sum(shard.record_bytes for shard in early.shards)
+        assert first_step <= there < 2 * first_step
         first = two.call(end_prefill, name)
         one.call(pulled, name, 1)
         last = one.call(end_decode, name, first.tokens, manifest_of(first))
