@@ -56,7 +56,7 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
         ).items()
     ]
     engines = [own.engine for _, _, own in members]
-    shares = devices.assign([one.tensor_parallel_size for one in engines], settings.fleet.devices)
+    shares = devices.assign([one.ranks for one in engines], settings.fleet.devices)
     devices.check_memory(shares, engines)
     return [
         PartOrder(

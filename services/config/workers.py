@@ -50,7 +50,9 @@ class EngineSettings(Section):
     """Most tokens in one engine step; long steps delay other requests. If unset: vLLM's default on a GPU; 256
     on a CPU, or more if the largest batch needs it."""
     tensor_parallel_size: Positive = 1
-    """Tensor-parallel ranks of one worker, one GPU each."""
+    """Tensor-parallel ranks of one worker, or of each of its pipeline stages, one GPU each."""
+    pipeline_parallel_size: Positive = 1
+    """Pipeline stages of one worker."""
     data_parallel_size: Positive = 1
     """Workers of a gang, which compute a mixture of experts together (docs/gangs.md). The numbers of prefill,
     decode and mixed workers count gangs."""
@@ -69,6 +71,11 @@ class EngineSettings(Section):
     """LoRA adapters (docs/adapters.md). The flag replaces the whole value; 'none' turns them off."""
     extra: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a Hugging Face token
     """Other engine arguments, by vLLM's names (AsyncEngineArgs)."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of one worker's ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod
@@ -176,7 +183,7 @@ class HandoffSettings(Section):
     workers use the host that the worker advertises."""
     port: Port = 0
     """First TCP port on which KV is served; each rank takes two, up to port + 2 * engine.tensor_parallel_size
-    - 1. 0 takes free ones."""
+    * engine.pipeline_parallel_size - 1. 0 takes free ones."""
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""

@@ -87,8 +87,8 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"engine.tensor_parallel_size is {ranks}, but this worker has {len(cores)} core(s): "
-            "give it as many in worker.cpu"
+            f"engine.tensor_parallel_size * engine.pipeline_parallel_size is {ranks}, but this worker has"
+            f" {len(cores)} core(s): give it as many in worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
@@ -113,7 +113,7 @@ def build_config(plan: EnginePlan) -> Any:
     from vllm.platforms import current_platform
 
     settings = plan.settings
-    alone = settings.engine.tensor_parallel_size == 1
+    alone = settings.engine.ranks == 1
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
@@ -127,7 +127,7 @@ def build_config(plan: EnginePlan) -> Any:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         else:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
-                settings.worker.cpu, settings.engine.tensor_parallel_size
+                settings.worker.cpu, settings.engine.ranks
             )
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
@@ -144,6 +144,7 @@ def build_config(plan: EnginePlan) -> Any:
     data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
+    _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
@@ -250,6 +251,24 @@ def _check_verification(config: Any) -> None:
         )
 
 
+def _check_stages(config: Any, engine: EngineSettings) -> None:
+    """Refuse drafting in a pipeline that vLLM cannot do, or that cannot be timed."""
+    spec, stages = engine.speculative_config, engine.pipeline_parallel_size
+    if spec is None or stages == 1:
+        return
+    where = f"engine.pipeline_parallel_size (value {stages})"
+    if not config.use_v2_model_runner:
+        raise ConfigError(
+            f"{where}: vLLM's model runner V1 cannot draft in a pipeline, and V2 needs a GPU: leave out "
+            "engine.speculative_config, or the pipeline"
+        )
+    if spec.adaptive:
+        raise ConfigError(
+            f"{where}: several steps are under way at once, so none can be timed for num_speculative_tokens "
+            "'auto': give engine.speculative_config.num_speculative_tokens a number"
+        )
+
+
 def _add_cpu_blocks(args: dict[str, Any]) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -289,11 +308,11 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
     This first pins the thread, and so the threads that compute, to `worker.cpu`. A thread of vLLM calls
-    `on_rank_lost` if the process of a tensor-parallel rank dies. Raises ConfigError, or StartError with
+    `on_rank_lost` if the process of a rank dies. Raises ConfigError, or StartError with
     vLLM's reason.
     """
     settings = plan.settings
-    if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
+    if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
     try:
@@ -344,7 +363,7 @@ def info_of(engine: Any) -> EngineInfo:
     share = _block_share(engine)
     return EngineInfo(
         max_model_len=config.model_config.max_model_len,
-        block_size=config.cache_config.block_size,
+        block_size=_block_size(config.cache_config),
         num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
         free_blocks=int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * share),
         block_share=share,
@@ -358,21 +377,26 @@ def info_of(engine: Any) -> EngineInfo:
     )
 
 
+def _block_size(cache: Any) -> int:
+    """Return the tokens of a block of full attention, or of the smallest block without such a group."""
+    return int(cache.effective_attention_block_size or cache.block_size)
+
+
 def _block_share(engine: Any) -> float:
-    """Return the size of a vLLM block in our blocks of `cache_config.block_size` tokens.
+    """Return the size of a vLLM block in our blocks of `_block_size` tokens.
 
     Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
     each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
-    the greatest length. The groups' blocks may differ in size, and `block_size` is the smallest, so a vLLM
-    block may be larger than ours, up to the largest group's block. (If all layers have windows, this limit
-    keeps short requests, which never leave a window, from being booked beyond the pool.)
+    the greatest length. The groups' blocks may differ in size, so a vLLM block may be larger than ours, up to
+    the largest group's block. (If all layers have windows, this limit keeps short requests, which never leave
+    a window, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
     largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
-    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens per block
-    return float(min(max(largest, cache.block_size), held) / cache.block_size)
+    held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
+    return float(min(max(largest, ours), held) / ours)
 
 
 def _is_attention(group: Any) -> bool:

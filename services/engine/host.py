@@ -227,7 +227,7 @@ class EngineHost:
             logger.critical("the engine failed", exc_info=error)
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
-                failure = RankLost(f"the process of a tensor-parallel rank died: {describe(error)}")
+                failure = RankLost(f"the process of a rank died: {describe(error)}")
             if self._lockstep is not None:
                 time.sleep(_SIBLING_S)
             running = self._holding()
@@ -433,4 +433,4 @@ def _look() -> None:
 
 
 def _rank_lost() -> None:
-    raise RankLost("the process of a tensor-parallel rank died")
+    raise RankLost("the process of a rank died")

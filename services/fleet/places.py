@@ -62,14 +62,14 @@ def places_of(
         needed += further * _gpus(one.settings)
         own.extend([one.settings] * further)
     engines = [each.engine for each in chain(*places) for _ in range(each.engine.data_parallel_size)]
-    shares = devices.assign([one.tensor_parallel_size for one in engines], gpus)
+    shares = devices.assign([one.ranks for one in engines], gpus)
     devices.check_memory(shares, engines)
     left = iter(shares)
     return [Places(one, worker, own, left) for one, own in zip(fleets, places, strict=True)]
 
 
 def _gpus(place: Settings) -> int:
-    return place.engine.tensor_parallel_size * place.engine.data_parallel_size
+    return place.engine.ranks * place.engine.data_parallel_size
 
 
 class Places:

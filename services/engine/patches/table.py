@@ -129,6 +129,11 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.stage_buffers",
+        until="vLLM's CPU worker makes the buffers without a warm-up",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.ending",
         until="vLLM collects nothing in an exiting process",
         platform="CPU",
@@ -218,6 +223,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/patches/giving_way.py",
+        symbols=("vllm.v1.core.sched.scheduler:Scheduler.schedule",),
         processes=CORE,
         until="vLLM orders running requests by priority and bounds the share of lower ones",
     ),
@@ -243,6 +249,7 @@ OBJECTS = (
         file="services/router/vllm/frontend.py",
         why="vLLM's front end gets our client of the workers instead of an engine: AsyncLLM takes no "
         "client, so its factory is replaced during one call.",
+        symbols=("vllm.v1.engine.async_llm:EngineCoreClient",),
         until="vLLM's AsyncLLM takes a client",
     ),
     ObjectPatch(
@@ -261,6 +268,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/engine/grammars/engine.py",
+        symbols=("vllm.v1.structured_output:StructuredOutputManager._create_grammar",),
         processes=CORE,
         until="vLLM has a backend per request and clients take turns",
     ),
@@ -333,6 +341,7 @@ OBJECTS = (
         file="services/router/vllm/tokenizing.py",
         why="vLLM tokenizes a whole text, a second and 80 MiB per MiB, before it cuts it. Here long texts "
         "are counted and tokenized in pieces where the ids stay the same.",
+        symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         until="vLLM stops tokenizing at the model's length",
     ),
     ObjectPatch(

@@ -19,7 +19,6 @@ from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
 
 SPLITS = [
-    ("pipeline_parallel_size", "-pp"),
     ("decode_context_parallel_size", "-dcp"),
     ("prefill_context_parallel_size", "-pcp"),
 ]
@@ -75,6 +74,8 @@ def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
         ("tensor_parallel_size", "tensor_parallel_size"),
         ("tp", "tensor_parallel_size"),
         ("--tensor-parallel-size", "tensor_parallel_size"),
+        ("pipeline_parallel_size", "pipeline_parallel_size"),
+        ("-pp", "pipeline_parallel_size"),
         ("data_parallel_size", "data_parallel_size"),
         ("dp", "data_parallel_size"),
         ("--enable-expert-parallel", "expert_parallel"),

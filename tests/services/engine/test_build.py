@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     from baton.services.engine.build import (
         EnginePlan,
         _block_share,
+        _block_size,
         _gpu_arguments,
         build_config,
         cores_of_ranks,
@@ -147,14 +148,14 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
     )
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = min(spec.block_size for spec in groups)  # as EngineCore sets it
+    config.cache_config.effective_attention_block_size = groups[0].block_size
     update_kv_cache_capacity(config, cache)
-    share = _block_share(
-        SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
-    )
-    booked = int(blocks * share) * config.cache_config.block_size
+    engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
+    share, size = _block_share(engine), _block_size(config.cache_config)
     held = config.cache_config.kv_cache_size_tokens
-    assert held - config.cache_config.block_size < booked <= held
-    assert share <= max(spec.block_size for spec in groups) / config.cache_config.block_size
+    assert size == groups[0].block_size
+    assert held - size < int(blocks * share) * size <= held
+    assert share <= 1
 
 
 def test_windows_alone_are_not_booked_beyond_the_pool() -> None:
