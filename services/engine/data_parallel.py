@@ -46,11 +46,18 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts, and for a rank of a gang. Raises ConfigError for a dense model."""
+    """Add engine arguments for experts, and for a rank of a gang. Raises ConfigError for a dense
+    model, and for stages.
+    """
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
         return
+    if settings.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"engine.pipeline_parallel_size (value {settings.pipeline_parallel_size}): the engines of a gang "
+            "(engine.data_parallel_size) cannot have stages: set one of the two to 1"
+        )
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     if not AsyncEngineArgs(**args).create_model_config().is_moe:

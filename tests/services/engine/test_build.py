@@ -65,10 +65,20 @@ def test_ranks_share_the_cores_evenly() -> None:
         cores_of_ranks(str(OURS[0]), 2)
 
 
-def test_a_model_without_experts_needs_no_gang() -> None:
-    settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2}})
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({}, r"^engine\.data_parallel_size \(value 2\): .* has no experts"),
+        (
+            {"pipeline_parallel_size": 2},
+            r"^engine\.pipeline_parallel_size \(value 2\): .* cannot have stages",
+        ),
+    ],
+)
+def test_gangs_that_cannot_be(more: dict[str, int], problem: str) -> None:
+    settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2} | more})
     plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1))
-    with pytest.raises(ConfigError, match=r"^engine\.data_parallel_size \(value 2\): .* has no experts"):
+    with pytest.raises(ConfigError, match=problem):
         build_config(plan)
 
 
