@@ -46,9 +46,7 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts, and for a rank of a gang. Raises ConfigError for a dense
-    model, and for stages.
-    """
+    """Add engine arguments for experts and for a gang. Raises ConfigError for a gang that cannot be."""
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
