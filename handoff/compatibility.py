@@ -1,7 +1,7 @@
 """The compatibility hash: two engines can exchange KV if everything that gives its bytes meaning is equal.
 
 The hash deliberately leaves out the number of blocks, batch limits, the draft length and the form (forms.py:
-the number of ranks and the wire dtype).
+the number of ranks, the pipeline's stages and the wire dtype).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.handoff.groups import CacheGroup
 
 # Version of manifests, offers and streams. Raise it with each change that an older worker would misread: it
 # is part of the hash, so schedulers never pair workers of different versions.
-PROTOCOL = 6
+PROTOCOL = 7
 _SHORT = 8  # hex digits of a digest shown to people
 
 
@@ -38,7 +38,7 @@ class Facts:
     drafter: Mapping[str, Any]  # its configuration
     drafter_fingerprint: str  # hash of its weights; empty if they are the model's
     drafter_quantization: str
-    layers: tuple[CacheLayer, ...]  # including the drafter's
+    layers: tuple[CacheLayer, ...]  # of all stages, including the drafter's
 
 
 def in_words(facts: Facts) -> dict[str, str]:

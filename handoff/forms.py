@@ -1,18 +1,23 @@
-"""The division of KV heads among a worker's ranks, and the heads that a rank pulls from other workers' ranks.
+"""The division of a worker's KV among its ranks, and what a rank pulls from other workers' ranks.
 
-Two workers may have different numbers of ranks, because the compatibility hash covers the whole cache and not
-its division.
+Pipeline stages divide the layers, and the tensor-parallel ranks of each stage divide the heads of its layers.
+Two workers may be divided differently, because the compatibility hash covers the whole cache and not its
+division.
 
     heads of a layer     0 1 2 3
     two ranks            0 1|2 3        rank 0 of one takes 0 1 from rank 0 of two, and 2 3 from its rank 1
     eight ranks          0|0|1|1|2|2|3|3        fewer heads than ranks: several ranks have the same
 
-MLA's latent counts as one head, which every rank has.
+MLA's latent counts as one head, which every rank has. Ranks, and their shards, are numbered stage after
+stage. The layers of all stages have one order, by group and then by position: in it they are numbered, hashed
+and packed into records.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,8 +59,18 @@ class CacheLayer:
 class Form:
     """The form in which a worker saves KV."""
 
-    ranks: int  # tensor-parallel ranks, one shard each
+    ranks: int  # tensor-parallel ranks of each stage, one shard each
     wire_dtype: str
+    stages: tuple[tuple[int, ...], ...] = ()  # numbers of each pipeline stage's layers; (): one stage has all
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks of all stages."""
+        return self.ranks * max(1, len(self.stages))
+
+    def layers_of(self, rank: int, layers: int) -> Sequence[int]:
+        """Return the numbers of a rank's layers, of `layers` in all."""
+        return self.stages[rank // self.ranks] if self.stages else range(layers)
 
 
 @dataclass(frozen=True)
@@ -91,8 +106,25 @@ class Share:
     readers: int  # number of ranks of this worker that release the shard
 
 
+def position(name: str) -> tuple[str | int, ...]:
+    """Return the sort key of a layer's name, in which numbers count as numbers."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
+
+
+def joined(
+    stages: Sequence[Sequence[CacheLayer]],
+) -> tuple[tuple[CacheLayer, ...], tuple[tuple[int, ...], ...]]:
+    """Return the layers of all stages in order, and the numbers of each stage's; () for a single stage."""
+    every = itertools.chain.from_iterable(stages)
+    layers = tuple(sorted(every, key=lambda layer: (layer.group, position(layer.name))))
+    numbers = {layer: number for number, layer in enumerate(layers)}
+    found = tuple(tuple(sorted(numbers[layer] for layer in stage)) for stage in stages)
+    return layers, found if len(found) > 1 else ()
+
+
 def heads_of(layer: CacheLayer, ranks: int, rank: int) -> range:
-    """Return the heads of a layer that a rank has, as vLLM divides them."""
+    """Return the heads of a layer that a rank of its stage has, as vLLM divides them."""
+    rank %= ranks
     if layer.heads >= ranks:
         each = layer.heads // ranks
         return range(rank * each, (rank + 1) * each)
@@ -105,12 +137,12 @@ def part_bytes(layer: CacheLayer, form: Form, rank: int) -> int:
     return layer.part_bytes(len(heads_of(layer, form.ranks, rank)), form.wire_dtype)
 
 
-def record_bytes(layers: Sequence[CacheLayer], form: Form) -> int:
-    """Return the bytes of a record, which are the largest group's for all groups."""
+def record_bytes(layers: Sequence[CacheLayer], form: Form, rank: int) -> int:
+    """Return the bytes of a rank's records, which are its largest group's for all groups."""
     sizes: dict[int, int] = {}
-    for layer in layers:
-        sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, 0)
-    return max(sizes.values())
+    for layer in (layers[number] for number in form.layers_of(rank, len(layers))):
+        sizes[layer.group] = sizes.get(layer.group, 0) + part_bytes(layer, form, rank)
+    return max(sizes.values(), default=0)
 
 
 def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
@@ -119,6 +151,8 @@ def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
         return ""
     if there.wire_dtype not in WIRE_DTYPES:
         return f"KV wire dtype {there.wire_dtype!r} is not known here"
+    if there.stages and sorted(itertools.chain(*there.stages)) != list(range(len(layers))):
+        return f"the stages of its shards do not have each of {len(layers)} layers once"
     for layer in layers:
         if not layer.heads and there.ranks != here.ranks:
             return f"{there.ranks} shards; layer {layer.name} comes from {here.ranks} ranks or not at all"
@@ -132,35 +166,44 @@ def shares(
 ) -> tuple[Share, ...]:
     """Return a rank's shares of a save.
 
-    turn: selects among source ranks with the same heads. If both workers have the same number of ranks, each
-    rank pulls from its counterpart.
+    turn: selects among source ranks with the same heads. If both workers' stages have the same number of
+    ranks, each rank pulls from its counterparts.
     """
-    size = record_bytes(layers, there)
-    needed = [_needed(layers, here.ranks, one, there.ranks, turn) for one in range(here.ranks)]
+    needed = [_needed(layers, here, one, there, turn) for one in range(here.shards)]
     found = []
-    for source in range(there.ranks):
-        readers = [one for one in range(here.ranks) if source in needed[one]] or [source % here.ranks]
+    for source in range(there.shards):
+        readers = [one for one in range(here.shards) if source in needed[one]] or [source % here.shards]
         if rank in readers:
             cuts = tuple(needed[rank].get(source, ()))
+            size = record_bytes(layers, there, source)
             found.append(Share(there, size, source, cuts, len(readers)))
     return tuple(found)
 
 
 def _needed(
-    layers: Sequence[CacheLayer], here: int, rank: int, there: int, turn: int
+    layers: Sequence[CacheLayer], here: Form, rank: int, there: Form, turn: int
 ) -> dict[int, list[Cut]]:
     """Return the heads that a rank needs, by source rank."""
     found: dict[int, list[Cut]] = {}
+    stages = {
+        number: first
+        for first in range(0, there.shards, there.ranks)
+        for number in there.layers_of(first, len(layers))
+    }
     # Layers with the most heads first, so that replicated heads come from source ranks already in use.
-    for number in sorted(range(len(layers)), key=lambda number: -layers[number].heads):
-        layer = layers[number]
-        own = heads_of(layer, here, rank)
+    for number in sorted(here.layers_of(rank, len(layers)), key=lambda number: -layers[number].heads):
+        layer, first = layers[number], stages[number]
+        own = heads_of(layer, here.ranks, rank)
         start = own.start
         while start < own.stop:
-            having = [one for one in range(there) if start in heads_of(layer, there, one)]
+            stage = range(first, first + there.ranks)
+            having = [one for one in stage if start in heads_of(layer, there.ranks, one)]
             used = [one for one in having if one in found]
-            source = rank if here == there else (used or having)[(rank + turn) % len(used or having)]
-            theirs = heads_of(layer, there, source)
+            if here.ranks == there.ranks:
+                source = first + rank % there.ranks
+            else:
+                source = (used or having)[(rank + turn) % len(used or having)]
+            theirs = heads_of(layer, there.ranks, source)
             stop = min(own.stop, theirs.stop)
             cut = Cut(number, start - theirs.start, start - own.start, stop - start)
             found.setdefault(source, []).append(cut)

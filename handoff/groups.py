@@ -1,9 +1,9 @@
 """The groups of a KV cache: layers that keep the same tokens and therefore share block ids.
 
-Most models have one group. Layers with a sliding window, or with a state instead of KV, form further groups
-with blocks of their own. A save has one record per live block, group after group. Groups that keep all tokens
-come first, because their full blocks are final, and can be sent, while the prompt is still being computed.
-Both ends derive the same numbering of records from the number of tokens.
+Most models have one group. Layers with a sliding window, with chunks, or with a state instead of KV form
+further groups with blocks of their own. A save has one record per live block, group after group. Groups that
+keep all tokens come first, because their full blocks are final, and can be sent, while the prompt is still
+being computed. Both ends derive the same numbering of records from the number of tokens.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ class CacheGroup:
 
     block_size: int  # tokens
     window: int = 0  # tokens attended to, including the next one; 0: all
-    state: str = ""  # describes the state kept instead of tokens' KV; empty if there is none
+    chunk: int = 0  # tokens; attention goes back to the start of the next token's chunk; 0: no chunks
+    state: str = ""  # describes the state kept, in one block, instead of tokens' KV; empty if there is none
 
     def live(self, num_tokens: int) -> range:
         """Return the numbers of the blocks needed to continue after the first `num_tokens`."""
-        stop = num_blocks(num_tokens, self.block_size)
         if self.state:
-            return range(max(0, stop - 1), stop)
-        left = max(0, num_tokens - self.window + 1) if self.window else 0
+            return range(min(1, num_tokens))
+        stop, left = num_blocks(num_tokens, self.block_size), 0
+        if self.window:
+            left = max(0, num_tokens - self.window + 1)
+        elif self.chunk:
+            left = num_tokens // self.chunk * self.chunk
         return range(min(left // self.block_size, stop), stop)
 
     @property
     def keeps_all(self) -> bool:
         """Whether every token is kept, so that a full block never changes."""
-        return not (self.window or self.state)
+        return not (self.window or self.chunk or self.state)
 
     def serves(self, saved: int, wanted: int) -> bool:
         """Return whether a save after `saved` tokens is enough to continue after the first `wanted`.
 
-        A state cannot be cut short. A window can, as long as the saved blocks still cover it.
+        A state cannot be cut short. A window or chunk can, as long as the saved blocks still cover it.
         """
         if self.state:
             return saved == wanted
@@ -51,7 +55,8 @@ class CacheGroup:
     def __str__(self) -> str:
         if self.state:
             return self.state
-        return f"{self.block_size}{f' in a window of {self.window}' if self.window else ''}"
+        window = f" in a window of {self.window}" if self.window else ""
+        return f"{self.block_size}{window}{f' in chunks of {self.chunk}' if self.chunk else ''}"
 
 
 @dataclass(frozen=True)

@@ -64,13 +64,22 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tu
             f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
             f" {puller.compatibility_hash}: `baton doctor --config FILE` shows the difference"
         )
-    there = Form(len(manifest.shards), manifest.wire_dtype)
-    if why := forms.unfit(puller.layers, puller.form, there):
+    there = form_of(manifest)
+    why = forms.unfit(puller.layers, puller.form, there)
+    if why or there.shards != len(manifest.shards):
+        why = why or f"its {len(manifest.shards)} shards do not divide {len(there.stages)} stages"
         raise MalformedManifest(f"{source} for request {request_id!r}: {why}")
     # spread requests over source ranks that have the same heads
     found = puller.shares(there, digests.seed(request_id, epoch) % there.ranks)
     _check_numbers(manifest, found, puller, source)
     return found
+
+
+def form_of(manifest: Manifest) -> Form:
+    """Return the form of a save: shards of one pipeline stage have the same layers."""
+    stages = tuple(dict.fromkeys(tuple(shard.layers) for shard in manifest.shards))
+    ranks = len(manifest.shards) // max(1, len(stages))
+    return Form(ranks, manifest.wire_dtype, stages if stages != ((),) else ())
 
 
 def _check_numbers(manifest: Manifest, found: tuple[Share, ...], puller: Puller, source: str) -> None:
@@ -82,6 +91,8 @@ def _check_numbers(manifest: Manifest, found: tuple[Share, ...], puller: Puller,
     for share in found:
         shard = manifest.shards[share.rank]
         expected[f"rank of shard {share.rank}"] = shard.rank, share.rank
+        layers = share.form.layers_of(share.rank, 0)  # named on the wire only if there are stages
+        expected[f"layers of shard {share.rank}"] = list(shard.layers), list(layers)
         expected[f"slots of shard {share.rank}"] = shard.slots, min(shard.slots, manifest.num_blocks)
         expected[f"record_bytes of shard {share.rank}"] = shard.record_bytes, share.record_bytes
     for number, (one, other) in enumerate(zip(manifest.groups, groups, strict=False)):

@@ -310,7 +310,7 @@ def serve(connection: Connection) -> None:
     try:
         if options.prepare is not None:
             options.prepare()
-        if "tensor_parallel_size" in options.engine:
+        if options.engine.get("distributed_executor_backend") == "mp":
             fork_ranks()
         engine = Engine(options)
     except BaseException:

@@ -46,7 +46,7 @@ def run(
         from baton.services.worker.lifecycle import run_worker
         from harness.ranks import fork_ranks
 
-        if loaded.engine.tensor_parallel_size > 1:
+        if loaded.engine.ranks > 1:
             fork_ranks()
         if unique:
             loaded.worker.worker_id += f".{os.getpid()}"

@@ -51,7 +51,7 @@ class Group(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("rank", "address", "record_bytes", "offers", "ticket", "slots")
+    __slots__ = ("rank", "address", "record_bytes", "offers", "ticket", "layers", "slots")
     class OffersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -64,14 +64,16 @@ class Shard(_message.Message):
     RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     record_bytes: int
     offers: _containers.ScalarMap[str, bytes]
     ticket: bytes
+    layers: _containers.RepeatedScalarFieldContainer[int]
     slots: int
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., ticket: _Optional[bytes] = ..., slots: _Optional[int] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., record_bytes: _Optional[int] = ..., offers: _Optional[_Mapping[str, bytes]] = ..., ticket: _Optional[bytes] = ..., layers: _Optional[_Iterable[int]] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class SharedMemoryOffer(_message.Message):
     __slots__ = ("host", "segment", "offset", "runs")

@@ -30,7 +30,7 @@ WORKER_STATE_READY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch", "name", "metrics_address")
+    __slots__ = ("worker_id", "role", "address", "host", "model", "model_fingerprint", "vllm_version", "capacity", "epoch", "name", "metrics_address", "gang")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class WorkerIdentity(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GANG_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -53,7 +54,20 @@ class WorkerIdentity(_message.Message):
     epoch: int
     name: str
     metrics_address: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    gang: Gang
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host: _Optional[str] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., vllm_version: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., metrics_address: _Optional[str] = ..., gang: _Optional[_Union[Gang, _Mapping]] = ...) -> None: ...
+
+class Gang(_message.Message):
+    __slots__ = ("name", "rank", "size", "life")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rank: int
+    size: int
+    life: str
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., life: _Optional[str] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("id", "kind", "host", "metrics_address", "workers")
@@ -254,20 +268,22 @@ class BlocksKnown(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain", "peer_reference", "log_level", "clock_s", "blocks")
+    __slots__ = ("known", "drain", "peer_reference", "log_level", "clock_s", "blocks", "gang_leader")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PEER_REFERENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GANG_LEADER_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
     peer_reference: float
     log_level: str
     clock_s: float
     blocks: BlocksKnown
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ..., log_level: _Optional[str] = ..., clock_s: _Optional[float] = ..., blocks: _Optional[_Union[BlocksKnown, _Mapping]] = ...) -> None: ...
+    gang_leader: str
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ..., log_level: _Optional[str] = ..., clock_s: _Optional[float] = ..., blocks: _Optional[_Union[BlocksKnown, _Mapping]] = ..., gang_leader: _Optional[str] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "epoch")

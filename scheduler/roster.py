@@ -104,6 +104,19 @@ class Roster:
         self._remove(worker_id, epoch, over=True)
         return True
 
+    def leader_of(self, worker_id: str) -> str:
+        """Return the address of the newest rank 0 in a worker's gang, or "" if there is none."""
+        worker = self._workers.get(worker_id)
+        if worker is None or not worker.identity.HasField("gang"):
+            return ""
+        name = worker.identity.gang.name
+        leaders = [
+            one.identity.address
+            for one in self._workers.values()
+            if one.identity.gang.name == name and not one.identity.gang.rank
+        ]
+        return leaders[-1] if leaders else ""
+
     def left(self) -> tuple[str, ...]:
         """Return the workers that deregistered recently."""
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)

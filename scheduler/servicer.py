@@ -228,6 +228,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             log_level=self._processes.level(request.worker_id),
             clock_s=time.time(),
             blocks=known,
+            gang_leader=self._roster.leader_of(request.worker_id),
         )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
@@ -364,10 +365,14 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 
 
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
-    """Return the worker with this id or unique prefix, or the problem in one line."""
+    """Return the worker with this id or unique prefix, or the problem in one line.
+
+    A gang is meant by its name: its workers drain together.
+    """
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]
-    if len(matches) == 1:
+    gang = bool(matches) and all(view.workers[key].identity.gang.name == asked for key in matches)
+    if len(matches) == 1 or gang:
         return view.workers[matches[0]]
     if len(matches) > 1:
         return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"

@@ -95,6 +95,8 @@ class WorkerRecord:
     worker_id: str = field(init=False, repr=False)
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
+    # All known members of its gang; set by FleetView.
+    gang: list[WorkerRecord] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         one = self.identity
@@ -107,9 +109,19 @@ class WorkerRecord:
 
     @property
     def placeable(self) -> bool:
-        """Whether it takes new requests: the engine is loaded and nobody drained it."""
+        """Whether it takes new requests: the engine is loaded and nobody drained it, or one of its gang."""
+        return self._ready if self.gang is None else self._ready and self._whole
+
+    @property
+    def _ready(self) -> bool:
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
+
+    @property
+    def _whole(self) -> bool:
+        mine = self.identity.gang
+        same = [one for one in self.gang or () if one._ready and one.identity.gang.life == mine.life]
+        return bool(mine.life) and len(same) == mine.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,13 @@ class FleetView:
 
     workers: dict[str, WorkerRecord]
     by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        gangs: dict[str, list[WorkerRecord]] = {}
+        for one in self.workers.values():
+            if one.identity.HasField("gang"):
+                one.gang = gangs.setdefault(one.identity.gang.name, [])
+                one.gang.append(one)
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
         """Return the workers with these roles, in this order. The list is cached: do not change it."""

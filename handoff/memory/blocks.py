@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from baton.handoff.errors import UnsupportedCache
-from baton.handoff.forms import UNDIVIDED, CacheLayer, Division
+from baton.handoff.forms import UNDIVIDED, CacheLayer, Division, position
 from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
 from baton.kernels.kv_pack import AS_IS, WORD, KVTable
@@ -30,25 +30,27 @@ def block_cache(
 ) -> BlockCache:
     """Make one rank's cache. Raises UnsupportedCache.
 
-    tensors: by layer, with blocks in dimension 0, in the order of a record; a tensor that layers of a group
-    share counts once. row_widths: elements that share a scale when quantised; by default the innermost
-    dimension. groups: the layers of each group; a single group has all.
+    tensors: by layer, with blocks in dimension 0; a tensor that layers of a group share counts once.
+    row_widths: elements that share a scale when quantised; by default the innermost dimension. groups: the
+    layers of each group, which may have none on this rank; a single group has all.
     """
     devices = {tensor.device for tensor in tensors.values() if isinstance(tensor, torch.Tensor)}
     if len(devices) > 1:
         raise UnsupportedCache(f"the layers' KV is on several devices: {sorted(map(str, devices))}")
     widths = row_widths or {}
-    tables, layers = [], []
+    tables: list[KVTable | None] = []
+    layers = []
     for number, blocks in enumerate(_grouped(tensors, num_blocks, groups)):
         rows = [_row_width(name, tensors[name], widths.get(name)) for name in blocks]
-        table = _table(blocks, rows, wire_dtype)
-        tables.append(table)
+        tables.append(_table(blocks, rows, wire_dtype) if blocks else None)
         layers += [
             _describe(name, tensors[name], num_blocks, division, row_width=row, group=number)
             for name, row in zip(blocks, rows, strict=True)
         ]
-    record_bytes = max(table.record_bytes for table in tables)
-    filled = tuple(_filled_up(table, record_bytes) for table in tables)
+    largest = max(filter(None, tables), key=lambda table: table.record_bytes, default=None)
+    if largest is None:
+        raise UnsupportedCache("none of this rank's layers keeps KV: give the pipeline fewer stages")
+    filled = tuple(_filled_up(table, largest) for table in tables)
     if filled[0].on_cpu:
         return HostBlockCache(tuple(layers), filled, division)
     return DeviceBlockCache(tuple(layers), filled, division)
@@ -57,7 +59,7 @@ def block_cache(
 def _grouped(
     tensors: Mapping[str, torch.Tensor], num_blocks: int, groups: Sequence[Sequence[str]]
 ) -> list[dict[str, torch.Tensor]]:
-    """Return each group's layers as blocks, in the tensors' order."""
+    """Return each group's layers as blocks, by position."""
     whose = {name: number for number, names in enumerate(groups) for name in names}
     found: list[dict[str, torch.Tensor]] = [{} for _ in groups]
     for name, tensor in tensors.items():
@@ -69,7 +71,7 @@ def _grouped(
             continue
         if all(blocks.data_ptr() != other.data_ptr() for other in found[number].values()):
             found[number][name] = blocks
-    return found
+    return [{name: one[name] for name in sorted(one, key=position)} for one in found]
 
 
 def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype: str) -> KVTable:
@@ -79,13 +81,14 @@ def _table(blocks: Mapping[str, torch.Tensor], widths: Sequence[int], wire_dtype
         raise UnsupportedCache(f"this cache cannot travel as {wire_dtype}: {error}") from None
 
 
-def _filled_up(table: KVTable, record_bytes: int) -> KVTable:
-    """Pad a table's records: zeros when packed, discarded when unpacked."""
-    missing = record_bytes - table.record_bytes
-    if not missing:
+def _filled_up(table: KVTable | None, largest: KVTable) -> KVTable:
+    """Pad a table's records to the largest table's: zeros when packed, discarded when unpacked."""
+    missing = largest.record_bytes - (table.record_bytes if table else 0)
+    if table and not missing:
         return table
-    zeros = torch.zeros(missing, dtype=torch.uint8, device=table.device).expand(table.num_blocks, missing)
-    return KVTable([*table.blocks, zeros], [*table.widths, 1], table.wire)
+    zeros = torch.zeros(missing, dtype=torch.uint8, device=largest.device).expand(largest.num_blocks, missing)
+    blocks, widths = (table.blocks, table.widths) if table else ((), ())
+    return KVTable([*blocks, zeros], [*widths, 1], largest.wire)
 
 
 def _as_blocks(name: str, tensor: Any, num_blocks: int) -> torch.Tensor:

@@ -13,13 +13,24 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from baton.handoff import digests
-from baton.handoff.forms import UNDIVIDED, CacheLayer, Cut, Division, Form, Share, heads_of, part_bytes
+from baton.handoff.forms import (
+    UNDIVIDED,
+    CacheLayer,
+    Cut,
+    Division,
+    Form,
+    Share,
+    heads_of,
+    joined,
+    part_bytes,
+)
 from baton.handoff.groups import Part
 from baton.handoff.memory.streams import Device, Mark
 from baton.handoff.memory.views import Fill
@@ -76,6 +87,15 @@ class BlockCache(ABC):
         self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables
         self._tables_for = functools.lru_cache(_SHARES)(self._cut)
+
+    def join(self, stages: Sequence[tuple[CacheLayer, ...]], stage: int) -> None:
+        """Become one of a pipeline's stages: `layers`, `form` and `rank` are then the pipeline's.
+
+        stages: the layers of each. Call this at most once, before anything is loaded.
+        """
+        self.layers, numbers = joined(stages)
+        self.form = replace(self.form, stages=numbers)
+        self.rank += stage * self.form.ranks
 
     @property
     def record_bytes(self) -> int:
@@ -203,20 +223,22 @@ def _cut_tables(
     """Return tables that unpack a share's records into this rank's blocks, by group, where it has any."""
     found = {}
     for number, table in enumerate(tables):
-        members = [at for at, layer in enumerate(layers) if layer.group == number]
-        begins = _begins([part_bytes(layers[at], share.form, share.rank) for at in members])
+        own, other = (
+            [at for at in form.layers_of(one, len(layers)) if layers[at].group == number]
+            for form, one in ((here, rank), (share.form, share.rank))
+        )
+        begins = _begins([part_bytes(layers[at], share.form, share.rank) for at in other])
         pieces: list[_Piece] = []
         for cut in share.cuts:
-            if cut.layer in members:
-                place = members.index(cut.layer)
+            if cut.layer in own:
                 ranks = (here.ranks, rank), (share.form.ranks, share.rank)
                 ours, theirs = (len(heads_of(layers[cut.layer], *one)) for one in ranks)
                 pieces += _pieces(
                     layers[cut.layer],
                     cut,
-                    table.blocks[place],
+                    table.blocks[own.index(cut.layer)],
                     (ours, theirs),
-                    begin=begins[place],
+                    begin=begins[other.index(cut.layer)],
                     wire=share.form.wire_dtype,
                 )
         if pieces:

@@ -161,6 +161,8 @@ class Saver:
     def _offered(self, entry: Entry) -> bytes:
         shard = shard_of(self._staging, self._transports, entry, self._rank, self._chunk_bytes)
         shard.address = self._address
+        if self._cache.form.stages:
+            shard.layers.extend(self._cache.form.layers_of(self._rank, 0))
         return shard.SerializeToString()
 
     def close(self) -> None:

@@ -249,17 +249,23 @@ class Staging:
     def release(self, request_id: str, epoch: int, reader: tuple[int, int] = (0, 1)) -> bool:
         """End a lease. Return False if there is none.
 
-        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease.
+        reader: the releasing rank, and how many ranks pull: the last rank's release ends the lease. The
+        others need not wait for this one to take records.
         """
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
                 return False
             entry.had_by.add(reader[0])
-            if len(entry.had_by) < reader[1]:
-                return True
-            self._end(entry, UnknownHandoff)
-        self._tell_end(request_id, epoch)
+            ended = len(entry.had_by) >= reader[1]
+            if ended:
+                self._end(entry, UnknownHandoff)
+            else:
+                entry.take(entry.taken_by.get(reader[0], (0, 0))[0], entry.num_blocks, reader)
+        if ended:
+            self._tell_end(request_id, epoch)
+        elif entry.windowed:
+            self.on_room()
         return True
 
     def renew(self, keys: Iterable[Key]) -> list[Key]:

@@ -167,8 +167,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- scheduler's side
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, RankHandshake]) -> None:
-        self._scheduler_side.set_ranks(metadata)
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], RankHandshake]) -> None:
+        self._scheduler_side.set_ranks({one.rank: one for one in metadata.values()})
 
     def on_new_request(self, request: Any) -> None:
         self._scheduler_side.add(request)
@@ -202,8 +202,8 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- a rank's side
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        rank = get_tensor_model_parallel_rank()
-        self._worker = WorkerSide(self._config, self._vllm_config, self._kv_cache_config, rank, kv_caches)
+        given = self._config, self._vllm_config, self._kv_cache_config
+        self._worker = WorkerSide(*given, get_tensor_model_parallel_rank(), kv_caches)
 
     def get_handshake_metadata(self) -> RankHandshake:
         return self._worker_side.handshake()

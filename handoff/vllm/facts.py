@@ -5,9 +5,11 @@ cache_config.cache_dtype, parallel_config.{_PARALLEL_SIZES, tensor_parallel_size
 uses_draft_kv_cache, draft_model_config.{as of model_config}),
 compilation_config.static_forward_context[layer].isa, which vllm.v1.attention.backends.cpu_attn sets before a
 connector is given the caches; KVCacheConfig.kv_cache_groups[] (layer_names, kv_cache_spec),
-vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v),
-FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window, extra_retained_tokens), MambaSpec
-(mamba_type, shapes, dtypes, mamba_cache_mode), UniformTypeKVCacheSpecs.kv_cache_specs; the tokens that
+vllm.v1.kv_cache_interface: AttentionSpec (block_size, num_kv_heads, head_size, head_size_v,
+max_tp_shards), FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec (sliding_window,
+extra_retained_tokens), ChunkedLocalAttentionSpec.attention_chunk_size, CircularBufferSpec (which every rank
+has whole), MambaSpec (mamba_type, shapes, dtypes, mamba_cache_mode, tp_replicated),
+UniformTypeKVCacheSpecs.kv_cache_specs; the tokens that
 SingleTypeKVCacheManager.get_num_skipped_tokens drops for each of these;
 vllm.model_executor.layers.mamba.mamba_utils.is_conv_state_dim_first.
 """
@@ -20,24 +22,31 @@ from typing import Any
 
 import vllm
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from baton.handoff.compatibility import Facts
+from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.memory.cache import BlockCache
 
-# The sizes that decide which KV a rank has. Expert parallelism does not split attention. Tensor parallelism
-# divides heads (forms.py), and workers may differ in it unless a layer has none.
+# The sizes that decide which KV a rank has. Expert and data parallelism do not split attention. Tensor
+# parallelism divides heads (forms.py), and workers may differ in it unless a layer has none; stages divide
+# layers.
 _PARALLEL_SIZES = (
-    "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
-    "data_parallel_size",
 )
 
 
-_KNOWN = (FullAttentionSpec, SlidingWindowSpec, MambaSpec)
+_KNOWN = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, CircularBufferSpec, MambaSpec)
 
 
 def groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
@@ -57,6 +66,11 @@ def _group(shared: Any) -> CacheGroup:
     first = specs[0]
     if isinstance(first, SlidingWindowSpec):
         return CacheGroup(block_size, window=first.sliding_window + first.extra_retained_tokens)
+    if isinstance(first, ChunkedLocalAttentionSpec):
+        return CacheGroup(block_size, chunk=first.attention_chunk_size)
+    if isinstance(first, CircularBufferSpec):
+        # A request has one block, and writes token n to row n % block_size.
+        return CacheGroup(block_size, state=f"ring of {block_size} tokens")
     if isinstance(first, MambaSpec):
         if first.mamba_cache_mode != "none":
             raise UnsupportedCache(
@@ -104,9 +118,10 @@ def _specs(kv_cache_config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
-    """Return each layer's KV heads over all tensor-parallel ranks; 1 for MLA, whose latent every rank has.
+    """Return each layer's KV heads over all tensor-parallel ranks; 1 if every rank has all, as MLA's latent.
 
-    States are left out, and so are layers with one head per rank if several ranks may have the same head.
+    Divided states are left out, and so are layers with one head per rank if several ranks may have the same
+    head.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     configs = [vllm_config.model_config, getattr(vllm_config.speculative_config, "draft_model_config", None)]
@@ -114,12 +129,14 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     found = {}
     for name, spec in _specs(kv_cache_config):
         if isinstance(spec, MambaSpec):
+            if spec.tp_replicated:
+                found[name] = 1
             continue
         own = int(spec.num_kv_heads)
         possible = {total for total in totals if max(1, total // ranks) == own}
         if spec.max_tp_shards is not None:
             found[name] = own * min(ranks, int(spec.max_tp_shards))
-        elif isinstance(spec, MLAAttentionSpec):
+        elif isinstance(spec, MLAAttentionSpec | CircularBufferSpec):
             found[name] = 1
         elif own > 1 or ranks == 1:
             found[name] = own * ranks
@@ -128,14 +145,14 @@ def total_heads(vllm_config: Any, kv_cache_config: Any) -> dict[str, int]:
     return found
 
 
-def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return the instruction sets with which a CPU computes attention; empty on a GPU, and for MLA.
+def attention_kernels(vllm_config: Any, kv_cache_config: Any) -> set[str]:
+    """Return the instruction sets with which a CPU's rank computes attention; empty on a GPU, and for MLA.
 
     Each has its own KV layout, although shapes may be equal (AMX).
     """
     layers = vllm_config.compilation_config.static_forward_context
     names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
-    return ", ".join(sorted({getattr(layers.get(name), "isa", "") for name in names} - {""}))
+    return {getattr(layers.get(name), "isa", "") for name in names} - {""}
 
 
 def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
@@ -150,10 +167,13 @@ def facts(
     vllm_config: Any,
     kv_cache_config: Any,
     cache: BlockCache,
-    model_fingerprint: str,
-    drafter_fingerprint: str,
+    kernels: set[str],
+    config: HandoffConfig,
 ) -> Facts:
-    """Return the facts of one rank. Raises UnsupportedCache."""
+    """Return the facts of a worker, the same on each rank. Raises UnsupportedCache.
+
+    cache: has joined its pipeline; kernels: `attention_kernels` of all stages.
+    """
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     if speculative is not None and not speculative.uses_draft_kv_cache():
         # the method drafts from tokens or hidden states and has no KV
@@ -162,16 +182,16 @@ def facts(
     return Facts(
         vllm_version=vllm.__version__,
         model=model.hf_config.to_dict(),
-        model_fingerprint=model_fingerprint,
+        model_fingerprint=config.model_fingerprint,
         dtype=str(model.dtype),
         cache_dtype=str(vllm_config.cache_config.cache_dtype),
         quantization=str(model.quantization or ""),
         groups=groups(kv_cache_config),
-        attention_kernels=attention_kernels(vllm_config, kv_cache_config),
+        attention_kernels=", ".join(sorted(kernels)),
         parallel_sizes=parallel_sizes(vllm_config, cache),
         speculative_method=str(speculative.method) if speculative is not None else "",
         drafter=drafter.hf_config.to_dict() if drafter is not None else {},
-        drafter_fingerprint=drafter_fingerprint if drafter is not None else "",
+        drafter_fingerprint=config.drafter_fingerprint if drafter is not None else "",
         drafter_quantization=str(drafter.quantization or "") if drafter is not None else "",
         layers=cache.layers,
     )

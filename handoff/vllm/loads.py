@@ -148,9 +148,9 @@ class Loads:
         self._ended.append(
             Loaded(
                 *key,
-                transport=done[0].transport,
+                transport=next((each.transport for each in done if each.transport), ""),
                 bytes=sum(each.bytes for each in done),
-                blocks=min(each.blocks for each in done),
+                blocks=max(each.blocks for each in done),  # a stage may lack a group
                 costs=Costs.slowest([each.costs for each in done]),
                 total_ms=(time.monotonic() - start) * 1e3,
                 problem=next((each.problem for each in done if each.problem is not None), None),

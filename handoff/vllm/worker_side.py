@@ -4,8 +4,9 @@ Leans on: the order in which vLLM's model runners call a connector in one step (
 with, V2): handle_preemptions (before anything is written), bind_connector_metadata, forward, wait_for_save,
 get_transfer_results, build_connector_worker_meta; with speculation on V1 wait_for_save comes last, after the
 drafter. A step's `StepResults` is therefore one object, to which wait_for_save may still add after vLLM has
-taken it; vLLM passes it on only after the step. Also VllmConfig.model_config.max_model_len and
-parallel_config.tensor_parallel_size.
+taken it; vLLM passes it on only after the step. Also VllmConfig.model_config.max_model_len,
+parallel_config.tensor_parallel_size, and get_pp_group (vllm.distributed.parallel_state; its rank_in_group,
+world_size, cpu_group): the ranks of all stages register their caches at the same time.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.parallel_state import get_pp_group
 
 from baton import rpc
 from baton.addresses import join
@@ -46,9 +49,19 @@ from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.security.identity import Identity
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 STEPS_KEPT = 3  # one more than vLLM has in flight
 BEGIN_BYTES = 1 << 30  # staging that is faulted in before a GPU's engine starts
+
+
+def _of_all_stages(own: T) -> list[T]:
+    """Exchange a value with this rank's counterparts in the other pipeline stages; return it by stage."""
+    group = get_pp_group()
+    found = [own] * group.world_size
+    if group.world_size > 1:
+        torch.distributed.all_gather_object(found, own, group=group.cpu_group)
+    return found
 
 
 class WorkerSide:
@@ -59,10 +72,10 @@ class WorkerSide:
         config: HandoffConfig,
         vllm_config: Any,
         kv_cache_config: Any,
-        rank: int,
+        tensor_rank: int,
         kv_caches: Mapping[str, Any],
     ) -> None:
-        """Start the service.
+        """Start the service, once the ranks of the other pipeline stages do so, too.
 
         Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
         the service would be exposed.
@@ -74,17 +87,19 @@ class WorkerSide:
             facts.row_widths(kv_cache_config),
             facts.layer_names(kv_cache_config),
             division=Division(
-                rank,
+                tensor_rank,
                 vllm_config.parallel_config.tensor_parallel_size,
                 facts.total_heads(vllm_config, kv_cache_config),
             ),
         )
-        found = facts.facts(
-            vllm_config, kv_cache_config, cache, config.model_fingerprint, config.drafter_fingerprint
-        )
+        own = cache.layers, facts.attention_kernels(vllm_config, kv_cache_config)
+        stages = _of_all_stages(own)
+        cache.join([layers for layers, _ in stages], get_pp_group().rank_in_group)
+        kernels = set().union(*(kernels for _, kernels in stages))
+        found = facts.facts(vllm_config, kv_cache_config, cache, kernels, config)
         self._hash = compatibility_hash(found)
         self._facts = in_words(found)
-        self._rank = rank
+        self._rank = rank = cache.rank
         # the rank may be a process of its own
         mine = Identity(Path(config.identity)) if config.identity else None
         rpc.act_as(mine, insecure=config.insecure)

@@ -12,6 +12,7 @@ from baton.services.config import REVEAL, Settings
 from baton.services.errors import ConfigError
 from baton.services.fleet import devices
 from baton.services.fleet.node import PartOrder, run_node
+from baton.services.fleet.places import Plan, members_of
 from baton.services.fleet.supervisor import Fleet, log_folder
 from baton.services.leave import leave
 from baton.services.printing import put, say, step
@@ -46,16 +47,24 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
 def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
-    tree = settings.model_dump(mode="json", context=REVEAL)
-    shares = devices.assign([settings.engine.tensor_parallel_size] * len(fleet.roles), settings.fleet.devices)
-    devices.check_memory(shares, [settings.engine] * len(shares))
+    plan, node = Plan(settings, fleet.roles), os.uname().nodename
+    members = [
+        (name, role, own)
+        for number, role in enumerate(fleet.roles)
+        for name, own in members_of(
+            f"{role}-{node}-{fleet.roles[:number].count(role)}", plan.settings_of(role)
+        ).items()
+    ]
+    engines = [own.engine for _, _, own in members]
+    shares = devices.assign([one.ranks for one in engines], settings.fleet.devices)
+    devices.check_memory(shares, engines)
     return [
         PartOrder(
-            name=f"{role}-{os.uname().nodename}-{fleet.roles[:number].count(role)}",
+            name=name,
             role=role,
-            settings=tree,
+            settings=own.model_dump(mode="json", context=REVEAL),
             environment=share.environment,
             cores=len(share.cpu.split(",")),
         )
-        for number, (role, share) in enumerate(zip(fleet.roles, shares, strict=True))
+        for (name, role, own), share in zip(members, shares, strict=True)
     ]

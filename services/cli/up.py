@@ -59,7 +59,7 @@ def beside_router(settings: Settings, models: Iterable[Model]) -> str:
     for model in models:
         own = model.settings
         named |= {split(one)[1] for one in own.scheduler.address.split(",")}
-        named |= {own.scheduler.metrics_port, *of_worker(own.handoff.port, own.engine.tensor_parallel_size)}
+        named |= {own.scheduler.metrics_port, *of_worker(own.handoff.port, own.engine.ranks)}
     after = settings.router.port + 1
     for wanted in (0,) if after in named else (after, 0):
         with contextlib.suppress(OSError, OverflowError), listen("127.0.0.1", wanted) as sock:

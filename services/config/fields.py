@@ -28,6 +28,8 @@ SECRET = {
     ("router", "keys_store"),
     ("scheduler", "store"),
     ("engine", "extra"),
+    ("fleet", "prefill_engine"),
+    ("fleet", "decode_engine"),
     ("security", "token"),
     ("tracing", "headers"),
     ("ops", "key"),

@@ -50,7 +50,14 @@ class EngineSettings(Section):
     """Most tokens in one engine step; long steps delay other requests. If unset: vLLM's default on a GPU; 256
     on a CPU, or more if the largest batch needs it."""
     tensor_parallel_size: Positive = 1
-    """Tensor-parallel ranks of one worker, one GPU each."""
+    """Tensor-parallel ranks of one worker, or of each of its pipeline stages, one GPU each."""
+    pipeline_parallel_size: Positive = 1
+    """Pipeline stages of one worker."""
+    data_parallel_size: Positive = 1
+    """Workers of a gang, which compute a mixture of experts together (docs/gangs.md). The numbers of prefill,
+    decode and mixed workers count gangs."""
+    expert_parallel: bool = False
+    """Each rank of a worker or gang has experts of its own, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
     tool_call_parser: str | None = None
@@ -64,6 +71,11 @@ class EngineSettings(Section):
     """LoRA adapters (docs/adapters.md). The flag replaces the whole value; 'none' turns them off."""
     extra: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a Hugging Face token
     """Other engine arguments, by vLLM's names (AsyncEngineArgs)."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of one worker's ranks."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod
@@ -171,7 +183,7 @@ class HandoffSettings(Section):
     workers use the host that the worker advertises."""
     port: Port = 0
     """First TCP port on which KV is served; each rank takes two, up to port + 2 * engine.tensor_parallel_size
-    - 1. 0 takes free ones."""
+    * engine.pipeline_parallel_size - 1. 0 takes free ones."""
     staging_mib: Positive | None = None
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
@@ -200,6 +212,10 @@ class WorkerSettings(Section):
     listens on all addresses, the one from which it reaches the scheduler."""
     worker_id: str = ""
     """Unique name, by which a drain is remembered. By default role, host and process id."""
+    gang: str = ""
+    """Name of the worker's gang, if engine.data_parallel_size is above 1."""
+    gang_rank: Count = 0
+    """The worker's rank in its gang, from 0."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
@@ -264,3 +280,7 @@ class FleetSettings(Section):
     """GPUs in the order in which workers take them, by index or UUID; a GPU listed several times is shared by
     as many workers (docs/operations.md). If unset, each worker has a GPU of its own, from
     CUDA_VISIBLE_DEVICES or from all."""
+    prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
+    decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Keys of `engine` that differ for decode workers."""

@@ -104,7 +104,7 @@ def _configured(settings: Settings) -> Iterator[tuple[str, str, int]]:
     worker, port = addresses.split(settings.worker.listen)
     yield "worker.listen", worker, port
     yield "worker.metrics_port", worker, settings.worker.metrics_port
-    for port in of_worker(settings.handoff.port, settings.engine.tensor_parallel_size):
+    for port in of_worker(settings.handoff.port, settings.engine.ranks):
         yield "handoff.port", settings.handoff.host or worker, port
 
 

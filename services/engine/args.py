@@ -29,8 +29,10 @@ _OURS = {
     "spec_model": "engine.speculative_config (--speculative-config)",
     "spec_tokens": "engine.speculative_config (--speculative-config)",
     "distributed_executor_backend": "nothing: Baton chooses it",
-    "data_parallel_size": "more workers",
+    "data_parallel_size": "engine.data_parallel_size (--data-parallel-size)",
+    "enable_expert_parallel": "engine.expert_parallel (--expert-parallel)",
     "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
+    "pipeline_parallel_size": "engine.pipeline_parallel_size (--pipeline-parallel-size)",
     "reasoning_parser": "engine.reasoning_parser (--reasoning-parser)",
     "otlp_traces_endpoint": "tracing.endpoint: the router writes the traces of all processes",
     "collect_detailed_traces": "tracing.endpoint: the router writes the traces of all processes",
@@ -39,7 +41,6 @@ _OURS = {
 # Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
 # blocks would skip the wrong ones, and all digests would be right.
 _UNSERVED = (
-    "pipeline_parallel_size",
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
@@ -77,6 +78,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "dtype": settings.dtype,
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
         # Only text is served, so a multi-modal model's other parts are neither loaded by workers nor prepared

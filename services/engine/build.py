@@ -16,9 +16,10 @@ from typing import Any
 from baton import addresses, rpc
 from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
-from baton.services.engine import cache_events, cpu_mla, process
+from baton.services.engine import cache_events, cpu_mla, data_parallel, process
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
+from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, draft_length, undrafted
 from baton.services.engine.rank_settings import for_ranks
@@ -39,7 +40,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_expert_parallel", "enable_eplb", "enable_dbo")
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"engine.tensor_parallel_size is {ranks}, but this worker has {len(cores)} core(s): "
-            "give it as many in worker.cpu"
+            f"engine.tensor_parallel_size * engine.pipeline_parallel_size is {ranks}, but this worker has"
+            f" {len(cores)} core(s): give it as many in worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
@@ -103,6 +104,7 @@ class EnginePlan:
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
+    gang: GangRank | None = None  # if it is one engine of a gang
 
 
 def build_config(plan: EnginePlan) -> Any:
@@ -111,7 +113,7 @@ def build_config(plan: EnginePlan) -> Any:
     from vllm.platforms import current_platform
 
     settings = plan.settings
-    alone = settings.engine.tensor_parallel_size == 1
+    alone = settings.engine.ranks == 1
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
@@ -125,7 +127,7 @@ def build_config(plan: EnginePlan) -> Any:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         else:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
-                settings.worker.cpu, settings.engine.tensor_parallel_size
+                settings.worker.cpu, settings.engine.ranks
             )
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
@@ -139,8 +141,10 @@ def build_config(plan: EnginePlan) -> Any:
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
+    data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
+    _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
         if plan.needs_handoffs:
             raise ConfigError(
@@ -193,9 +197,11 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     config["num_speculative_tokens"] = spec.limit
     # With a list (which draft_length may replace), the scheduler tells the ranks how many tokens to draft,
     # and does not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
-        spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
-    )
+    # In a gang all engines must draft alike.
+    if plan.gang is None:
+        config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
+            spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
+        )
     if spec.rejection_sample_method != "standard" and spec.verifier == "vllm":
         config["rejection_sample_method"] = spec.rejection_sample_method
     args.setdefault("per_request_spec_decode_metrics", "summary")
@@ -245,6 +251,24 @@ def _check_verification(config: Any) -> None:
         )
 
 
+def _check_stages(config: Any, engine: EngineSettings) -> None:
+    """Refuse drafting in a pipeline that vLLM cannot do, or that cannot be timed."""
+    spec, stages = engine.speculative_config, engine.pipeline_parallel_size
+    if spec is None or stages == 1:
+        return
+    where = f"engine.pipeline_parallel_size (value {stages})"
+    if not config.use_v2_model_runner:
+        raise ConfigError(
+            f"{where}: vLLM's model runner V1 cannot draft in a pipeline, and V2 needs a GPU: leave out "
+            "engine.speculative_config, or the pipeline"
+        )
+    if spec.adaptive:
+        raise ConfigError(
+            f"{where}: several steps are under way at once, so none can be timed for num_speculative_tokens "
+            "'auto': give engine.speculative_config.num_speculative_tokens a number"
+        )
+
+
 def _add_cpu_blocks(args: dict[str, Any]) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -284,11 +308,11 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     """Load an EngineCore in the calling thread, which must be the one that steps it.
 
     This first pins the thread, and so the threads that compute, to `worker.cpu`. A thread of vLLM calls
-    `on_rank_lost` if the process of a tensor-parallel rank dies. Raises ConfigError, or StartError with
+    `on_rank_lost` if the process of a rank dies. Raises ConfigError, or StartError with
     vLLM's reason.
     """
     settings = plan.settings
-    if settings.worker.cpu and settings.engine.tensor_parallel_size == 1:
+    if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
     try:
@@ -297,7 +321,9 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
         from vllm.v1.executor import Executor
 
         executor = Executor.get_class(config)
+        group = data_parallel.meet(config, plan.gang) if plan.gang is not None else None
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
+        engine.dp_group = group  # as in vLLM's own engines of a gang
         _load_adapters(engine, plan.adapters)
     except (ConfigError, StartError):
         raise
@@ -337,7 +363,7 @@ def info_of(engine: Any) -> EngineInfo:
     share = _block_share(engine)
     return EngineInfo(
         max_model_len=config.model_config.max_model_len,
-        block_size=config.cache_config.block_size,
+        block_size=_block_size(config.cache_config),
         num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
         free_blocks=int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * share),
         block_share=share,
@@ -351,21 +377,26 @@ def info_of(engine: Any) -> EngineInfo:
     )
 
 
+def _block_size(cache: Any) -> int:
+    """Return the tokens of a block of full attention, or of the smallest block without such a group."""
+    return int(cache.effective_attention_block_size or cache.block_size)
+
+
 def _block_share(engine: Any) -> float:
-    """Return the size of a vLLM block in our blocks of `cache_config.block_size` tokens.
+    """Return the size of a vLLM block in our blocks of `_block_size` tokens.
 
     Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
     each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
-    the greatest length. The groups' blocks may differ in size, and `block_size` is the smallest, so a vLLM
-    block may be larger than ours, up to the largest group's block. (If all layers have windows, this limit
-    keeps short requests, which never leave a window, from being booked beyond the pool.)
+    the greatest length. The groups' blocks may differ in size, so a vLLM block may be larger than ours, up to
+    the largest group's block. (If all layers have windows, this limit keeps short requests, which never leave
+    a window, from being booked beyond the pool.)
     """
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
     largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
-    held = cache.kv_cache_size_tokens / cache.num_gpu_blocks  # tokens per block
-    return float(min(max(largest, cache.block_size), held) / cache.block_size)
+    held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
+    return float(min(max(largest, ours), held) / ours)
 
 
 def _is_attention(group: Any) -> bool:

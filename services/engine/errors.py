@@ -3,7 +3,8 @@
 ServiceError
 └── EngineError
     ├── EngineFailed       the engine broke while it ran, and the process ends
-    │   └── RankLost       one of the engine's processes has ended
+    │   ├── RankLost       one of the engine's processes has ended
+    │   └── SiblingLost    another worker of its gang has ended
     └── RequestRefused     a Start is refused, with a code of the protocol's Failed
 """
 
@@ -23,6 +24,10 @@ class EngineFailed(EngineError):
 
 class RankLost(EngineFailed):
     """A process of the engine has ended: killed, out of memory, or crashed."""
+
+
+class SiblingLost(EngineFailed):
+    """Another worker of the gang has ended, so this engine cannot compute."""
 
 
 class RequestRefused(EngineError):

@@ -12,23 +12,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
-from baton.block_log import Change
 from baton.handoff.errors import HandoffError
 from baton.handoff.params import asks_for_load
-from baton.handoff.reports import Begun, Loaded, Saved, Staged
+from baton.handoff.reports import Staged
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine import cache_events
 from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share
-from baton.services.engine.counts import Counts
+from baton.services.engine.data_parallel import GangRank, lockstep_of
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
+from baton.services.engine.lockstep import Lockstep
 from baton.services.engine.patches import (
     draft_length,
     early_loads,
@@ -37,6 +37,7 @@ from baton.services.engine.patches import (
     giving_way,
     step_times,
 )
+from baton.services.engine.step import EngineLoad, EngineStep, Listener
 from baton.services.errors import describe
 
 logger = logging.getLogger(__name__)
@@ -48,67 +49,9 @@ _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
 _POLL_WOKEN_S = 1.0  # if it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """The engine's load after a step."""
-
-    running: int = 0
-    waiting: int = 0
-    free_blocks: int = 0
-    deferred: int = 0  # waiting requests that wait for something other than room, such as KV
-
-
-@dataclass
-class EngineStep:
-    """The results of one engine step."""
-
-    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client index
-    begun: tuple[Begun, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    loaded: tuple[Loaded, ...] = ()
-    drafts: dict[str, list[int]] = field(default_factory=dict)  # drafts for decode workers, by request
-    load: EngineLoad = EngineLoad()
-    seconds: float = 0.0
-    executed: bool = False
-    times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
-    counts: Counts = field(default_factory=Counts)  # of this step
-    shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
-    draft_length: int | None = None  # most tokens of the next drafts, if chosen step by step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # in this step
-    blocks: Change | None = None  # what the prefix cache gained and lost
-    failed: Sequence[str] = ()  # requests that ended because the step raised
-    problem: str = ""  # why it raised
-
-    @property
-    def matters(self) -> bool:
-        """Whether the step had any results. A step that only waited for KV has none."""
-        return bool(
-            self.executed
-            or self.begun
-            or self.saved
-            or self.loaded
-            or self.blocks
-            or self.failed
-            or any(o.outputs for o in self.outputs.values())
-        )
-
-
-class Listener(Protocol):
-    """Callbacks of the engine, called in the loop's thread."""
-
-    def on_step(self, step: EngineStep) -> None:
-        """Handle a step that had results or changed the load."""
-
-    def on_refused(self, internal_id: str, error: Exception) -> None:
-        """Handle a request that the engine refuses and has no state of."""
-
-    def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Handle the engine's failure; called once, as the last call.
-
-        running: the requests that may have caused it, or None for all
-        """
+# In a gang the end of another engine makes a step fail. The gang's link tells it within this time, so that no
+# request is suspected here.
+_SIBLING_S = 0.3
 
 
 class EngineHost:
@@ -132,13 +75,25 @@ class EngineHost:
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
+        self._lockstep: Lockstep | None = None  # with the other engines of a gang
+        self._ring: Callable[[int], None] | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # see EngineInfo
         self._step_began = 0.0  # time.monotonic; 0 between steps
         self._unseen: set[str] = set()  # requests without any output yet
 
-    async def load(self, listener: Listener) -> EngineInfo:
-        """Start the thread and load the engine. Raises StartError or ConfigError."""
+    async def load(
+        self,
+        listener: Listener,
+        gang: GangRank | None = None,
+        ring: Callable[[int], None] | None = None,
+    ) -> EngineInfo:
+        """Start the thread and load the engine. Raises StartError or ConfigError.
+
+        gang: its rank, if it is one engine of a gang; `ring` then tells the others, from the loop, that this
+        one has work in a wave
+        """
+        self._plan, self._ring = replace(self._plan, gang=gang), ring
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._thread.start()
@@ -169,8 +124,15 @@ class EngineHost:
         """End requests without any output. Unknown ones are ignored."""
         self._messages.put(lambda: self._abort(internal_ids))
 
+    def rung(self, wave: int) -> None:
+        """Learn that another engine of the gang has work in a wave."""
+        self._messages.put(lambda: self._rung(wave))
+
     def stop(self) -> bool:
-        """Finish the current step and shut the engine down. Return whether that took less than 10 s."""
+        """Finish the current step, or wave of a gang, and shut the engine down.
+
+        Return whether that took less than 10 s.
+        """
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -182,6 +144,11 @@ class EngineHost:
         """Seconds since the current step began, or 0 between steps."""
         began = self._step_began
         return time.monotonic() - began if began else 0.0
+
+    @property
+    def dummy_steps(self) -> int:
+        """The number of forwards without requests that this engine has computed for its gang."""
+        return self._lockstep.dummies if self._lockstep is not None else 0
 
     @property
     def grammars(self) -> EngineGrammars:
@@ -247,6 +214,7 @@ class EngineHost:
             early_loads.install(self._engine)
             self._cache_events = cache_events.install(self._engine)
             self._failed_step = failed_step.install(self._engine)  # last, so it wraps the other patches
+            self._lockstep = lockstep_of(self._engine, self._ring_others)
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
@@ -259,7 +227,9 @@ class EngineHost:
             logger.critical("the engine failed", exc_info=error)
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
-                failure = RankLost(f"the process of a tensor-parallel rank died: {describe(error)}")
+                failure = RankLost(f"the process of a rank died: {describe(error)}")
+            if self._lockstep is not None:
+                time.sleep(_SIBLING_S)
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return
@@ -276,19 +246,46 @@ class EngineHost:
         self._steps_left = burst
         while True:
             idle = not scheduler.has_requests() and not engine.batch_queue
-            if not self._take(idle or not self._steps_left, None if idle else poll_s, burst):
-                return
+            running = self._lockstep is not None and self._lockstep.running
+            wait = not running and (idle or not self._steps_left)
+            if not self._take(wait, None if idle else poll_s, burst):
+                break
+            executed = False
             if self._steps_left and (scheduler.has_requests() or engine.batch_queue):
-                executed = self._step(engine)
-                self._steps_left = burst if executed else self._steps_left - 1
-                poll_s = _POLL_S if executed else self._next_poll_s(poll_s)
+                if self._lockstep is not None and scheduler.get_num_unfinished_requests():
+                    self._lockstep.start()
+                step = self._step(engine)
+                executed = step.executed
+                advanced = executed or bool(step.loaded)  # loaded requests can run in the next step
+                self._steps_left = burst if advanced else self._steps_left - 1
+                poll_s = _POLL_S if advanced else self._next_poll_s(poll_s)
+            if self._lockstep is not None and self._lockstep.running:
+                self._step_began = time.monotonic()
+                busy = bool(engine.batch_queue) or not self._waits
+                self._lockstep.finish_turn(executed=executed, busy=busy)
+                self._step_began = 0.0
+        if self._lockstep is not None:
+            self._lockstep.finish_wave()
 
     def _next_poll_s(self, poll_s: float) -> float:
         """Return how long to wait for a message before the next step, after a step without tokens."""
+        unfinished = self._engine.scheduler.get_num_unfinished_requests()
+        return _POLL_WOKEN_S if unfinished and self._waits else min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether there is nothing to compute until a message arrives: every request waits for a load."""
         loads = self._connector.idle_loads(told=self._woken) if self._connector is not None else 0
-        if loads and loads >= self._engine.scheduler.get_num_unfinished_requests():
-            return _POLL_WOKEN_S
-        return min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
+        return bool(loads >= self._engine.scheduler.get_num_unfinished_requests())
+
+    def _rung(self, wave: int) -> bool:
+        if self._lockstep is not None:
+            self._lockstep.rung(wave)
+        return False
+
+    def _ring_others(self, wave: int) -> None:
+        if self._loop is not None and self._ring is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ring, wave)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
         """Run the pending messages; with `block`, wait for the first one. Return False to stop.
@@ -353,7 +350,7 @@ class EngineHost:
         self._engine.abort_requests(internal_ids)
         self._unseen.difference_update(internal_ids)
 
-    def _step(self, engine: Any) -> bool:
+    def _step(self, engine: Any) -> EngineStep:
         began = self._step_began = time.monotonic()
         step = EngineStep()
         try:
@@ -387,11 +384,14 @@ class EngineHost:
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
-        return bool(step.executed or step.loaded)  # loaded requests can run in the next step
+        return step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Drop the requests of a step that raised `error`. Raises it if the engine cannot recover."""
-        if self._failed_step is None:
+        """Drop the requests of a step that raised `error`. Raises it if the engine cannot recover.
+
+        In a gang it cannot, because the others wait for the rest of this step's forward.
+        """
+        if self._failed_step is None or self._lockstep is not None:
             raise error
         step.failed = self._failed_step.recover(error)
         step.problem = f"a step of the engine failed: {describe(error)}"
@@ -433,4 +433,4 @@ def _look() -> None:
 
 
 def _rank_lost() -> None:
-    raise RankLost("the process of a tensor-parallel rank died")
+    raise RankLost("the process of a rank died")

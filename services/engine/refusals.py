@@ -15,7 +15,10 @@ LONGEST = 600  # characters
 _LONG_LIST = 12  # entries; vLLM lists all known architectures
 
 # vLLM's arguments, command-line flags and variables -> their settings here.
-_ALIKE = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size")
+_ALIKE = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
+)
 _NAMES = {name: f"engine.{name} (--{name.replace('_', '-')})" for name in _ALIKE}
 _NAMES |= dict.fromkeys(
     ("gpu_memory_utilization", "kv_cache_memory_bytes", "VLLM_CPU_KVCACHE_SPACE"),

@@ -1,14 +1,16 @@
 """The places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
-An order lists all workers that should run, so the next one makes up for a lost one.
+A gang takes one place, with a share for each of its workers (`PLACE.r0`, `PLACE.r1`, ...). An order lists all
+workers that should run, so the next one makes up for a lost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from baton.services.config import Settings
+from baton.services.config import Settings, laid_over
 from baton.services.fleet import devices
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
@@ -27,9 +29,15 @@ class Plan:
     roles: Sequence[str]  # the first workers' roles
     prefix: str = ""  # prefix of the workers' names
 
-    @property
-    def gpus(self) -> int:
-        return self.settings.engine.tensor_parallel_size
+    def settings_of(self, role: str) -> Settings:
+        """Return the settings of the first workers of a role. Raises ConfigError."""
+        fleet = self.settings.fleet
+        values = {"prefill": fleet.prefill_engine, "decode": fleet.decode_engine}.get(role)
+        if not values:
+            return self.settings
+        own = self.settings.model_copy(deep=True)
+        own.engine = laid_over(own.engine, values, "engine", f"fleet.{role}_engine")
+        return own
 
     @property
     def most(self) -> int:
@@ -47,53 +55,97 @@ def places_of(
     `worker` makes the function that starts a fleet's workers. `gpus`: fleet.devices. Raises StartError if
     there are too few devices for the first workers, and ConfigError for GPUs that cannot be shared this way.
     """
-    needed = sum(one.gpus * len(one.roles) for one in fleets)
-    most = []
-    for one in fleets:
-        needed -= one.gpus * len(one.roles)
-        most.append(max(len(one.roles), devices.room(one.most, one.gpus, needed, gpus)))
-        needed += one.gpus * most[-1]
-    each = [one for one, count in zip(fleets, most, strict=True) for _ in range(count)]
-    shares = devices.assign([one.gpus for one in each], gpus)
-    devices.check_memory(shares, [one.settings.engine for one in each])
+    places = [[one.settings_of(role) for role in one.roles] for one in fleets]
+    needed = sum(_gpus(each) for each in chain(*places))
+    for one, own in zip(fleets, places, strict=True):
+        further = max(0, devices.room(one.most - len(own), _gpus(one.settings), needed, gpus))
+        needed += further * _gpus(one.settings)
+        own.extend([one.settings] * further)
+    engines = [each.engine for each in chain(*places) for _ in range(each.engine.data_parallel_size)]
+    shares = devices.assign([one.ranks for one in engines], gpus)
+    devices.check_memory(shares, engines)
     left = iter(shares)
-    return [Places(one, worker(one.settings), left, count) for one, count in zip(fleets, most, strict=True)]
+    return [Places(one, worker, own, left) for one, own in zip(fleets, places, strict=True)]
+
+
+def _gpus(place: Settings) -> int:
+    return place.engine.ranks * place.engine.data_parallel_size
 
 
 class Places:
     """A fleet's places. The first workers' places are named after their roles, further ones are numbered."""
 
-    def __init__(self, fleet: Plan, worker: Worker, shares: Iterator[Devices], most: int) -> None:
-        """Make a place for each first worker, and further ones up to `most`, each with one share."""
-        self._worker = worker
+    def __init__(
+        self,
+        fleet: Plan,
+        worker: Callable[[Settings], Worker],
+        settings: Sequence[Settings],
+        shares: Iterator[Devices],
+    ) -> None:
+        """Make a place for each of `settings`, the first workers' first, with a share for each worker."""
         self._end_s = fleet.settings.worker.drain_timeout_s + STOP_TIMEOUT_S
         self._fence = 0
         roles, prefix = fleet.roles, fleet.prefix
         self._roles = {
             f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # name -> role of each worker that should run
-        self.names = [*self._roles, *(f"{prefix}worker-{number}" for number in range(len(roles), most))]
-        self._devices = {name: next(shares) for name in self.names}
+        }  # name -> role of each place in which workers should run
+        self.names = [
+            *self._roles,
+            *(f"{prefix}worker-{number}" for number in range(len(roles), len(settings))),
+        ]
+        self._runs = {
+            name: self._members(name, own, worker, shares)
+            for name, own in zip(self.names, settings, strict=True)
+        }
 
     def start(self, parts: Parts) -> None:
         for name in self._roles:
-            parts.add(name, Kind.WORKER, self._run(name))
+            self._start(name, parts, ordered=False)
 
     def obey(self, ordered: Ordered, parts: Parts) -> None:
         """Start missing workers and drain surplus ones. Outdated orders are ignored."""
         if ordered.fence < self._fence:
             return
         self._fence = ordered.fence
-        known = {part.name: part for part in parts.members if part.name in self._devices}
-        self._roles = {name: role for name, role in ordered.roles.items() if name in self._devices}
+        places = {member: name for name, members in self._runs.items() for member in members}
+        known = [part for part in parts.members if part.name in places]
+        self._roles = {name: role for name, role in ordered.roles.items() if name in self._runs}
+        occupied = {places[part.name] for part in known}
         for name, role in self._roles.items():
-            if name not in known:
+            if name not in occupied:
                 parts.say(name, f"ordered: a {role} worker")
-                parts.add(name, Kind.WORKER, self._run(name), ordered=True)
-        for name, part in known.items():
-            if name not in self._roles and part.leaves_by is None:
-                parts.say(name, "no longer ordered: draining")
+                self._start(name, parts, ordered=True)
+        for part in known:
+            if places[part.name] not in self._roles and part.leaves_by is None:
+                parts.say(part.name, "no longer ordered: draining")
                 parts.retire(part, self._end_s)
 
-    def _run(self, name: str) -> Run:
-        return self._worker(name, lambda: self._roles[name], self._devices[name])
+    def _start(self, name: str, parts: Parts, *, ordered: bool) -> None:
+        for member, run in self._runs[name].items():
+            parts.add(member, Kind.WORKER, run, ordered=ordered)
+
+    def _members(
+        self,
+        name: str,
+        settings: Settings,
+        worker: Callable[[Settings], Worker],
+        shares: Iterator[Devices],
+    ) -> dict[str, Run]:
+        """Return the functions of a place's workers, by the workers' names."""
+
+        def role() -> str:
+            return self._roles[name]
+
+        own = members_of(name, settings)
+        return {member: worker(one)(member, role, next(shares)) for member, one in own.items()}
+
+
+def members_of(place: str, settings: Settings) -> dict[str, Settings]:
+    """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
+    size = settings.engine.data_parallel_size
+    if size == 1:
+        return {place: settings}
+    found = {f"{place}.r{rank}": settings.model_copy(deep=True) for rank in range(size)}
+    for rank, own in enumerate(found.values()):
+        own.worker.gang, own.worker.gang_rank = place, rank
+    return found

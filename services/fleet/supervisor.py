@@ -140,15 +140,23 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
 def _check_model(settings: Settings, fleet: Fleet) -> None:
     """Check one model and set its schedulers' addresses. Raises ConfigError and StartError."""
     fleet.check()
+    check_names(settings.router)
+    shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
     for role in fleet.roles:
         roles.check(roles.role(role), settings)
-    check_model(settings.engine)
-    check_names(settings.router)
-    validation.check(settings.engine)
+    for one in shapes:
+        check_model(one.engine)
+        validation.check(one.engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
+    changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
+    if changes and any(one.engine.data_parallel_size > 1 for one in shapes):
+        raise ConfigError(
+            "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
+            "leave out autoscale.mode and scheduler.rebalance_after_s"
+        )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 
 

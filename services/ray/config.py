@@ -91,7 +91,7 @@ class ClusterSettings(Settings):
 
     def bundle(self, role: str) -> dict[str, float]:
         """Return the resources that one worker of a role reserves, by Ray's names."""
-        group, ranks = self.workers(role), self.engine_of(role).tensor_parallel_size
+        group, ranks = self.workers(role), self.engine_of(role).ranks
         placing = group.placement_group_config
         bundles = placing.bundles or [placing.bundle_per_worker] * ranks
         total: dict[str, float] = {}
@@ -227,7 +227,9 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        ranks = engine.tensor_parallel_size
+        if engine.data_parallel_size > 1:
+            raise ConfigError("engine.data_parallel_size: gangs cannot be placed on Ray: leave it out")
+        ranks = engine.ranks
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
             if not devices.says_memory(engine):
@@ -237,7 +239,8 @@ class ClusterSettings(Settings):
                 )
         elif gpus != ranks:
             raise ConfigError(
-                f"{where}: {gpus:g} GPUs, but engine.tensor_parallel_size is {ranks}: make them equal"
+                f"{where}: {gpus:g} GPUs, but a worker has {ranks} ranks (engine.tensor_parallel_size *"
+                " engine.pipeline_parallel_size): make them equal"
             )
 
 

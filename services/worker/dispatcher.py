@@ -35,8 +35,9 @@ from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
-from baton.services.engine.host import EngineHost, EngineLoad, EngineStep
+from baton.services.engine.host import EngineHost
 from baton.services.engine.requests import EngineLimits
+from baton.services.engine.step import EngineLoad, EngineStep
 from baton.services.errors import describe
 from baton.services.roles import Role
 from baton.services.worker.admission import Admission

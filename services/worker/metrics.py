@@ -13,7 +13,7 @@ from baton.metrics import Metrics, counter, gauge, histogram, registry
 from baton.protos.worker_pb2 import Failed, Saved
 
 if TYPE_CHECKING:  # metrics are served before vLLM, which takes seconds to import
-    from baton.services.engine.host import EngineStep
+    from baton.services.engine.step import EngineStep
 
 _UNKNOWN = float("nan")
 _MS = 1e-3
@@ -47,6 +47,7 @@ class WorkerMetrics(Metrics):
         "error",
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
+    _dummy_steps = counter("Steps without requests, computed because another worker of the gang had some")
     _engine_steps_failed = counter("Engine steps that failed without ending the engine")
     _engine_step_seconds = histogram("Time of an engine step")
     _engine_step_phase_seconds = histogram("Parts of an engine step: draft, verify, rest", "phase")
@@ -109,11 +110,16 @@ class WorkerMetrics(Metrics):
         self._handoff_move_seconds.observe(loaded.costs.move_ms * _MS)
         self._handoff_total_seconds.observe(loaded.total_ms * _MS)
 
-    def ask_staged(self, ask: Callable[[], Staged | None]) -> None:
-        """Call `ask` once per scrape, in the scrape's thread, for saved KV; None means unknown."""
+    def ask(self, staged_now: Callable[[], Staged | None], dummy_steps: Callable[[], int]) -> None:
+        """Ask once per scrape, in the scrape's thread, for saved KV (None: unknown) and steps so far."""
+        counted = 0
 
         def look() -> None:
-            staged = ask()
+            nonlocal counted
+            dummies = dummy_steps()
+            self._dummy_steps.inc(dummies - counted)
+            counted = dummies
+            staged = staged_now()
             self._handoffs_pinned.set(staged.handoffs if staged else _UNKNOWN)
             self._handoffs_pinned_bytes.set(staged.bytes if staged else _UNKNOWN)
             self._handoffs_pinned_overdue_seconds.set(staged.overdue_s if staged else _UNKNOWN)

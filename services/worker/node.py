@@ -35,6 +35,7 @@ from baton.services.engine.errors import EngineFailed
 from baton.services.errors import PeerRefused, StartError, describe
 from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
+from baton.services.worker.gang import WorkerGang, gang_of
 from baton.services.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seconds
@@ -91,7 +92,9 @@ class Node:
             model=served_model_name(settings.engine),
             model_fingerprint=fingerprint,
             vllm_version=VLLM_VERSION,
+            gang=gang_of(settings),
         )
+        self._gang: WorkerGang | None = None
         self._metrics = WorkerMetrics()
         self._stop = asyncio.Event()
         self._handed_back = 0  # requests returned to routers when the drain timed out
@@ -180,6 +183,9 @@ class Node:
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
+        if mine.HasField("gang"):
+            self._gang = WorkerGang(mine, self._settings, host, session.wake)
+            self._gang.add_to(server)
         await server.start()
         return await self._run_engine(session, host, dispatcher, grammars)
 
@@ -189,14 +195,23 @@ class Node:
         mine = self._identity
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(dispatcher.close)
+            load = partial(host.load, dispatcher)
+            if self._gang is not None:
+                stack.push_async_callback(self._gang.link.close)
+                meeting = asyncio.create_task(self._gang.meet())
+                if not await self._done_or_stopped(meeting, "waiting for the rest of its gang"):
+                    meeting.cancel()
+                    return 0
+                load = partial(load, await meeting, self._gang.link.ring)
+                session.identity.gang.life = self._gang.life
             logger.info("loading %s", self._settings.engine.model)
-            loading = asyncio.create_task(host.load(dispatcher))
+            loading = asyncio.create_task(load())
             if not await self._done_or_stopped(loading, "loading"):
                 loading.cancel()
                 return 0
             info = await loading
             self._metrics.set_blocks(info.free_blocks)
-            self._metrics.ask_staged(lambda: host.staged(STAGED_TIMEOUT_S))
+            self._metrics.ask(lambda: host.staged(STAGED_TIMEOUT_S), lambda: host.dummy_steps)
             await grammars.open()
             dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
@@ -218,8 +233,12 @@ class Node:
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Serve until a signal or an operator ends it, then drain. Raises EngineFailed."""
-        ends = [asyncio.create_task(event.wait()) for event in (self._stop, session.draining)]
+        """Serve until a signal, an operator or its gang ends it, then drain. Raises EngineFailed."""
+        events = [self._stop, session.draining]
+        if self._gang is not None:
+            events.append(self._gang.link.draining)
+            self._gang.on_loss(lambda loss: dispatcher.on_failure(loss, ()))  # no request is at fault
+        ends = [asyncio.create_task(event.wait()) for event in events]
         waited: list[asyncio.Future[Any]] = [*ends, dispatcher.failed]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         for task in ends:
@@ -227,8 +246,14 @@ class Node:
         if not dispatcher.failed.done():
             session.drain()
             dispatcher.drain()
+            if self._gang is not None:
+                self._gang.drain()
             await self._set_health(_NOT_SERVING)
             await self._drain(dispatcher, host)
+            if self._gang is not None:
+                await self._gang.end(self._settings.worker.drain_timeout_s)
+        elif self._gang is not None:
+            await self._gang.link.close()  # first of all, as the others wait for this engine
         await self._flush(dispatcher)
         if dispatcher.failed.done() or self._handed_back:
             await asyncio.sleep(LAST_WORDS_S)
@@ -277,16 +302,23 @@ class Node:
     # Starting.
 
     async def _done_or_stopped(self, work: asyncio.Future[Any], what: str) -> bool:
-        """Wait for `work`, and log that it takes long; return False if a signal comes first."""
+        """Wait for `work`, and log that it takes long; return False if a signal comes first.
+
+        Raises SiblingLost if the worker's gang ends first.
+        """
         began = time.monotonic()
         stopping = asyncio.create_task(self._stop.wait())
         waited: list[asyncio.Future[Any]] = [work, stopping]
+        if self._gang is not None:
+            waited.append(self._gang.link.lost)
         while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[
             0
         ]:
             logger.info("still %s, %.0f s", what, time.monotonic() - began)
         stopping.cancel()
         if not work.done():
+            if self._gang is not None:
+                self._gang.check()
             logger.info("ended by a signal while %s", what)
         return work.done()
 
@@ -352,6 +384,8 @@ class Node:
         """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
+        if self._identity.HasField("gang"):
+            return f"it is one of gang {self._identity.gang.name}, which keeps its role"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
             return ""
         if self._settings.handoff.enabled is False:
@@ -381,6 +415,8 @@ class Node:
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
+        if self._gang is not None:
+            self._gang.leader = reply.gang_leader
         if reply.clock_s and took_s < QUICK_S:
             self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:

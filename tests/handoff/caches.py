@@ -48,7 +48,7 @@ ROW_WIDTHS = {
     "model.layers.0.attn": 64,
     "model.layers.1.attn": 64,
     "model.layers.2.mla": 576,
-    "drafter.layers.0.attn": 24,
+    "model.layers.3.drafter": 24,
 }
 
 
@@ -63,7 +63,7 @@ def tensors(num_blocks: int, seed: int = 0) -> dict[str, torch.Tensor]:
         "model.layers.0.attn": fresh(2, BLOCK_SIZE, 128),
         "model.layers.1.attn": fresh(BLOCK_SIZE, 2, 128).transpose(1, 2),
         "model.layers.2.mla": fresh(1, BLOCK_SIZE, 576),
-        "drafter.layers.0.attn": fresh(3, BLOCK_SIZE, 48, dtype=torch.float32),
+        "model.layers.3.drafter": fresh(3, BLOCK_SIZE, 48, dtype=torch.float32),
     }
 
 

@@ -124,6 +124,7 @@ _FIELDS: list[Callable[[random.Random, Manifest, Stage], object]] = [
     lambda _r, m, _s: m.ClearField("shards"),
     lambda r, m, _s: setattr(m.shards[0], "rank", r.choice((1, *_HUGE))),
     lambda r, m, _s: setattr(m.shards[0], "record_bytes", r.choice((0, 8, *_HUGER))),
+    lambda r, m, _s: m.shards[0].layers.extend((*range(r.randint(0, 3)), r.choice((0, *_HUGE)))),
     lambda _r, m, s: m.shards.insert(0, s.theirs.shards[0]),
 ]
 _PLACES: dict[str, list[Callable[[random.Random, Manifest, Stage], object]]] = {

@@ -1,9 +1,11 @@
-"""Heads of one worker's ranks, for the ranks of another: the rule, in memory, and through a loader."""
+"""Layers and heads of ranks for the ranks of another worker: the rule, in memory, and through a loader."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -15,11 +17,11 @@ import torch
 
 from baton.handoff import digests, transports
 from baton.handoff.channels import HandoffClient
-from baton.handoff.forms import CacheLayer, Division, Form, heads_of, shares, unfit
+from baton.handoff.forms import CacheLayer, Division, Form, heads_of, position, shares, unfit
 from baton.handoff.groups import CacheGroup, Part
 from baton.handoff.load.loader import Loader
 from baton.handoff.load.pull import LoadJob
-from baton.handoff.manifest import seal
+from baton.handoff.manifest import form_of, seal
 from baton.handoff.memory.blocks import block_cache
 from baton.handoff.memory.cache import BlockCache, HostBlockCache
 from baton.handoff.memory.device import DeviceBlockCache
@@ -53,15 +55,23 @@ def whole(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+STAGES = {
+    1: [list(LAYERS)],
+    2: [["heads.0", "mla.0"], ["heads.1", "tokens.0", "window.0"]],  # the first one lacks a group
+    3: [["heads.0", "heads.1"], ["mla.0", "tokens.0"], ["window.0"]],
+}
 WIDTHS = {"heads.0": 32, "heads.1": 32, "tokens.0": 64, "mla.0": 576, "window.0": 32}
 
 
-def caches(seed: int, ranks: int, wire: str = "auto", *, device: bool = False) -> list[BlockCache]:
-    """The caches of a worker's ranks; layer `tokens.0` has tokens first."""
+def caches(
+    seed: int, ranks: int, wire: str = "auto", stages: int = 1, *, device: bool = False
+) -> list[BlockCache]:
+    """The caches of a worker's ranks, of `ranks` in each stage; layer `tokens.0` has tokens first."""
     made: list[BlockCache] = []
-    for rank in range(ranks):
+    for stage, rank in itertools.product(range(stages), range(ranks)):
         own = {}
-        for name, tensor in whole(seed).items():
+        for name in STAGES[stages][stage]:
+            tensor = whole(seed)[name]
             heads = heads_of(layer(name, LAYERS[name]), ranks, rank)
             own[name] = tensor[:, heads.start : heads.stop].clone(memory_format=torch.contiguous_format)
             if name == "tokens.0":
@@ -72,6 +82,9 @@ def caches(seed: int, ranks: int, wire: str = "auto", *, device: bool = False) -
         if device:
             cache = DeviceBlockCache(cache.layers, cache._tables, division, load_bytes=3 * cache.record_bytes)
         made.append(cache)
+    layers = [cache.layers for cache in made[::ranks]]
+    for number, cache in enumerate(made):
+        cache.join(layers, number // ranks)
     return made
 
 
@@ -81,23 +94,36 @@ def layer(name: str, heads: int) -> CacheLayer:
 
 def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarray:
     """The bytes of a rank's blocks, in the cache's own dtype."""
-    ids, layers = (
-        list(blocks),
-        cache._tables[group].blocks[: len(NAMES[group])],
-    )  # without padding
-    return torch.cat([one[ids].flatten().view(torch.uint8) for one in layers]).numpy()
+    ids, numbers = list(blocks), cache.form.layers_of(cache.rank, len(cache.layers))
+    count = sum(cache.layers[number].group == group for number in numbers)
+    layers = cache._tables[group].blocks[:count]  # without padding
+    empty = torch.empty(0, dtype=torch.uint8)
+    return torch.cat([empty, *(one[ids].flatten().view(torch.uint8) for one in layers)]).numpy()
 
 
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize(("there", "here"), [(1, 2), (2, 1), (4, 2), (2, 2)])
-def test_a_rank_finds_its_heads_in_any_form(there: int, here: int, wire: str, device: bool) -> None:
-    """As is: bit by bit; quantised: as if the rank had pulled its own records."""
-    sources = caches(1, there, wire)
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        *(((1, 1), (2, 1)), ((2, 1), (1, 1)), ((4, 1), (2, 1)), ((2, 1), (2, 1))),
+        *(((1, 1), (1, 2)), ((1, 2), (1, 1)), ((1, 3), (1, 2)), ((1, 2), (1, 2)), ((2, 2), (1, 3))),
+        *(((1, 3), (2, 2)), ((2, 2), (2, 3))),
+    ],
+    ids=lambda form: f"{form[0]}x{form[1]}",
+)
+def test_a_rank_finds_its_heads_in_any_form(
+    there: tuple[int, int], here: tuple[int, int], wire: str, device: bool
+) -> None:
+    """As is: bit by bit; quantised: as if the rank had pulled its own records.
+
+    there, here: ranks of a stage, and stages.
+    """
+    sources = caches(1, there[0], wire, there[1])
     blocks, into = random_blocks(BLOCKS, 5, 1), random_blocks(BLOCKS, 5, 3)
     own_wire = "auto" if device else "int8"
-    for rank, cache in enumerate(caches(2, here, own_wire, device=device)):
-        alike, target = caches(1, here, wire)[rank], caches(2, here, wire)[rank]
+    for rank, cache in enumerate(caches(2, here[0], own_wire, here[1], device=device)):
+        alike, target = caches(1, here[0], wire, here[1])[rank], caches(2, here[0], wire, here[1])[rank]
         assert isinstance(target, HostBlockCache)
         for group in range(len(NAMES)):
             sent = np.empty((5, alike.record_bytes), np.uint8)
@@ -118,10 +144,18 @@ def test_a_rank_finds_its_heads_in_any_form(there: int, here: int, wire: str, de
 
 def test_the_whole_cache_is_described_alike_by_every_rank() -> None:
     """The compatibility hash covers this description."""
-    one, two, four = (caches(1, ranks) for ranks in (1, 2, 4))
-    assert {cache.layers for cache in (*one, *two, *four)} == {one[0].layers}
-    assert [each.heads for each in one[0].layers] == [4, 4, 2, 1, 8]
-    assert [each.stretches for each in one[0].layers] == [1, 1, TOKENS, 1, 1]
+    one, two, four, *piped = (caches(1, *form) for form in ((1,), (2,), (4,), (2, "auto", 2), (1, "int8", 3)))
+    assert {cache.layers for cache in itertools.chain(one, two, four, *piped)} == {one[0].layers}
+    assert [each.name for each in one[0].layers] == ["heads.0", "heads.1", "mla.0", "tokens.0", "window.0"]
+    assert [each.heads for each in one[0].layers] == [4, 4, 1, 2, 8]
+    assert [each.stretches for each in one[0].layers] == [1, 1, 1, TOKENS, 1]
+    assert [cache.form.stages for cache in piped[0]] == [((0, 2), (1, 3, 4))] * 4
+    assert [cache.rank for cache in piped[0]] == [0, 1, 2, 3]
+
+
+def test_layers_are_in_order_of_their_numbers() -> None:
+    names = ["layers.10.attn", "layers.9.k", "layers.9.attn", "mtp.0.attn", "layers.2.attn"]
+    assert sorted(names, key=position) == [names[4], names[2], names[1], names[0], names[3]]
 
 
 def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
@@ -137,25 +171,50 @@ def test_a_layer_whose_heads_do_not_fit_together_is_not_divided() -> None:
     assert unfit(found[0], Form(1, "auto"), Form(1, "int8")) == ""
 
 
+def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
+    """The layers of up to four stages; of each, some in the middle are missing from most stages' groups."""
+    count = draw.randint(1, min(4, layers))
+    cuts = [0, *sorted(draw.sample(range(1, layers), count - 1)), layers]
+    order = draw.sample(range(layers), layers)  # numbers are by group, so that stages are no ranges of them
+    stages = tuple(tuple(sorted(order[first:stop])) for first, stop in itertools.pairwise(cuts))
+    return stages if count > 1 else ()
+
+
 @pytest.mark.parametrize(("there", "here"), list(itertools.product((1, 2, 3, 4, 6, 12), repeat=2)))
 def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) -> None:
-    layers = [layer("twelve", 12), layer("one", 1)]
-    released: dict[int, list[int]] = {}
-    for rank in range(here):
-        found: dict[str, list[int]] = {one.name: [] for one in layers}
-        for share in shares(layers, Form(here, "auto"), rank, Form(there, "auto"), turn=3):
-            released.setdefault(share.rank, []).append(share.readers)
-            for cut in share.cuts:
-                one = layers[cut.layer]
-                theirs = heads_of(one, there, share.rank)[cut.there : cut.there + cut.count]
-                ours = heads_of(one, here, rank)[cut.here : cut.here + cut.count]
-                assert theirs == ours
-                found[one.name] += ours
-        assert {name: sorted(heads) for name, heads in found.items()} == {
-            one.name: list(heads_of(one, here, rank)) for one in layers
-        }
-    assert sorted(released) == list(range(there))
-    assert all(readers == [len(readers)] * len(readers) for readers in released.values())
+    """For stages of any layers, too."""
+    draw = random.Random(12 * there + here)
+    for _ in range(8):
+        layers = [layer(str(number), draw.choice((1, 12))) for number in range(draw.randint(1, 7))]
+        source, target = (
+            Form(there, "auto", split(draw, len(layers))),
+            Form(here, "auto", split(draw, len(layers))),
+        )
+        assert unfit(layers, target, source) == ""
+        released: dict[int, list[int]] = {}
+        for rank in range(target.shards):
+            found: dict[int, list[int]] = {number: [] for number in target.layers_of(rank, len(layers))}
+            for share in shares(layers, target, rank, source, turn=3):
+                released.setdefault(share.rank, []).append(share.readers)
+                for cut in share.cuts:
+                    assert cut.layer in source.layers_of(share.rank, len(layers))
+                    one = layers[cut.layer]
+                    theirs = heads_of(one, there, share.rank)[cut.there : cut.there + cut.count]
+                    ours = heads_of(one, here, rank)[cut.here : cut.here + cut.count]
+                    assert theirs == ours
+                    found[cut.layer] += ours
+            assert {number: sorted(heads) for number, heads in found.items()} == {
+                number: list(heads_of(layers[number], here, rank)) for number in found
+            }
+        assert sorted(released) == list(range(source.shards))
+        assert all(readers == [len(readers)] * len(readers) for readers in released.values())
+
+
+@pytest.mark.parametrize("stages", [((0, 1), (1, 2)), ((0,), (2,)), ((0, 1, 2, 3), (4,)), ((), (0, 1, 2))])
+def test_stages_that_do_not_have_each_layer_once_are_refused(stages: tuple[tuple[int, ...], ...]) -> None:
+    layers = [layer(str(number), 1) for number in range(3)]
+    found = unfit(layers, Form(1, "auto"), Form(1, "auto", stages))
+    assert found == ("" if stages[0] == () else "the stages of its shards do not have each of 3 layers once")
 
 
 def test_replicated_heads_are_pulled_from_varying_ranks() -> None:
@@ -206,37 +265,47 @@ class Workers:
 
 
 @contextmanager
-def workers(there: int, here: int, transport: str, wire: str) -> Iterator[Workers]:
+def workers(
+    there: tuple[int, int], here: tuple[int, int], transport: str, wire: str = "auto"
+) -> Iterator[Workers]:
+    """there, here: ranks of a stage, and stages."""
     with ExitStack() as stack:
         sources = [
             stack.enter_context(closing(source(cache, groups=GROUPS, rank=rank)))
-            for rank, cache in enumerate(caches(1, there, wire))
+            for rank, cache in enumerate(caches(1, there[0], wire, there[1]))
         ]
         client = stack.enter_context(closing(HandoffClient()))
+        made = [
+            stack.enter_context(closing(transports.create([transport])[0])) for _ in range(math.prod(here))
+        ]
         loaders = [
             stack.enter_context(
                 closing(
                     Loader(
                         cache,
                         puller(cache, GROUPS),
-                        transports.create([transport]),
+                        [made.pop()],
                         client,
                         pull_timeout_s=10 * PATIENCE,
                         chunk_bytes=3 * cache.record_bytes,
                     )
                 )
             )
-            for cache in caches(2, here)
+            for cache in caches(2, here[0], stages=here[1])
         ]
         yield Workers(sources, loaders)
 
 
 @pytest.mark.parametrize(
     ("there", "here", "transport", "wire"),
-    [(2, 1, "shm", "auto"), (1, 2, "tcp", "auto"), (2, 1, "tcp", "int8"), (4, 2, "shm", "auto")],
+    [
+        *(((2, 1), (1, 1), "shm", "auto"), ((1, 1), (2, 1), "tcp", "auto"), ((2, 1), (1, 1), "tcp", "int8")),
+        *(((4, 1), (2, 1), "shm", "auto"), ((1, 2), (1, 1), "shm", "auto"), ((1, 1), (1, 3), "tcp", "auto")),
+        *(((2, 2), (1, 3), "shm", "int8"), ((1, 2), (1, 2), "tcp", "auto")),
+    ],
 )
 def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
-    there: int, here: int, transport: str, wire: str, eventually: Eventually
+    there: tuple[int, int], here: tuple[int, int], transport: str, wire: str, eventually: Eventually
 ) -> None:
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     with workers(there, here, transport, wire) as made:
@@ -249,8 +318,8 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
         # shards are pulled concurrently: the available records of each arrive while the prompt is computed
         wanted = 4 * sum(
             share.record_bytes
-            for share in made.loaders[0]._puller.shares(running_form(manifest), 0)
-            if share.cuts
+            for share in made.loaders[0]._puller.shares(form_of(manifest), 0)
+            if any(cut.layer < len(NAMES[0]) for cut in share.cuts)
         )
         eventually(lambda: running.bytes == wanted)
         for one, job_left in zip(made.sources, rest, strict=True):
@@ -262,23 +331,36 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
         for loader in made.loaders:
             done = []
             eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
-            assert [one.problem for one in done] == [None]
-            assert done[0].blocks == 12
+            assert [(one.problem, one.blocks) for one in done] == [(None, 6 * len(groups_of(loader)))]
         eventually(lambda: made.held() == 0)
         if wire == "auto":
             for rank, loader in enumerate(made.loaders):
-                right = caches(1, here)[rank]
+                right = caches(1, here[0], stages=here[1])[rank]
                 for group in range(2):
                     found = content(loader._cache, group, into)
                     assert np.array_equal(found, content(right, group, blocks))
 
 
-@pytest.mark.parametrize(("there", "here", "transport"), [(1, 2, "shm"), (1, 2, "tcp"), (2, 1, "shm")])
-def test_a_window_serves_every_rank(there: int, here: int, transport: str, eventually: Eventually) -> None:
-    """Slots are reused when the last rank has taken their records."""
+def groups_of(loader: Loader) -> set[int]:
+    """The groups that a loader's rank has layers of."""
+    cache = loader._cache
+    return {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "transport"),
+    [
+        *(((1, 1), (2, 1), "shm"), ((1, 1), (2, 1), "tcp"), ((2, 1), (1, 1), "shm")),
+        *(((1, 1), (1, 2), "shm"), ((1, 1), (1, 3), "tcp"), ((2, 1), (1, 2), "shm"), ((2, 2), (1, 3), "tcp")),
+    ],
+)
+def test_a_window_serves_every_rank(
+    there: tuple[int, int], here: tuple[int, int], transport: str, eventually: Eventually
+) -> None:
+    """Slots are reused when the last rank has taken their records, or has released them without."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     parts = (Part(0, 0, blocks), Part(1, 6, blocks))
-    with workers(there, here, transport, "auto") as made:
+    with workers(there, here, transport) as made:
         manifest = made.save(SaveJob("r", 1, parts, 12, slots=4), 6 * TOKENS)
         assert {shard.slots for shard in manifest.shards} == {4}
         into_both = (Part(0, 0, into), Part(1, 6, into))
@@ -287,15 +369,11 @@ def test_a_window_serves_every_rank(there: int, here: int, transport: str, event
         )
         for loader in made.loaders:
             loader.reserve(job)
-        for loader, right in zip(made.loaders, caches(1, here), strict=True):
+        for loader, right in zip(made.loaders, caches(1, here[0], stages=here[1]), strict=True):
             done = []
             eventually(lambda loader=loader, done=done: bool(done.extend(loader.take_finished()) or done))
-            assert [(one.problem, one.blocks) for one in done] == [(None, 12)]
+            assert [(one.problem, one.blocks) for one in done] == [(None, 6 * len(groups_of(loader)))]
             for group in range(2):
                 found = content(loader._cache, group, into)
                 assert np.array_equal(found, content(right, group, blocks))
         eventually(lambda: made.held() == 0)
-
-
-def running_form(manifest: Manifest) -> Form:
-    return Form(len(manifest.shards), manifest.wire_dtype)

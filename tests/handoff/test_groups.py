@@ -21,6 +21,7 @@ from baton.handoff.groups import (
 )
 
 FULL, WINDOW, STATE = CacheGroup(32), CacheGroup(32, window=64), CacheGroup(512, state="state of gdn")
+RING, CHUNK = CacheGroup(8, state="ring of 8 tokens"), CacheGroup(32, chunk=64)
 ALL = (FULL, WINDOW, STATE)
 TABLES = ([*range(1, 11)], [0, 0, *range(11, 19)], [40])
 
@@ -41,7 +42,12 @@ def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
         (CacheGroup(32, window=1), 64, range(2, 2)),  # only to itself
         (STATE, 1, range(1)),
         (STATE, 512, range(1)),
-        (CacheGroup(32, state="x"), 300, range(9, 10)),
+        (RING, 0, range(0)),
+        (RING, 300, range(1)),  # overwritten in place
+        (CHUNK, 63, range(2)),  # the next token is the chunk's last
+        (CHUNK, 64, range(2, 2)),  # the next token begins a chunk
+        (CHUNK, 65, range(2, 3)),
+        (CHUNK, 300, range(8, 10)),
     ],
 )
 def test_live_blocks(group: CacheGroup, tokens: int, live: range) -> None:
@@ -55,6 +61,8 @@ def test_which_saves_serve_a_number_of_tokens() -> None:
     assert not FULL.serves(100, 101)
     assert WINDOW.serves(100, 96)
     assert not WINDOW.serves(95, 94)  # which has passed its first block
+    assert CHUNK.serves(65, 64)
+    assert not CHUNK.serves(64, 63)  # which still attends to the last chunk
     assert serve(ALL, 100, 100)
     assert not serve(ALL, 100, 99)
 

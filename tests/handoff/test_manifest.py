@@ -45,6 +45,8 @@ WRONG: list[tuple[Callable[[Manifest], object], type[HandoffError], str]] = [
     (lambda m: m.groups.add(), MalformedManifest, "number of groups is 2; 1"),
     (lambda m: setattr(m.shards[0], "record_bytes", 5), MalformedManifest, "record_bytes of shard 0 is 5"),
     (lambda m: setattr(m.shards[0], "rank", 1), MalformedManifest, "rank of shard 0 is 1; 0"),
+    (lambda m: m.shards[0].layers.extend((0, 2)), MalformedManifest, "do not have each of 4 layers once"),
+    (lambda m: m.shards.add(layers=(0, 1, 2, 3)), MalformedManifest, "record_bytes of shard 0 is .*; 0 is"),
     (lambda m: m.shards.pop(), MalformedManifest, "0 shards; layer .* comes from 1 ranks or not at all"),
     (lambda m: setattr(m, "wire_dtype", "int4"), MalformedManifest, "KV wire dtype 'int4' is not known"),
 ]

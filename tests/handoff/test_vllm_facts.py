@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,11 @@ from tests.handoff.test_forms import caches
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManager, SlidingWindowManager
     from vllm.v1.kv_cache_interface import (
         ChunkedLocalAttentionSpec,
+        CircularBufferSpec,
+        CrossAttentionSpec,
         FullAttentionSpec,
         MambaSpec,
         MLAAttentionSpec,
@@ -38,6 +42,8 @@ _HEADS: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, 
 FULL = FullAttentionSpec(**_HEADS)
 WINDOW = SlidingWindowSpec(**_HEADS, sliding_window=128, extra_retained_tokens=2)
 STATE = MambaSpec(block_size=512, shapes=((3, 384), (4, 64, 64)), dtypes=(torch.bfloat16, torch.float32))
+CHUNK = ChunkedLocalAttentionSpec(**_HEADS, attention_chunk_size=64)
+RING = CircularBufferSpec(**_HEADS | {"block_size": 8, "num_kv_heads": 2}, head_size_v=0)
 
 
 def cache(*specs: Any) -> Any:
@@ -46,8 +52,9 @@ def cache(*specs: Any) -> Any:
 
 
 def test_each_kind_has_its_rule() -> None:
-    full, window, state = facts.groups(cache(FULL, WINDOW, STATE))
+    full, window, state, chunk, ring = facts.groups(cache(FULL, WINDOW, STATE, CHUNK, RING))
     assert (full, window) == (CacheGroup(32), CacheGroup(32, window=130))
+    assert (chunk, ring) == (CacheGroup(32, chunk=64), CacheGroup(8, state="ring of 8 tokens"))
     assert (state.block_size, state.window) == (512, 0)
     assert str(state).startswith("state of mamba2 (3x384 bfloat16, 4x64x64 float32; convolution by ")
     latent = MLAAttentionSpec(**_HEADS | {"head_size": 576})
@@ -96,9 +103,11 @@ def test_all_ranks_heads_are_counted(
         (MLAAttentionSpec(**_HEADS, max_tp_shards=1), 4, 1),
         (FullAttentionSpec(**_HEADS, max_tp_shards=2), 4, 2),
         (FullAttentionSpec(**_HEADS | {"num_kv_heads": 4}, max_tp_shards=8), 2, 8),
+        (RING, 4, 1),
+        (replace(STATE, tp_replicated=True), 4, 1),
     ],
 )
-def test_vllms_maximum_number_of_shards_counts(spec: Any, ranks: int, found: int) -> None:
+def test_vllm_says_what_ranks_have_alike(spec: Any, ranks: int, found: int) -> None:
     """The total heads of the model and its drafter do not matter then."""
     assert facts.total_heads(config(ranks, 2, 4), cache(spec)) == {"layer.0": found}
 
@@ -108,6 +117,16 @@ def test_layers_without_heads_need_equal_numbers_of_ranks() -> None:
     (name,) = set(facts.parallel_sizes(config(1, 2), mixed_cache(3))) - set(facts._PARALLEL_SIZES)
     assert name == "tensor_parallel_size (equal on both: full.0 has no heads to divide)"
     assert set(facts.parallel_sizes(config(2, 2), caches(1, 2)[0])) == set(facts._PARALLEL_SIZES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "manager"), [(WINDOW, SlidingWindowManager), (CHUNK, ChunkedLocalAttentionManager)]
+)
+def test_live_blocks_are_those_that_vllm_keeps(spec: Any, manager: Any) -> None:
+    (group,) = facts.groups(cache(spec))
+    for tokens in range(1, 300):
+        dropped = manager.get_num_skipped_tokens(spec, tokens)
+        assert group.live(tokens) == range(dropped // 32, -(-tokens // 32))
 
 
 def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +142,8 @@ def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatc
     ("spec", "why"),
     [
         (
-            ChunkedLocalAttentionSpec(**_HEADS, attention_chunk_size=64),
-            "keeps a ChunkedLocalAttentionSpec, which cannot be handed over: serve it with mixed",
+            CrossAttentionSpec(**_HEADS),
+            "keeps a CrossAttentionSpec, which cannot be handed over: serve it with mixed",
         ),
         (
             MambaSpec(block_size=32, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="align"),

@@ -15,12 +15,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from baton import rpc
-from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2
+from baton.protos import gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2
 from baton.security.access import TABLE
 from baton.security.names import Role
 from tests.security.conftest import Become
 
-FILES = (handoff_pb2, scheduler_pb2, worker_pb2, health_pb2)
+FILES = (gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2, health_pb2)
 METHODS: dict[str, MethodDescriptor] = {
     f"/{service.full_name}/{method.name}": method
     for file in FILES
@@ -33,7 +33,7 @@ MAY = {
     Role.WORKER: {
         *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
         *("Handoff/Connect", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
-        *("Handoff/Sample", "Handoff/Trial", "Worker/Follow"),
+        *("Handoff/Sample", "Handoff/Trial", "Worker/Follow", "Gang/Join"),
     },
     Role.ROUTER: {
         *("Scheduler/Exchange", "Scheduler/Snapshot", "Worker/Hello", "Worker/Run"),

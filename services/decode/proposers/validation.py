@@ -32,6 +32,8 @@ def check(engine: EngineSettings) -> Method | None:
     _check_keys(spec, method)
     _check_numbers(spec, method)
     _check_ranks(engine, spec)
+    if engine.data_parallel_size > 1:
+        _check_gang(spec)
     method.check(spec, config_of(engine.model))
     return method
 
@@ -67,4 +69,20 @@ def _check_ranks(engine: EngineSettings, spec: SpeculativeSettings) -> None:
             "draft_tensor_parallel_size",
             spec,
             f"engine.tensor_parallel_size is {ranks}: set it to {allowed}, or leave it out",
+        )
+
+
+def _check_gang(spec: SpeculativeSettings) -> None:
+    """Refuse what lets the engines of a gang run their drafters a different number of times in a step."""
+    if spec.adaptive:
+        raise refuse(
+            "num_speculative_tokens",
+            spec,
+            "the engines of a gang (engine.data_parallel_size) must draft the same number: set it",
+        )
+    if spec.mtp_strategy != "default":
+        raise refuse(
+            "mtp_strategy",
+            spec,
+            "the engines of a gang (engine.data_parallel_size) must all run their drafters: leave it out",
         )

@@ -149,7 +149,8 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
     if spec is None:
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None
-    if not registry.method(spec.method).fixed_length:
+    in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1  # there vLLM drafts a fixed number
+    if not registry.method(spec.method).fixed_length and not in_gang:
         WhileDecoding(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))
     return seam
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
+from baton.services.engine.request_blocks import RequestBlocks
 
 GROWTH_TOKENS = 64  # per running request
 
@@ -29,7 +30,8 @@ class EarlyLoads:
 
         self._scheduler, self._connector = scheduler, connector
         self._waiting = RequestStatus.WAITING
-        self._growth = self._blocks(GROWTH_TOKENS)
+        self._most_blocks = RequestBlocks(scheduler).most
+        self._growth = self._most_blocks(GROWTH_TOKENS)
         self._kept = 0  # blocks to keep free in this step
         self._held: set[Any] = set()  # requests
         replace(scheduler, "schedule", self._schedule)
@@ -56,12 +58,7 @@ class EarlyLoads:
 
     def _fits(self, request: Any) -> bool:
         free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        return free - self._blocks(request.num_tokens) >= self._kept
-
-    def _blocks(self, tokens: int) -> int:
-        """Return the most blocks that these tokens take, in all groups of layers; a state takes one."""
-        groups = self._scheduler.kv_cache_config.kv_cache_groups
-        return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
+        return free - self._most_blocks(request.num_tokens) >= self._kept
 
 
 def install(engine: Any) -> None:

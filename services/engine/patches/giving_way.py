@@ -30,6 +30,7 @@ from baton.handoff.params import asks_for_load
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.replace import replace
+from baton.services.engine.request_blocks import RequestBlocks
 from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S, StepLength
 
@@ -97,6 +98,7 @@ class GivingWay:
 
         self._scheduler = scheduler
         self._rows_may_miss = rows_may_miss
+        self._most_blocks = RequestBlocks(scheduler).most
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)
@@ -302,12 +304,8 @@ class GivingWay:
         scheduler = self._scheduler
         return _only_reserves(one) and (
             len(scheduler.running) >= scheduler.max_num_active_reqs
-            or scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < self._blocks(one.num_tokens)
+            or scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < self._most_blocks(one.num_tokens)
         )
-
-    def _blocks(self, tokens: int) -> int:
-        groups = self._scheduler.kv_cache_config.kv_cache_groups
-        return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
 
     def _is_loaded(self, waits: Any) -> bool:
         """Return whether a waiting request has all its KV from another worker, so that it can decode."""
@@ -358,7 +356,7 @@ class GivingWay:
             tokens += newcomer.num_tokens - newcomer.num_computed_tokens
         # Each request may begin a block, and another one with its drafts.
         groups = len(scheduler.kv_cache_config.kv_cache_groups)
-        wanted = self._blocks(tokens) + (2 * len(first) + 1) * groups
+        wanted = self._most_blocks(tokens) + (2 * len(first) + 1) * groups
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
         allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
         # The last one in the queue's order is preempted first.

@@ -97,6 +97,16 @@ PATCHES = (
         platform="CPU",
     ),
     Patch(
+        name="cpu.unequal_gathers",
+        until="vLLM's CpuCommunicator has all_gatherv and reduce_scatterv",
+        platform="CPU",
+    ),
+    Patch(
+        name="cpu.local_experts",
+        until="vLLM's CPU experts heed expert_map",
+        platform="CPU",
+    ),
+    Patch(
         name="cpu.amx",
         processes=EVERYWHERE,
         until="vLLM calls torch.cpu._init_amx before it chooses AMX kernels",
@@ -116,6 +126,11 @@ PATCHES = (
     Patch(
         name="cpu.uncompiled",
         until="vLLM runs both functions uncompiled on a CPU",
+        platform="CPU",
+    ),
+    Patch(
+        name="cpu.stage_buffers",
+        until="vLLM's CPU worker makes the buffers without a warm-up",
         platform="CPU",
     ),
     Patch(

@@ -30,6 +30,7 @@ def _its_worker(message: Any) -> str:
 
 
 _SCHEDULER, _WORKER = "/baton.scheduler.v1.Scheduler/", "/baton.worker.v1.Worker/"
+_GANG = "/baton.gang.v1.Gang/"
 _HANDOFF, _HEALTH = "/baton.handoff.v1.Handoff/", "/grpc.health.v1.Health/"
 _ALL = (Role.WORKER, Role.ROUTER, Role.SCHEDULER, Role.OPERATOR)
 
@@ -60,6 +61,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_WORKER}Inspect": _for(Role.SCHEDULER),
         f"{_WORKER}TryHandoff": _for(Role.SCHEDULER),
         f"{_WORKER}Follow": _for(Role.WORKER),  # with the attempt's key
+        f"{_GANG}Join": _for(Role.WORKER),  # for the life of a gang
         # workers pull KV from each other, with a ticket (handoff/tickets.py)
         f"{_HANDOFF}Connect": _for(Role.WORKER),
         f"{_HANDOFF}Release": _for(Role.WORKER),

@@ -117,6 +117,19 @@ def test_slots_are_reused_after_the_last_reader(saving: Source, eventually: Even
     assert (entry.taken, entry.wanted) == (3, 4)
 
 
+def test_slots_do_not_wait_for_a_reader_that_has_released(saving: Source, eventually: Eventually) -> None:
+    """A pipeline's stage may need none of the last records."""
+    entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
+    eventually(lambda: entry.view.is_whole(SLOTS - 1))
+    saving.staging.take(*KEY, 2, reader=(1, 2))
+    assert (entry.taken, entry.room) == (0, 0)
+    assert saving.staging.release(*KEY, reader=(0, 2))
+    assert (entry.taken, entry.wanted) == (0, 2)
+    eventually(lambda: entry.view.is_whole(SLOTS + 1))
+    assert saving.staging.release(*KEY, reader=(1, 2))
+    assert saving.staging.held() == (0, 0)
+
+
 def test_taken_records_are_gone(saving: Source, eventually: Eventually) -> None:
     entry = begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     eventually(lambda: entry.view.is_whole(SLOTS - 1))

@@ -19,7 +19,6 @@ from harness.checkpoints import byte_tokenizer
 from harness.deployment import MODEL
 
 SPLITS = [
-    ("pipeline_parallel_size", "-pp"),
     ("decode_context_parallel_size", "-dcp"),
     ("prefill_context_parallel_size", "-pcp"),
 ]
@@ -45,7 +44,8 @@ ALL = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in ALL if name.startswith("data_parallel_")] + ["nnodes", "node_rank", "master_addr"],
+    [name for name in ALL if name.startswith("data_parallel_") and name != "data_parallel_size"]
+    + ["nnodes", "node_rank", "master_addr"],
 )
 def test_an_engine_cannot_be_one_rank_of_several(name: str) -> None:
     for key in (name, f"--{name.replace('_', '-')}"):
@@ -61,17 +61,29 @@ def test_nor_can_a_variable_make_it_one(name: str, monkeypatch: pytest.MonkeyPat
         check_model(EngineSettings(model=str(MODEL)))
 
 
-@pytest.mark.parametrize("name", ["enable_expert_parallel", "enable_eplb", "enable_dbo"])
+@pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
 def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
     settings = load({"engine": {"model": str(MODEL), "extra": {name: True}}})
     with pytest.raises(ConfigError, match=rf"^engine\.extra\.{name} \(value True\): vLLM's CPU build"):
         build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel_size", "tp", "--tensor-parallel-size"])
-def test_arguments_with_a_setting_of_their_own_are_refused(key: str) -> None:
-    """Otherwise a worker would expect an engine with a single rank."""
-    with pytest.raises(ConfigError, match=r"is not for you to set: use engine\.tensor_parallel_size"):
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("tensor_parallel_size", "tensor_parallel_size"),
+        ("tp", "tensor_parallel_size"),
+        ("--tensor-parallel-size", "tensor_parallel_size"),
+        ("pipeline_parallel_size", "pipeline_parallel_size"),
+        ("-pp", "pipeline_parallel_size"),
+        ("data_parallel_size", "data_parallel_size"),
+        ("dp", "data_parallel_size"),
+        ("--enable-expert-parallel", "expert_parallel"),
+    ],
+)
+def test_arguments_with_a_setting_of_their_own_are_refused(key: str, setting: str) -> None:
+    """Otherwise a worker would expect an engine of another shape."""
+    with pytest.raises(ConfigError, match=rf"is not for you to set: use engine\.{setting}"):
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 
 

@@ -31,12 +31,14 @@ with warnings.catch_warnings():
     from baton.services.engine.build import (
         EnginePlan,
         _block_share,
+        _block_size,
         _gpu_arguments,
         build_config,
         cores_of_ranks,
         measures_share,
         parse_cores,
     )
+    from baton.services.engine.data_parallel import GangRank
 
 OURS = sorted(os.sched_getaffinity(0))
 GIB = 1 << 30
@@ -61,6 +63,23 @@ def test_ranks_share_the_cores_evenly() -> None:
     assert [int(core) for (core,) in shares] == OURS
     with pytest.raises(ConfigError, match="tensor_parallel_size"):
         cores_of_ranks(str(OURS[0]), 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({}, r"^engine\.data_parallel_size \(value 2\): .* has no experts"),
+        (
+            {"pipeline_parallel_size": 2},
+            r"^engine\.pipeline_parallel_size \(value 2\): .* cannot have stages",
+        ),
+    ],
+)
+def test_gangs_that_cannot_be(more: dict[str, int], problem: str) -> None:
+    settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2} | more})
+    plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1))
+    with pytest.raises(ConfigError, match=problem):
+        build_config(plan)
 
 
 def request(args: dict[str, Any], free_gib: float) -> int:
@@ -139,14 +158,14 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
     )
     config.cache_config.num_gpu_blocks = blocks
     config.cache_config.block_size = min(spec.block_size for spec in groups)  # as EngineCore sets it
+    config.cache_config.effective_attention_block_size = groups[0].block_size
     update_kv_cache_capacity(config, cache)
-    share = _block_share(
-        SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
-    )
-    booked = int(blocks * share) * config.cache_config.block_size
+    engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))
+    share, size = _block_share(engine), _block_size(config.cache_config)
     held = config.cache_config.kv_cache_size_tokens
-    assert held - config.cache_config.block_size < booked <= held
-    assert share <= max(spec.block_size for spec in groups) / config.cache_config.block_size
+    assert size == groups[0].block_size
+    assert held - size < int(blocks * share) * size <= held
+    assert share <= 1
 
 
 def test_windows_alone_are_not_booked_beyond_the_pool() -> None:

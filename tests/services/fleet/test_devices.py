@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,13 @@ def seen(shares: Iterable[Devices]) -> list[str]:
 
 
 def placed(plans: list[Plan], gpus: list[str] | None = None) -> list[Places]:
-    return places_of(plans, lambda _: lambda *_: lambda: None, gpus)
+    return places_of(plans, lambda _: lambda _name, _role, where: partial(print, where), gpus)
+
+
+def seen_in(places: Places) -> list[str]:
+    """Return the GPUs that each worker in these places sees."""
+    runs: Any = [run for members in places._runs.values() for run in members.values()]
+    return seen(run.args[0] for run in runs)
 
 
 def test_each_worker_gets_the_gpus_that_it_needs() -> None:
@@ -50,7 +57,7 @@ def test_further_places_leave_the_first_workers_of_others_theirs() -> None:
     plans = [Plan(chosen, ["prefill", "decode"], "a-"), Plan(wide, ["mixed"], "b-")]
     first, second = placed(plans)
     assert first.names == ["a-prefill-0", "a-decode-0", "a-worker-2", "a-worker-3"]
-    assert seen(second._devices.values()) == ["4,5"]
+    assert seen_in(second) == ["4,5"]
 
 
 def test_workers_share_the_gpus_that_are_named_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +67,8 @@ def test_workers_share_the_gpus_that_are_named_twice(monkeypatch: pytest.MonkeyP
         Plan(settings([], kv_cache_gib=8), ["mixed"] * 3, "b-"),
     ]
     first, second = placed(plans, plans[0].settings.fleet.devices)
-    assert seen(first._devices.values()) == ["0", "0"]
-    assert seen(second._devices.values()) == ["1", "GPU-8f6c", "1"]
+    assert seen_in(first) == ["0", "0"]
+    assert seen_in(second) == ["1", "GPU-8f6c", "1"]
 
 
 def test_a_wide_worker_shares_each_of_its_gpus() -> None:
@@ -90,11 +97,22 @@ def test_a_node_shares_gpus_as_a_deployment_does() -> None:
         _ordered(settings([5]), Fleet(1, 1, 0))
 
 
+def test_a_node_runs_all_workers_of_a_gang() -> None:
+    own = settings([], tensor_parallel_size=2)
+    own.fleet.decode_engine = {"data_parallel_size": 2}
+    orders = _ordered(own, Fleet(1, 1, 0))
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in orders] == ["0,1", "2,3", "4,5"]
+    assert [one.name.rpartition("-")[2] for one in orders] == ["0", "0.r0", "0.r1"]
+    gangs = {(one.tree.worker.gang, one.tree.worker.gang_rank) for one in orders[1:]}
+    place = orders[1].name.removesuffix(".r0")
+    assert gangs == {(place, 0), (place, 1)}
+
+
 def test_further_places_are_as_many_as_the_settings_name() -> None:
     chosen = settings([0, 0, 0], kv_cache_gib=8)
     chosen.autoscale.mode = "on"
     (only,) = placed([Plan(chosen, ["prefill", "decode"])], chosen.fleet.devices)
-    assert seen(only._devices.values()) == ["0", "0", "0"]
+    assert seen_in(only) == ["0", "0", "0"]
 
 
 def test_a_gpu_that_is_hidden_cannot_be_named() -> None:

@@ -151,3 +151,36 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet: Flee
     assert "given up" in fleet.said[-1]
     fleet.obey(5, prefill_0="prefill", decode_0="decode")
     fleet.until(lambda: "worker-3" not in fleet.names, "its place is free again")
+
+
+def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
+    settings = Settings(fleet={"decode_engine": {"data_parallel_size": 2}})  # type: ignore[arg-type]
+    seen: dict[str, Settings] = {}
+    where: dict[str, Devices] = {}
+
+    def make(own: Settings) -> Callable[..., Callable[[], None]]:
+        def worker(name: str, role: Callable[[], str], devices: Devices) -> Callable[[], None]:
+            del role
+            seen[name], where[name] = own, devices
+            return signal.pause
+
+        return worker
+
+    (places,) = places_of([Plan(settings, ["prefill", "decode", "decode"])], make)
+    assert places.names == ["prefill-0", "decode-0", "decode-1"]
+    members = {name: (one.worker.gang, one.worker.gang_rank) for name, one in seen.items()}
+    assert members == {
+        "prefill-0": ("", 0),
+        "decode-0.r0": ("decode-0", 0),
+        "decode-0.r1": ("decode-0", 1),
+        "decode-1.r0": ("decode-1", 0),
+        "decode-1.r1": ("decode-1", 1),
+    }
+    assert all(one.cpu for one in where.values())
+    parts = Parts(tmp_path, lambda *_: None)
+    places.start(parts)
+    assert [one.name for one in parts.members] == list(members)
+    places.obey(Ordered("", 1, {"prefill-0": "prefill", "decode-1": "decode"}), parts)
+    leaving = [one.name for one in parts.members if one.leaves_by is not None]
+    assert leaving == ["decode-0.r0", "decode-0.r1"]
+    parts.stop(0.0)

@@ -133,7 +133,7 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
         (cluster(HALF), ["prefill_config", ": with 0.5 GPUs ", "kv_cache_gib"]),
         (
             cluster(HALF | {"engine_kwargs": {"tensor_parallel_size": 2}}, engine={"kv_cache_gib": 8}),
-            ["prefill_config.placement_group_config: 1 GPUs, but engine.tensor_parallel_size is 2"],
+            ["prefill_config.placement_group_config: 1 GPUs, but a worker has 2 ranks (engine.tensor_p"],
         ),
         (cluster({"engine_kwarg": {}}), ["'prefill_config.engine_kwarg'", "did you mean 'engine_kwargs'?"]),
         (
@@ -153,7 +153,10 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             ["prefill_config.deployment_config", "at least one worker"],
         ),
         (cluster({"engine_kwargs": {"max_model_len": 2}}), ["prefill_config.engine_kwargs: max_model_len"]),
-        (cluster({"engine_kwargs": {"pipeline_parallel_size": 2}}), ["pipeline_parallel_size is not served"]),
+        (
+            cluster({"engine_kwargs": {"decode_context_parallel_size": 2}}),
+            ["decode_context_parallel_size is not served"],
+        ),
         (
             cluster({"model_loading_config": {"model_id": "other", "model_source": WEIGHTS}}),
             ["prefill_config and decode_config name different models"],

@@ -13,7 +13,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Failed, Phase, RunRe
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
 from baton.services.engine.build import EngineInfo
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker.dispatcher import Dispatcher
 from baton.services.worker.incoming import Incoming

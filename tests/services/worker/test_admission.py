@@ -15,7 +15,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Fai
 from baton.scheduler.types import Booking, Reserved
 from baton.services.config import SchedulerSettings
 from baton.services.engine.errors import RequestRefused
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.worker.admission import Admission
 from tests.services.worker.idle_worker import GRAMMAR, Worker, complete, start, with_kv
 

@@ -16,7 +16,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, RunReply
 from baton.services.engine import outputs, wire
 from baton.services.engine.errors import RequestRefused
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.worker import dispatcher as module
 from harness.fake_worker import until
 from harness.support import PATIENCE

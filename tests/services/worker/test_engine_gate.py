@@ -9,7 +9,7 @@ import pytest
 
 from baton.handoff.params import LoadWish, wish_of
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.worker import engine_gate
 from harness.fake_worker import until
 from tests.services.worker import idle_worker

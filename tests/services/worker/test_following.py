@@ -20,7 +20,7 @@ from baton.protos import worker_pb2_grpc
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, Start
 from baton.security.names import Role
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.worker import following, outgoing
 from baton.services.worker.servicer import WorkerServicer
 from harness.fake_worker import until

@@ -33,7 +33,7 @@ from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, FollowReply, Start
 from baton.services.engine import wire
-from baton.services.engine.host import EngineStep
+from baton.services.engine.step import EngineStep
 from baton.services.simulate.loop import VirtualLoop
 from baton.services.worker import engine_gate, following, outgoing
 from baton.services.worker.attempts import RunningAttempt

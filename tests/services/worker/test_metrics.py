@@ -29,7 +29,7 @@ def test_one_scrape_asks_the_ranks_once(staged: Staged | None) -> None:
 
     metrics = WorkerMetrics()
     assert scraped(metrics) == [0, 0, 0]  # the engine is loading
-    metrics.ask_staged(ask)
+    metrics.ask(ask, lambda: 3)
     found = scraped(metrics)
     assert len(asked) == 1
     if staged is None:

@@ -24,7 +24,7 @@ MIMO = ARCHITECTURES["mtp-mimo"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 
-def built(model: Path, spec: dict[str, Any]) -> Any:
+def built(model: Path, spec: dict[str, Any], **engine: Any) -> Any:
     """Return the VllmConfig of a worker of any role."""
     settings = load(
         {
@@ -34,6 +34,7 @@ def built(model: Path, spec: dict[str, Any]) -> Any:
                 "max_model_len": 256,
                 "max_num_seqs": 8,
                 "speculative_config": spec,
+                **engine,
             }
         }
     )
@@ -75,6 +76,14 @@ def test_every_mtp_layer_computes_the_prompt(tmp_path: Path, layers: int, least:
     (target / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
     read = built(target, {"method": "mtp", "num_speculative_tokens": 4})
     assert least_drafts(read) == least
+
+
+@pytest.mark.parametrize("spec", [{"method": "mtp", "num_speculative_tokens": 2}, NGRAM])
+def test_drafts_in_a_pipeline_are_refused_where_vllm_cannot(mimo: Path, spec: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^engine\.pipeline_parallel_size \(value 2\): vLLM's model runner V1"
+    ):
+        built(mimo, spec, pipeline_parallel_size=2)
 
 
 def test_block_verification_is_refused_where_vllm_cannot(mimo: Path) -> None:

@@ -180,3 +180,18 @@ def test_the_ranks_of_the_draft_model(target: str, tmp_path: Path) -> None:
 def test_a_model_by_name_is_not_checked() -> None:
     assert validation.check(engine("somebody/model", method="mtp")) is not None
     assert validation.check(engine("somebody/model", method="eagle3", model="somebody/head")) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "more"),
+    [
+        ("num_speculative_tokens", {"num_speculative_tokens": "auto"}),
+        ("mtp_strategy", {"num_speculative_tokens": 4, "mtp_strategy": "with_suffix", "num_model_steps": 1}),
+    ],
+)
+def test_a_gang_must_draft_alike(tmp_path: Path, key: str, more: dict[str, Any]) -> None:
+    mtp = folder(tmp_path / "mtp", model_type="qwen3_5", num_nextn_predict_layers=1)
+    settings = engine(mtp, method="mtp", **more)
+    settings.data_parallel_size = 2
+    with pytest.raises(ConfigError, match=rf"^engine\.speculative_config\.{key} .*the engines of a gang"):
+        validation.check(settings)

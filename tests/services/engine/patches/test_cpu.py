@@ -74,6 +74,7 @@ with warnings.catch_warnings():
     NGRAMS, AMX = Patched.by("ngrams"), Patched.by("amx")
     INSPECTION, GLOO = Patched.by("inspection"), Patched.by("gloo")
     RANKS, MASKS = Patched.by("uncompiled", 0), Patched.by("uncompiled", 1)
+    STAGE = Patched.by("stage_buffers")
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="these patches are for CPU engines")
 
@@ -216,6 +217,26 @@ def test_tokens_of_other_ranks_are_masked_without_a_compiler() -> None:
     ((same, _), graphs) = compiled(lambda: MASKS.shipped(tokens, 4, 8, 0, 8, 8))
     assert same.tolist() == of_this_rank.tolist()
     MASKS.check_shipped(graphs == 0)
+
+
+def test_a_later_stage_has_buffers_without_a_warm_up() -> None:
+    def make(**asked: Any) -> Any:
+        return {"hidden_states": torch.zeros(asked["batch_size"], 2, dtype=asked["dtype"])}
+
+    runner = SimpleNamespace(
+        intermediate_tensors=None,
+        model=SimpleNamespace(make_empty_intermediate_tensors=make),
+        max_num_tokens=4,
+        model_config=SimpleNamespace(dtype=torch.float32),
+        device=torch.device("cpu"),
+    )
+    received = {"hidden_states": torch.ones(3, 2)}
+    try:
+        STAGE.shipped(runner, 3, received, True)
+    except AssertionError:
+        STAGE.check_shipped(right=False)
+    found = STAGE.ours(runner, 3, received, True)
+    assert torch.equal(found["hidden_states"], received["hidden_states"])
 
 
 def test_the_sampler_uses_the_patched_expansion() -> None:

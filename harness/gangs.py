@@ -1,0 +1,282 @@
+"""Gangs of vLLM engines in child processes, each stepped by a host's thread and linked to the others.
+
+`with Gang(options) as gang: gang.add(rank, name, prompt, tokens); gang.answers(names)`. A gang of one engine
+is a plain engine. There is no scheduler: members find rank 0's address in a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness import zygote
+
+START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
+SILENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    model: Path
+    size: int = 2
+    engine: dict[str, Any] = field(default_factory=dict)  # settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """A member, as its child process gets it."""
+
+    options: Options
+    rank: int
+    folder: str  # of the gang
+    cores: str
+
+
+@dataclass
+class Look:
+    """A member's state."""
+
+    answers: dict[str, list[int]]
+    ended: set[str]
+    dummies: int
+    steps: int
+    wave: int
+    running: bool
+    failure: str
+    lost: str
+
+
+class Member:
+    """A member in its child process. Its methods are called by name, in the loop."""
+
+    def __init__(self, place: Place) -> None:
+        from baton.services.config import Settings, load
+        from baton.services.engine.build import EnginePlan
+        from baton.services.engine.host import EngineHost
+
+        options = place.options
+        engine: dict[str, Any] = {
+            "model": str(options.model),
+            "dtype": "float32",
+            "max_model_len": 1024,
+            "data_parallel_size": options.size,
+            "expert_parallel": options.size > 1,
+            "extra": {"skip_tokenizer_init": True},
+        }
+        settings: Settings = load(
+            {
+                "engine": engine | options.engine,
+                "handoff": {"host": "127.0.0.1", "staging_mib": 64},
+                "worker": {"cpu": place.cores},
+            }
+        )
+        self._place = place
+        self._host = EngineHost(
+            EnginePlan(settings, f"member-{place.rank}", "fingerprint", needs_handoffs=True)
+        )
+        self._answers: dict[str, list[int]] = {}
+        self._ended: set[str] = set()
+        self._steps = 0
+        self._failure = ""
+        self._link: Any = None
+
+    async def start(self) -> None:
+        from baton import rpc
+        from baton.protos import gang_pb2, gang_pb2_grpc
+        from baton.services.engine.data_parallel import GangRank, open_store
+        from baton.services.gang.link import Leader, Seat
+        from baton.services.gang.link import Member as LinkOfMember
+
+        place = self._place
+        if place.options.size == 1:
+            await self._host.load(self)
+            return
+        seat = Seat("gang", place.rank, place.options.size, f"member-{place.rank}", {})
+        address = Path(place.folder) / "leader"
+        if place.rank:
+
+            async def find() -> str:
+                return address.read_text() if address.exists() else ""
+
+            self._link = LinkOfMember(seat, SILENCE_S, self._host.rung, find)
+        else:
+
+            def open_world() -> gang_pb2.World:
+                self._store = open_store("127.0.0.1")
+                return gang_pb2.World(life="one", host="127.0.0.1", store_port=self._store.port)
+
+            self._link = Leader(seat, SILENCE_S, self._host.rung, open_world)
+            self._server = rpc.aio_server()
+            gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
+            port = rpc.listen(self._server, "worker.listen", "127.0.0.1:0")
+            await self._server.start()
+            draft = address.with_suffix(".draft")
+            draft.write_text(f"127.0.0.1:{port}")
+            draft.rename(address)
+        world = await self._link.meet(START_S)
+        await self._host.load(self, GangRank(place.rank, world.host, world.store_port), self._link.ring)
+
+    # For the host.
+
+    def on_step(self, step: Any) -> None:
+        self._steps += step.executed
+        for output in (one for group in step.outputs.values() for one in group.outputs):
+            self._answers[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                self._ended.add(output.request_id)
+
+    def on_refused(self, internal_id: str, error: Exception) -> None:
+        self._failure = f"{internal_id}: {error}"
+
+    def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
+        del running
+        self._failure = f"{type(error).__name__}: {error}"
+
+    # For the test.
+
+    async def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        request, _ = self._host._engine.preprocess_add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+        self._answers[name] = []
+        self._host.submit(request)
+
+    async def look(self) -> Look:
+        lockstep = self._host._lockstep
+        lost = self._link.lost.result() if self._link is not None and self._link.lost.done() else ""
+        return Look(
+            self._answers,
+            self._ended,
+            self._host.dummy_steps,
+            self._steps,
+            lockstep.wave if lockstep is not None else 0,
+            lockstep.running if lockstep is not None else False,
+            self._failure,
+            lost,
+        )
+
+    async def stop(self) -> bool:
+        return await asyncio.to_thread(self._host.stop)
+
+
+def serve(connection: Connection) -> None:
+    """Run a member in the forked process: receive its place, then methods to call."""
+    place: Place = connection.recv()
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    asyncio.run(_serve(connection, place))
+    os._exit(0)  # as a worker leaves
+
+
+async def _serve(connection: Connection, place: Place) -> None:
+    try:
+        member = Member(place)
+        await member.start()
+    except BaseException:
+        connection.send((False, traceback.format_exc()))
+        raise
+    connection.send((True, None))
+    while (asked := await asyncio.to_thread(connection.recv)) is not None:
+        name, arguments = asked
+        try:
+            connection.send((True, await getattr(member, name)(*arguments)))
+        except Exception:  # noqa: BLE001 (raised in the test)
+            connection.send((False, traceback.format_exc()))
+
+
+class Gang:
+    """The processes of a gang, forked from the zygote."""
+
+    def __init__(self, options: Options) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="baton-gang-")
+        self.processes: list[zygote.Forked] = []
+        self._connections: list[Connection] = []
+        cores = sorted(os.sched_getaffinity(0))
+        for rank in range(options.size):
+            folder = Path(self._folder.name) / str(rank)
+            folder.mkdir()
+            process, connection = zygote.connected(f"member-{rank}", f"{__name__}:serve", folder)
+            connection.send(Place(options, rank, self._folder.name, str(cores[rank % len(cores)])))
+            self.processes.append(process)
+            self._connections.append(connection)
+
+    def __enter__(self) -> Gang:
+        for rank in range(len(self.processes)):
+            self._receive(rank, START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        zygote.end_all(self.processes, END_S)
+        for connection in self._connections:
+            connection.close()
+        self._folder.cleanup()
+
+    def add(self, rank: int, name: str, prompt: list[int], max_tokens: int) -> None:
+        self._call(rank, "add", name, prompt, max_tokens)
+
+    def looks(self) -> list[Look]:
+        return [self._call(rank, "look") for rank in range(len(self.processes))]
+
+    def answers(self, names: Collection[str]) -> dict[str, list[int]]:
+        """Wait for answers."""
+        deadline = time.monotonic() + CALL_S
+        while time.monotonic() < deadline:
+            looks = self.looks()
+            if failures := [one.failure or one.lost for one in looks if one.failure or one.lost]:
+                raise RuntimeError(failures[0])
+            if set(names) <= {name for one in looks for name in one.ended}:
+                return {
+                    name: tokens for one in looks for name, tokens in one.answers.items() if name in names
+                }
+            time.sleep(0.01)
+        raise TimeoutError(f"no answers: {looks}")
+
+    def still(self) -> list[Look]:
+        """Wait until the gang stands still."""
+        deadline = time.monotonic() + CALL_S
+        while time.monotonic() < deadline:
+            looks = self.looks()
+            if not any(one.running for one in looks) and len({one.wave for one in looks}) == 1:
+                return looks
+            time.sleep(0.01)
+        raise TimeoutError(f"the gang goes on: {looks}")
+
+    def stop(self) -> list[bool]:
+        """Let all members end their engines. Return whether each ended in time."""
+        for connection in self._connections:
+            connection.send(("stop", ()))
+        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
+
+    def _call(self, rank: int, name: str, *arguments: Any) -> Any:
+        self._connections[rank].send((name, arguments))
+        return self._receive(rank, CALL_S)
+
+    def _receive(self, rank: int, timeout_s: float) -> Any:
+        connection = self._connections[rank]
+        if not connection.poll(timeout_s):
+            raise TimeoutError(f"no answer from rank {rank} within {timeout_s} s")
+        ok, result = connection.recv()
+        if not ok:
+            raise RuntimeError(result)
+        return result

@@ -1,0 +1,75 @@
+"""Keep the engines of a gang in step: they compute one mixture of experts, so a forward needs all of them.
+
+Every engine takes the same number of turns. A turn is a step, or a dummy forward if the engine has nothing to
+compute. On the first turn and every `interval` turns after it, the engines agree whether any has work; if
+none has, all stop at that turn, which ends the wave. An engine that gets work while the gang stands still
+rings the others with the number of its wave.
+
+No ring is lost. An engine is in wave w only after the agreement that ended w - 1, to which every other engine
+has contributed, so each of them is in wave w or later when it handles the ring, between two of its turns. If
+it is in a later one, wave w has run with every engine in it, and with the work that rang.
+
+The idea is vLLM's (v1/engine/core.py, DPEngineCoreProc), which needs a coordinator to wake the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+INTERVAL = 16  # turns
+
+
+class Lockstep:
+    """The wave, the turn and whether the gang runs, as one of its engines sees them.
+
+    Invariant: between two agreements every engine of the gang has the same wave and turn.
+
+    agree: takes whether this engine has work, waits for all engines, and returns whether any has
+    ring: tells every other engine that this one has work in the wave
+    dummy: computes a forward without requests
+    """
+
+    def __init__(
+        self,
+        agree: Callable[[bool], bool],
+        ring: Callable[[int], None],
+        dummy: Callable[[], None],
+        interval: int = INTERVAL,
+    ) -> None:
+        self._agree, self._ring, self._dummy = agree, ring, dummy
+        self._interval = interval
+        self._turn = 0  # of this wave
+        self.wave = 0
+        self.running = False
+        self.dummies = 0  # forwards without requests since the start
+
+    def rung(self, wave: int) -> None:
+        """Start running if another engine has work in the current wave. Call it between two turns."""
+        if wave == self.wave:
+            self.running = True
+
+    def start(self) -> None:
+        """Start the gang if it stands still, because this engine has work."""
+        if not self.running:
+            self.running = True
+            self._ring(self.wave)
+
+    def finish_turn(self, *, executed: bool, busy: bool) -> None:
+        """Complete a turn of a running gang.
+
+        executed: whether this engine computed a step in this turn. busy: whether it has more work.
+        """
+        if not executed:
+            self._dummy()
+            self.dummies += 1
+        self._turn += 1
+        if self._turn == 1 or self._turn % self._interval == 0:
+            self.running = self._agree(busy)
+            if not self.running:
+                self.wave += 1
+                self._turn = 0
+
+    def finish_wave(self) -> None:
+        """Take part in the rest of a wave. An engine may end after that if no engine has work."""
+        while self.running:
+            self.finish_turn(executed=False, busy=False)

@@ -1,0 +1,48 @@
+"""Gather and scatter parts of unequal sizes among CPU ranks.
+
+Data-parallel mixtures of experts need both, and the communicator of CPUs has neither.
+
+Leans on: vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator (device_group, world_size,
+rank_in_group), and DeviceCommunicatorBase.{all_gatherv, reduce_scatterv}, which it inherits and which raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.services.engine.patches.replace import replaces
+
+
+@replaces("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.all_gatherv")
+def _gather(original: Any, self: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+    """Concatenate all ranks' rows: each rank pads its own to the longest part."""
+    if dim:
+        return original(self, input_, dim, sizes)
+    if isinstance(input_, list):
+        return [_gather_rows(self, part, sizes) for part in input_]
+    return _gather_rows(self, input_, sizes)
+
+
+def _gather_rows(self: Any, part: Any, sizes: list[int] | None) -> Any:
+    import torch
+
+    sizes = sizes or [part.shape[0]] * self.world_size
+    padded = part.new_zeros((max(sizes), *part.shape[1:]))
+    padded[: part.shape[0]] = part
+    parts = [torch.empty_like(padded) for _ in sizes]
+    torch.distributed.all_gather(parts, padded, group=self.device_group)
+    return torch.cat([rows[:size] for rows, size in zip(parts, sizes, strict=True)])
+
+
+@replaces("vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator.reduce_scatterv")
+def _scatter(original: Any, self: Any, input_: Any, dim: int = -1, sizes: list[int] | None = None) -> Any:
+    """Add up all ranks' rows, and keep this rank's part of them."""
+    import torch
+
+    if dim not in (0, -input_.dim()):
+        return original(self, input_, dim, sizes)
+    sizes = sizes or [input_.shape[0] // self.world_size] * self.world_size
+    whole = input_.clone()
+    torch.distributed.all_reduce(whole, group=self.device_group)
+    start = sum(sizes[: self.rank_in_group])
+    return whole[start : start + sizes[self.rank_in_group]].contiguous()

@@ -1,0 +1,73 @@
+"""The results of an engine's steps, and who gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from baton.block_log import Change
+from baton.handoff.reports import Begun, Loaded, Saved
+from baton.services.engine.counts import Counts
+from baton.services.engine.patches import giving_way, step_times
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The engine's load after a step."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    deferred: int = 0  # waiting requests that wait for something other than room, such as KV
+
+
+@dataclass
+class EngineStep:
+    """The results of one engine step."""
+
+    outputs: dict[int, Any] = field(default_factory=dict)  # EngineCoreOutputs by client index
+    begun: tuple[Begun, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    loaded: tuple[Loaded, ...] = ()
+    drafts: dict[str, list[int]] = field(default_factory=dict)  # drafts for decode workers, by request
+    load: EngineLoad = EngineLoad()
+    seconds: float = 0.0
+    executed: bool = False
+    times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
+    counts: Counts = field(default_factory=Counts)  # of this step
+    shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
+    draft_length: int | None = None  # most tokens of the next drafts, if chosen step by step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # in this step
+    blocks: Change | None = None  # what the prefix cache gained and lost
+    failed: Sequence[str] = ()  # requests that ended because the step raised
+    problem: str = ""  # why it raised
+
+    @property
+    def matters(self) -> bool:
+        """Whether the step had any results. A step that only waited for KV has none."""
+        return bool(
+            self.executed
+            or self.begun
+            or self.saved
+            or self.loaded
+            or self.blocks
+            or self.failed
+            or any(o.outputs for o in self.outputs.values())
+        )
+
+
+class Listener(Protocol):
+    """Callbacks of the engine, called in the loop's thread."""
+
+    def on_step(self, step: EngineStep) -> None:
+        """Handle a step that had results or changed the load."""
+
+    def on_refused(self, internal_id: str, error: Exception) -> None:
+        """Handle a request that the engine refuses and has no state of."""
+
+    def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
+        """Handle the engine's failure; called once, as the last call.
+
+        running: the requests that may have caused it, or None for all
+        """

@@ -1,0 +1,130 @@
+"""`baton up` with a decode gang: two workers that compute a mixture of experts together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from harness import gangs
+from harness.architectures.experts import deepseek_v3
+from harness.architectures.language import prompt
+from harness.deployment import Deployment, deployment
+from harness.greedy import ask
+from harness.support import CALL_S, PATIENCE, eventually, gone
+
+WRITTEN, LONG = 24, 600
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+GANG = {"data_parallel_size": 2, "expert_parallel": True}
+
+
+def members(one: Deployment) -> set[str]:
+    """Return the ids of the gang's workers, if it is whole."""
+    found = {worker["identity"]["worker_id"]: worker["identity"]["gang"] for worker in one.workers("decode")}
+    lives = {gang["life"] for gang in found.values()}
+    return set(found) if len(found) == 2 and len(lives) == 1 else set()
+
+
+@dataclass
+class Case:
+    model: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]  # a plain engine's answers
+
+    def deployment(self, folder: Path, **config: Any) -> AbstractContextManager[Deployment]:
+        engine = {"model": str(self.model), "tool_call_parser": None} | MTP
+        return deployment(folder, engine=engine, **config)
+
+    async def check(self, client: openai.AsyncOpenAI, *numbers: int) -> None:
+        asked = (ask(client, self.prompts[number], len(self.expected[number])) for number in numbers)
+        assert await asyncio.gather(*asked) == [self.expected[number] for number in numbers]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = tmp_path_factory.mktemp("gangs") / "model"
+    deepseek_v3(model)
+    prompts = [prompt(number) for number in range(4)]
+    names = [str(number) for number in range(4)]
+    with gangs.Gang(gangs.Options(model, size=1, engine=MTP)) as plain:
+        for name, tokens in zip(names, prompts, strict=True):
+            plain.add(0, name, tokens, LONG if name == "0" else WRITTEN)
+        found = plain.answers(names)
+    return Case(model, prompts, [found[name] for name in names])
+
+
+@pytest.mark.timeout(300)
+def test_a_decode_gang_answers_like_one_engine_and_comes_back(case: Case, tmp_path: Path) -> None:
+    with case.deployment(tmp_path / "up", fleet={"decode_engine": GANG}) as one:
+        one.up(1, 1, 0)
+        first = members(one)
+        assert first
+
+        async def run() -> None:
+            async with one.async_client() as client:
+                await case.check(client, 1, 2, 3, 1, 2, 3)
+                long = asyncio.create_task(case.check(client, 0))
+                await asyncio.to_thread(busy, one)
+                await asyncio.to_thread(kill_one, one, first)
+                await long
+                second = await asyncio.to_thread(again, one, first)
+                await case.check(client, 1, 2, 3)
+                long = asyncio.create_task(case.check(client, 0))
+                await asyncio.to_thread(busy, one)
+                processes = [one.worker_process(name) for name in second]
+                await asyncio.to_thread(one.baton, "drain", "decode-0")
+                await long  # both finish it before they exit
+                await asyncio.to_thread(eventually, lambda: gone(processes), CALL_S, "both have drained")
+                undrained = await asyncio.to_thread(one.baton, "undrain", "decode-0")
+                assert undrained.returncode == 0, undrained.stderr
+                await asyncio.to_thread(again, one, second)
+                await case.check(client, 1)
+
+        asyncio.run(run())
+        assert "died" in one.processes["up"].text
+        assert one.processes["up"].text.count("exited after a drain") == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_prefill_gang_over_tls(case: Case, tmp_path: Path) -> None:
+    security = {"tls": True, "ca": str(tmp_path / "ca")}
+    with case.deployment(tmp_path / "up", fleet={"prefill_engine": GANG}, security=security) as one:
+        one.up(1, 1, 0)
+
+        async def run() -> None:
+            async with one.async_client() as client:
+                await case.check(client, 1, 2, 3, 1, 2, 3)
+
+        asyncio.run(run())
+
+
+def busy(one: Deployment) -> None:
+    def running() -> bool:
+        return any(worker["load"].get("running") for worker in one.workers("decode"))
+
+    eventually(running, CALL_S, "a decode worker computes", 0.01)
+
+
+def kill_one(one: Deployment, workers: set[str]) -> None:
+    """Kill a member: all must be gone within a second."""
+    processes = [one.worker_process(name) for name in sorted(workers)]
+    processes[1].kill()
+    began = time.monotonic()
+    eventually(lambda: gone(processes), CALL_S, "all have ended", 0.01)
+    assert time.monotonic() - began < 1.0 * PATIENCE
+
+
+def again(one: Deployment, before: set[str]) -> set[str]:
+    """Wait for the gang's next life."""
+
+    def found() -> set[str]:
+        now = members(one)
+        return now if not now & before else set()
+
+    return eventually(found, CALL_S, "the gang is whole again")

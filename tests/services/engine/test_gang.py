@@ -1,0 +1,68 @@
+"""Engines of a gang answer as one engine does, wherever their requests come in."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.architectures.experts import deepseek_v3, glm4_moe
+from harness.architectures.language import prompt
+from harness.gangs import Gang, Options
+from harness.support import eventually
+
+WRITTEN = 24
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("write", "engine"), [(glm4_moe, {}), (deepseek_v3, MTP)], ids=["glm4", "deepseek-mtp"]
+)
+def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[str, Any]) -> None:
+    model = tmp_path / "model"
+    write(model)
+    prompts = {f"r{number}": prompt(number) for number in range(4)}
+    with Gang(Options(model, size=1, engine=engine)) as plain:
+        for name, tokens in prompts.items():
+            plain.add(0, name, tokens, WRITTEN)
+        expected = plain.answers(prompts)
+    with Gang(Options(model, engine=engine)) as gang:
+        first = gang.still()
+        for rank in (1, 0):
+            for name, tokens in prompts.items():
+                gang.add(rank, f"alone-{rank}-{name}", tokens, WRITTEN)
+            found = gang.answers([f"alone-{rank}-{name}" for name in prompts])
+            assert list(found.values()) == list(expected.values())
+        looks = gang.still()
+        assert looks[0].wave > first[0].wave
+        assert all(one.dummies for one in looks)
+        before = sum(one.dummies for one in looks)
+        time.sleep(0.3)  # a gang without work computes nothing
+        assert sum(one.dummies for one in gang.looks()) == before
+        for turn in range(10):  # both ring at about the same time
+            names = [f"both-{turn}-{rank}" for rank in (0, 1)]
+            for rank, name in enumerate(names):
+                gang.add(rank, name, prompts[f"r{rank}"], 3)
+            found = gang.answers(names)
+            assert [found[name] for name in names] == [expected[f"r{rank}"][:3] for rank in (0, 1)]
+            gang.still()
+        for number, (name, tokens) in enumerate(prompts.items()):
+            gang.add(number % 2, f"mixed-{name}", tokens, WRITTEN)
+        found = gang.answers([f"mixed-{name}" for name in prompts])
+        assert {name: found[f"mixed-{name}"] for name in prompts} == expected
+        assert gang.stop() == [True, True]
+
+
+def test_the_end_of_one_is_told_to_the_others(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    glm4_moe(model)
+    with Gang(Options(model)) as gang:
+        gang.still()
+        gang.processes[1].kill()
+        began = time.monotonic()
+        eventually(lambda: gang._call(0, "look").lost, 5.0, "rank 0 learns of it")
+        assert time.monotonic() - began < 1.0

@@ -1,0 +1,40 @@
+"""A worker's place in a gang follows from its settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.protos.scheduler_pb2 import Gang
+from baton.services.config import Settings, load
+from baton.services.errors import ConfigError
+from baton.services.worker.gang import gang_of
+
+
+def settings(size: int, gang: str, rank: int) -> Settings:
+    found: Settings = load(
+        {"engine": {"data_parallel_size": size}, "worker": {"gang": gang, "gang_rank": rank}}
+    )
+    return found
+
+
+def test_its_place() -> None:
+    assert gang_of(settings(1, "", 0)) is None
+    assert gang_of(settings(3, "decode-0", 2)) == Gang(name="decode-0", rank=2, size=3)
+
+
+@pytest.mark.parametrize(
+    ("size", "gang", "rank", "why"),
+    [
+        (1, "decode-0", 0, r"^worker\.gang \(value 'decode-0'\): engine\.data_parallel_size is 1"),
+        (
+            2,
+            "",
+            0,
+            r"^engine\.data_parallel_size is 2, and this worker has no gang: name it with worker\.gang",
+        ),
+        (2, "decode-0", 2, r"^worker\.gang_rank \(value 2\): .* ranks are 0 to 1"),
+    ],
+)
+def test_settings_that_disagree(size: int, gang: str, rank: int, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        gang_of(settings(size, gang, rank))
