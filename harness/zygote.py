@@ -257,7 +257,8 @@ def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (multiprocessing has replaced it)
         importlib.import_module(module).main()
 
-    return subprocess.Popen(command, preexec_fn=become, **options)  # noqa: PLW1509 (one thread)
+    # Without an exec, a restored SIGPIPE would end the child at its first write to a closed socket.
+    return subprocess.Popen(command, preexec_fn=become, restore_signals=False, **options)  # noqa: PLW1509
 
 
 class _Client:

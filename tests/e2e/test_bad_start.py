@@ -124,7 +124,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
         ),
         (["--kv-cache-gib", "100000"], "lower --kv-cache-gib, or end what uses the memory"),
         (["--block-size", "7"], "engine.block_size (value 7): give --block-size a multiple of 32"),
-        (["--tensor-parallel-size", "64"], "engine.tensor_parallel_size is 64, but this worker has"),
+        (["--tensor-parallel-size", "64"], "the engine has 64 ranks (engine.tensor_parallel_size"),
         (
             ["--max-num-batched-tokens", "32"],
             "engine.max_num_batched_tokens (--max-num-batched-tokens) (32) must be greater than or equal to "
