@@ -74,7 +74,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.before_step: Callable[[], None] = lambda: None
         self._server: grpc.aio.Server | None = None
         self._running: dict[str, Running] = {}
-        self._on_the_way: list[Running] = []  # replaced requests that still output a token
+        self._on_the_way: list[Running] = []  # aborted requests whose last token is still in flight
         self.most: int | None = None  # concurrent requests; further ones are refused as full
         self.fullest = 0  # highest number of concurrent requests
         self.hangs = False

@@ -47,7 +47,7 @@ class SchedulerUnavailable(SchedulerError):
 
 
 class Refused(SchedulerError):
-    """The scheduler refused a call: it is malformed, or the worker serves another model than the topic."""
+    """The scheduler refused a call: it is malformed, or the worker serves a model other than the topic's."""
 
 
 class StaleWorker(SchedulerError):

@@ -153,7 +153,7 @@ class Reporter:
     def failed(self, *, first: bool) -> None:
         """Keep the events for the next message. `first`: the message before was answered."""
         if first:
-            self._on_released()  # callers should not wait for news of room
+            self._on_released()  # wakes callers: news of free room will not arrive
         oldest = time.monotonic() - KEEP_S
         while self._events and self._events[0][0] < oldest:
             self._events.popleft()

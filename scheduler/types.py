@@ -109,7 +109,7 @@ class WorkerRecord:
 
     @property
     def placeable(self) -> bool:
-        """Whether it takes new requests: the engine is loaded and nobody drained it, or one of its gang."""
+        """Whether it takes new requests: its engine is loaded, and neither it nor any of its gang drains."""
         return self._ready if self.gang is None else self._ready and self._whole
 
     @property

@@ -68,7 +68,10 @@ def models_of(settings: Settings) -> Sequence[Model]:
 
 
 def the_one(settings: Settings, name: str, what: str = "this command") -> Settings:
-    """Return the tree of a model; `name` is empty if there is only one. Raises ConfigError, about `what`."""
+    """Return the settings of the named model; `name` may be empty if only one is configured.
+
+    Raises ConfigError; `what` names the caller in its message.
+    """
     if not settings.models:
         if name:
             raise ConfigError(f"{FLAG} {name}: the configuration has no section 'models'; leave it out")

@@ -39,7 +39,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Sample:
-    """An engine's answers, counted for each way to sample, and its draft counts."""
+    """An engine's answers, counted per sampling setting, and its draft counts."""
 
     answers: dict[Way, Counter[tuple[int, ...]]]
     drafted: int

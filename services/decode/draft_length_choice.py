@@ -61,7 +61,7 @@ class _Batch:
 
 
 class DraftLength:
-    """Chooses the draft length of each step. For the engine's thread."""
+    """Chooses the draft length of each step. Call it on the engine's thread."""
 
     def __init__(self, limit: int, *, model_tokens: int | None = None) -> None:
         """Choose at most `limit` tokens.

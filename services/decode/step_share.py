@@ -41,7 +41,7 @@ class Contest(NamedTuple):
 
 
 class StepShare:
-    """The controller of the shares. For the engine's thread."""
+    """The controller of the shares. Call it on the engine's thread."""
 
     def __init__(self) -> None:
         self._rows = 1.0  # decoding requests that give way, while the first class decodes

@@ -87,8 +87,8 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"the engine has {ranks} ranks (engine.tensor_parallel_size * engine.pipeline_parallel_size), but "
-            f"this worker has {len(cores)} core(s): give it as many in worker.cpu"
+            f"the engine has {ranks} ranks (engine.tensor_parallel_size * engine.pipeline_parallel_size), "
+            f"and this worker has {len(cores)} core(s): give it as many in worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))

@@ -1,7 +1,7 @@
 """The places of a model's fleet: each has a share of the machine and at most one worker, as ordered.
 
-A gang takes one place, with a share for each of its workers (`PLACE.r0`, `PLACE.r1`, ...). An order lists all
-workers that should run, so the next one makes up for a lost one.
+A gang takes one place, with a share for each of its workers (`PLACE.r0`, `PLACE.r1`, ...). Each order lists
+every worker that should run, so a lost order is made good by the next.
 """
 
 from __future__ import annotations

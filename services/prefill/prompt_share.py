@@ -16,7 +16,7 @@ LEAST_SPREAD = 0.2  # least standard deviation / mean of the steps' tokens for a
 
 
 class PromptShare:
-    """The share of a prompt if there are others. For the engine's thread."""
+    """The share of a prompt if there are others. Call it on the engine's thread."""
 
     def __init__(self, share: int, most: int) -> None:
         """Begin with `share` tokens, which is the least; `most` is a whole step."""

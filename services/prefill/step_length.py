@@ -15,7 +15,7 @@ FULL = 0.9  # of the allowed tokens; shorter steps do not raise the limit
 
 
 class StepLength:
-    """The limit on prompt tokens of such a step. For the engine's thread."""
+    """The limit on prompt tokens of such a step. Call it on the engine's thread."""
 
     def __init__(self, most: int) -> None:
         """Begin with `most` tokens, the engine's limit."""

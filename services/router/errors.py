@@ -55,7 +55,7 @@ class NotAdmitted(RequestFailed):
 
     @property
     def waiting_helps(self) -> bool:
-        """Whether a retry may soon succeed: only room or the scheduler is missing, not a worker."""
+        """Whether a retry may soon succeed: the workers are full, or the scheduler is unreachable."""
         return self.why in (Why.FULL, Why.UNAVAILABLE)
 
 

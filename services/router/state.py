@@ -164,7 +164,7 @@ class RequestState:
 
     @property
     def attempts_kept(self) -> tuple[Timings, ...]:
-        """The last attempts in order, up to `KEPT` and the current one."""
+        """Up to `KEPT` earlier attempts in order, then the current one."""
         return (*self.before, self.timings) if self.attempts else ()
 
     @property

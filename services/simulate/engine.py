@@ -60,11 +60,11 @@ class Machine:
         self._stepping: Counter[int] = Counter()  # core -> engines with a step under way
 
     def begin(self, core: int) -> None:
-        """Count an engine that starts to run steps on a core."""
+        """Record that an engine on this core has started to run steps."""
         self._stepping[core] += 1
 
     def end(self, core: int) -> None:
-        """Count an engine that has stopped."""
+        """Record that an engine on this core has stopped."""
         self._stepping[core] -= 1
 
     def slower(self, core: int) -> float:
@@ -94,7 +94,7 @@ class SimulatedEngine:
         self.busy_s = 0.0
         self._waiting: list[tuple[int, int, Job]] = []  # heap
         self._prompts: list[Job] = []  # jobs whose prompts are being computed
-        self._decoding: list[tuple[float, int, Job]] = []  # heap, by `_progress` at their end
+        self._decoding: list[tuple[float, int, Job]] = []  # heap, by the `_progress` at jobs' ends
         self._number = count()
         self._progress = 0.0  # tokens that a request decoding from the start would have
         self._joined = 0.0  # sum of `joined` over decoding jobs

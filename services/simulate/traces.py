@@ -48,7 +48,7 @@ class Trace(ABC):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of conversation. Lengths are mean tokens; those of turns and answers are random."""
+    """A kind of conversation. Lengths are in tokens; those of turns and answers are means of random draws."""
 
     about: str
     shared: int  # number of shared beginnings

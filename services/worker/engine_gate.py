@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # All in seconds.
 GRACE_S = 1.0
 TURN_S = 5.0  # the time that others are held, after GRACE_S
-LINGER_S = 0.25  # wait for the next suspect of a router that has announced one
+LINGER_S = 0.25  # how long to wait for a suspect that a router has announced
 LEAST_REST_S = 0.25  # the shortest time for others before the next suspect
 
 Begin = Callable[[], None]

@@ -162,7 +162,7 @@ class Compose:
         """Return a container's variables: the image's, Docker's and the file's."""
         image = dockerfile.environment(BASE_PATH) if spec["image"] == "baton" else {"PATH": BASE_PATH}
         image = {key: value.replace(dockerfile.workdir(), str(ROOT)) for key, value in image.items()}
-        if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
+        if "PYTHONPATH" in os.environ:  # a checkout other than the installed one is tested
             image["PYTHONPATH"] = os.environ["PYTHONPATH"]
         image["OMP_NUM_THREADS"] = "1"
         own = {key: str(value) for key, value in spec.get("environment", {}).items()}

@@ -89,7 +89,7 @@ class Cluster:
         """Return a container's variables: the image's and the manifest's, with its address and name."""
         one, host = self.manifests.workload(name), self.hosts[name]
         image = dockerfile.environment(BASE_PATH) if one.is_ours else {"PATH": BASE_PATH}
-        if "PYTHONPATH" in os.environ:  # another checkout than the installed one is tested
+        if "PYTHONPATH" in os.environ:  # a checkout other than the installed one is tested
             image["PYTHONPATH"] = os.environ["PYTHONPATH"].replace(str(ROOT), IMAGE)
         here = {FIELDS["status.podIP"]: host.address, FIELDS["metadata.name"]: host.name}
         own = {key: here.get(value, value) for key, value in one.environment.items()}

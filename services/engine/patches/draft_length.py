@@ -44,7 +44,7 @@ class WhileDecoding:
 
 
 class DraftLengthSeam:
-    """Connects the scheduler with the chooser of draft lengths. For the engine's thread."""
+    """Connects the scheduler with the chooser of draft lengths. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, chooser: DraftLength) -> None:
         """Replace the scheduler's lookup. Raises StartError unless the scheduler looks the number up."""

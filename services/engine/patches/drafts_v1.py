@@ -1,9 +1,9 @@
 """Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
-first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens or one, and a proposer
-continues those drafts. Both give vLLM a list per request with as many drafts as are worth verifying, possibly
-none.
+first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens, or for just one if
+nearly all requests have a long match, and then a proposer extends those drafts. Both give vLLM a list per
+request with as many drafts as are worth verifying, possibly none.
 
 Drafts are written after a request's tokens in `token_ids_cpu`, where vLLM itself puts scheduled drafts, so no
 sequence is copied. The next step writes its own there before it uses any.

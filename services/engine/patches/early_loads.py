@@ -23,7 +23,7 @@ GROWTH_TOKENS = 64  # per running request
 
 
 class EarlyLoads:
-    """Holds reservations back in a loaded engine's scheduler. For the engine's thread."""
+    """Holds reservations back in a loaded engine's scheduler. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, connector: Any) -> None:
         from vllm.v1.request import RequestStatus
@@ -50,7 +50,7 @@ class EarlyLoads:
         return original(request)
 
     def _release(self) -> None:
-        """Stop counting requests whose source has reported as deferred: they wait only for room."""
+        """Once a request's source has reported, no longer count it as deferred: it needs only free blocks."""
         heard = {one for one in self._held if not self._connector.is_unheard(one.request_id)}
         self._held -= heard
         waiting = {one for one in heard if one.status == self._waiting}

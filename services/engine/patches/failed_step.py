@@ -2,10 +2,10 @@
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
 not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
-that has run ends, and its blocks leave the prefix cache, because this step's blocks may never have been
-written. The KV connector's work of the step is started or dropped, and reported. The model runner's batch is
-emptied. Requests that only wait, for their turn or for KV from another worker, stay. Then the engine answers
-a test request; if it cannot, it is broken and ends as in vLLM.
+that has already been scheduled is ended, and its blocks are evicted from the prefix cache, because this
+step's blocks may never have been written. The KV connector's work of the step is started or dropped, and
+reported. The model runner's batch is emptied. Requests that only wait, for their turn or for KV from another
+worker, stay. Then the engine answers a test request; if it cannot, it is broken and ends as in vLLM.
 
 There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
 """
@@ -54,7 +54,7 @@ def is_fatal(error: BaseException | None) -> bool:
 
 
 class FailedStep:
-    """Recovers a loaded engine from failed steps. For the engine's thread."""
+    """Recovers a loaded engine from failed steps. Call it on the engine's thread."""
 
     def __init__(self, engine: Any) -> None:
         """From now on, record which requests each step in flight has scheduled."""

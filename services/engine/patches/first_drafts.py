@@ -47,7 +47,7 @@ def give(request: Any, drafts: Sequence[int]) -> None:
 
 
 class FirstDrafts:
-    """Takes and gives drafts in a loaded engine's scheduler. For the engine's thread."""
+    """Takes and gives drafts in a loaded engine's scheduler. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, most: int) -> None:
         """Use drafts that come with requests from now on, and draft `most` tokens for other workers."""

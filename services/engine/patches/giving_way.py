@@ -86,7 +86,7 @@ class Yielded:
 
 
 class GivingWay:
-    """Shares the steps of a loaded engine's scheduler. For the engine's thread."""
+    """Decides which requests run in each step of a loaded engine. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
         """From now on, decide for each step which requests take part in it.
@@ -150,7 +150,7 @@ class GivingWay:
         self._scheduled = False
 
     def measure_share(self, share: PromptShare) -> None:
-        """Derive the share of a prompt that shares its step with others from measured step times."""
+        """From now on, derive a prompt's share of a mixed step from measured step times."""
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:

@@ -1,7 +1,7 @@
 """A process's key and certificate: three files in a folder, read again when they change.
 
-The files have the names of a Kubernetes TLS secret, so another issuer than Baton's CA can renew them. Several
-processes, such as the ranks of a worker, may read a folder; one writes it.
+The files have the names of a Kubernetes TLS secret, so an issuer other than Baton's CA can renew them.
+Several processes, such as the ranks of a worker, may read a folder; one writes it.
 """
 
 from __future__ import annotations
