@@ -162,7 +162,7 @@ def _member(one: WorkerRecord) -> Member:
         role=one.role,
         ready=one.placeable,
         leaving=one.drain_asked or one.state == pb.WORKER_STATE_DRAINING,
-        flips=bool(one.capacity.compatibility_hash),
+        flips=bool(one.capacity.compatibility_hash) and not one.identity.HasField("gang"),
         load=load,
         queued_tokens=one.reserved.prompt_tokens,
         requests=one.reserved.requests,

@@ -95,8 +95,12 @@ class Balance:
 
 
 def _side(view: FleetView, role: pb.Role) -> _Side:
-    # A worker that cannot hand over KV cannot change sides.
-    able = [one for one in view.workers.values() if one.placeable and one.capacity.compatibility_hash]
+    # A worker that cannot hand over KV cannot change sides, and a gang keeps its role.
+    able = [
+        one
+        for one in view.workers.values()
+        if one.placeable and one.capacity.compatibility_hash and not one.identity.HasField("gang")
+    ]
     return _Side(role, [one for one in able if one.role == role])
 
 

@@ -15,6 +15,8 @@ from baton.protos import scheduler_pb2 as pb
 
 SCHEDULER = "scheduler"
 HEARD_S = 10.0  # a router counts as dead after this silence; it should ask once a second
+_MOST_ROUTERS = 1024
+_MOST_LEVELS = 4096
 
 
 @dataclass
@@ -34,8 +36,11 @@ class Processes:
         self._routers = {name: heard for name, heard in self._routers.items() if now - heard.at < HEARD_S} | {
             router_id: _Heard(now, load)
         }
+        while len(self._routers) > _MOST_ROUTERS:
+            del self._routers[next(iter(self._routers))]
 
     def routers(self) -> list[pb.RouterStatus]:
+        """Return the routers heard recently."""
         now = self._clock()
         return [
             pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)
@@ -61,5 +66,9 @@ class Processes:
             return pb.SetLogLevelReply(
                 problem=f"{process!r} is no process here; there are: {', '.join(everybody)}"
             )
-        self._levels |= dict.fromkeys(meant, level)
+        for one in meant:
+            self._levels.pop(one, None)
+            self._levels[one] = level
+        while len(self._levels) > _MOST_LEVELS:
+            del self._levels[next(iter(self._levels))]
         return pb.SetLogLevelReply(processes=meant)

@@ -105,10 +105,10 @@ class Roster:
         return True
 
     def leader_of(self, worker_id: str) -> str:
-        """Return the address of the newest rank 0 in a worker's gang, or "" if there is none."""
+        """Return the address of the newest rank 0 of the gang that a worker is to meet, or ""."""
         worker = self._workers.get(worker_id)
-        if worker is None or not worker.identity.HasField("gang"):
-            return ""
+        if worker is None or not worker.identity.HasField("gang") or worker.identity.gang.life:
+            return ""  # it has no gang, or has met it
         name = worker.identity.gang.name
         leaders = [
             one.identity.address

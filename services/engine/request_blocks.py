@@ -18,6 +18,9 @@ class RequestBlocks:
             for spec in specs
         ]
 
-    def most(self, tokens: int) -> int:
-        """Return the most blocks that these tokens take. Windows, chunks and states take only so many."""
-        return sum(min(-(-tokens // size), most) for size, most in self._groups)
+    def most(self, tokens: int, requests: int = 1) -> int:
+        """Return the most blocks that these tokens of so many requests take.
+
+        Windows, chunks and states take only so many for each request.
+        """
+        return sum(min(-(-tokens // size), most * requests) for size, most in self._groups)

@@ -65,6 +65,8 @@ class _Outbox:
         self._filled = asyncio.Event()
 
     def put(self, **messages: int) -> None:
+        if "ring" in messages:  # one of an earlier wave may come after it
+            messages["ring"] = max(messages["ring"], self._waiting.get("ring", 0))
         self._waiting |= messages
         self._filled.set()
 
@@ -77,7 +79,10 @@ class _Outbox:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._filled.wait()
-        message = dict([self._waiting.popitem()]) if self._waiting else {}
+        field = (
+            "ring" if "ring" in self._waiting else next(iter(self._waiting), "")
+        )  # a wave ends before a drain
+        message = {field: self._waiting.pop(field)} if field else {}
         if not self._waiting:
             self._filled.clear()
         return message
@@ -263,6 +268,7 @@ class Member(GangLink):
     async def meet(self, timeout_s: float) -> gang_pb2.World:
         problem = "the scheduler knows no leader"
         deadline = asyncio.get_running_loop().time() + timeout_s
+        pause_s = REDIAL_S
         while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
             try:
                 async with asyncio.timeout(left_s):
@@ -280,7 +286,8 @@ class Member(GangLink):
             except ConnectionError as error:
                 problem = str(error)
             await self.close()
-            await asyncio.sleep(REDIAL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.0, 1.5 * pause_s)
         await self.close()
         raise StartError(
             f"gang {self.seat.gang}: rank {self.seat.rank} did not meet the others within {timeout_s:g} s: "
@@ -328,10 +335,10 @@ class Member(GangLink):
         finally:
             writing.cancel()
             call.cancel()
-        if not world.done():
-            world.set_exception(ConnectionError(why))
-        elif world.exception() is None:
-            self._lose(why)
+            if not world.done():
+                world.set_exception(ConnectionError(why))
+            elif world.exception() is None:
+                self._lose(why)
 
     async def _write(self, call: Any) -> None:
         """Send each message at once, and an empty one at least three times within `silence_s`."""

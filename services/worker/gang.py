@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from baton.protos import gang_pb2, gang_pb2_grpc, scheduler_pb2
 from baton.services.config import Settings
 from baton.services.engine.errors import SiblingLost
-from baton.services.errors import ConfigError
+from baton.services.errors import ConfigError, StartError
 from baton.services.gang.link import GangLink, Leader, Member, Seat
 
 if TYPE_CHECKING:  # see node.py
@@ -81,6 +81,10 @@ class WorkerGang:
         from baton.services.engine.data_parallel import GangRank
 
         world = await self.link.meet(MEET_S)
+        if world.host != HOST:  # the engines trust whatever serves their store
+            raise StartError(
+                f"gang {self.link.seat.gang}: rank 0 names {world.host!r} as a place to meet, not {HOST}"
+            )
         self.life = world.life
         return GangRank(self._rank, world.host, world.store_port)
 
@@ -88,13 +92,19 @@ class WorkerGang:
         """Let the others drain, too."""
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
-    async def end(self, within_s: float) -> None:
-        """Tell that this worker is drained, and wait until all are, or `within_s` seconds."""
-        self.link.tell(gang_pb2.STAGE_DRAINED)
-        drained = asyncio.create_task(self.link.drained.wait())
-        waited: list[asyncio.Future[Any]] = [drained, self.link.lost]
-        await asyncio.wait(waited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        drained.cancel()
+    async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
+        """Tell that this worker is drained, and wait until all are, or `within_s` seconds.
+
+        failed: this worker's engine has failed; then leave at once, because the others wait for it.
+        """
+        if not failed.done():
+            self.link.tell(gang_pb2.STAGE_DRAINED)
+            drained = asyncio.create_task(self.link.drained.wait())
+            waited: list[asyncio.Future[Any]] = [drained, self.link.lost, failed]
+            await asyncio.wait(waited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+            drained.cancel()
+        if failed.done():
+            await self.link.close()
 
     def check(self) -> None:
         """Raise SiblingLost if the gang is over."""

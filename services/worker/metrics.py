@@ -117,7 +117,7 @@ class WorkerMetrics(Metrics):
         def look() -> None:
             nonlocal counted
             dummies = dummy_steps()
-            self._dummy_steps.inc(dummies - counted)
+            self._dummy_steps.inc(max(0, dummies - counted))  # scrapes may be concurrent
             counted = dummies
             staged = staged_now()
             self._handoffs_pinned.set(staged.handoffs if staged else _UNKNOWN)

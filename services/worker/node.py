@@ -251,7 +251,7 @@ class Node:
             await self._set_health(_NOT_SERVING)
             await self._drain(dispatcher, host)
             if self._gang is not None:
-                await self._gang.end(self._settings.worker.drain_timeout_s)
+                await self._gang.end(self._settings.worker.drain_timeout_s, dispatcher.failed)
         elif self._gang is not None:
             await self._gang.link.close()  # first of all, as the others wait for this engine
         await self._flush(dispatcher)

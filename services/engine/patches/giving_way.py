@@ -352,11 +352,11 @@ class GivingWay:
         pool, most = scheduler.kv_cache_manager.block_pool, scheduler.max_num_scheduled_tokens
         first = [one for one in scheduler.running if standing_of(one).priority == best]
         tokens = min(most, sum(one.num_tokens_with_spec - one.num_computed_tokens for one in first))
-        if newcomer is not None:
-            tokens += newcomer.num_tokens - newcomer.num_computed_tokens
         # Each request may begin a block, and another one with its drafts.
         groups = len(scheduler.kv_cache_config.kv_cache_groups)
-        wanted = self._most_blocks(tokens) + (2 * len(first) + 1) * groups
+        wanted = self._most_blocks(tokens, len(first)) + (2 * len(first) + 1) * groups
+        if newcomer is not None:
+            wanted += self._most_blocks(newcomer.num_tokens - newcomer.num_computed_tokens)
         slot = newcomer is not None and len(scheduler.running) >= scheduler.max_num_active_reqs
         allowed = sorted(one for one in scheduler.running if self._may_preempt(one, best, newcomer))
         # The last one in the queue's order is preempted first.

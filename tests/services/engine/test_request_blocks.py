@@ -49,3 +49,4 @@ def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec: Any, most: int)
     )
     assert blocks.most(1) == 1
     assert blocks.most(1024) == most
+    assert blocks.most(3072, requests=3) == (96 if most == 32 else 3 * most)

@@ -12,7 +12,7 @@ from baton import rpc
 from baton.protos import gang_pb2, gang_pb2_grpc
 from baton.security.names import Role
 from baton.services.errors import StartError
-from baton.services.gang.link import GangLink, Leader, Member, Seat
+from baton.services.gang.link import GangLink, Leader, Member, Seat, _Outbox
 from tests.security.conftest import Become
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
@@ -195,3 +195,11 @@ async def test_a_rank_that_never_comes_is_named() -> None:
         leader, other = await meetings
         assert "rank 1 of 3 did not join within 1 s" in str(leader)
         assert "rank 2 did not meet the others within 1 s: not all members joined" in str(other)
+
+
+async def test_a_late_ring_hides_no_newer_one() -> None:
+    outbox = _Outbox()
+    outbox.put(stage=gang_pb2.STAGE_DRAINED)
+    outbox.put(ring=8)
+    outbox.put(ring=7)
+    assert [await outbox.next(1.0) for _ in range(2)] == [{"ring": 8}, {"stage": gang_pb2.STAGE_DRAINED}]
