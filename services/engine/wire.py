@@ -14,7 +14,7 @@ import msgspec
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 5  # version of router-worker streams; raise it for changes that the other side cannot read
+PROTOCOL = 6  # version of router-worker streams; raise it for changes that the other side cannot read
 _ALWAYS_INLINE = 1 << 62  # bytes, more than any array has
 
 
