@@ -67,6 +67,7 @@ class Member:
             "model": str(options.model),
             "dtype": "float32",
             "max_model_len": 1024,
+            "kv_cache_gib": 0.0625,
             "data_parallel_size": options.size,
             "expert_parallel": options.size > 1,
             "extra": {"skip_tokenizer_init": True},
@@ -184,7 +185,7 @@ class Member:
 def serve(connection: Connection) -> None:
     """Run a member in the forked process: receive its place, then methods to call."""
     place: Place = connection.recv()
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     asyncio.run(_serve(connection, place))
     os._exit(0)  # as a worker leaves
 
