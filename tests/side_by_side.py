@@ -8,7 +8,7 @@ import itertools
 import os
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from harness import support
 class _Worker:
     """A forked process, as the process that collected the tests sees it."""
 
-    def __init__(self, session: pytest.Session, number: int) -> None:
+    def __init__(self, session: pytest.Session, number: int, others: Iterable[_Worker]) -> None:
         self.connection, theirs = Pipe()
         self.given: list[int] = []  # items that it has not started
         self.started: int | None = None
@@ -30,7 +30,8 @@ class _Worker:
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self.pid = os.fork()
         if self.pid == 0:
-            self.connection.close()
+            for one in (self, *others):  # whose connections end with the collector
+                one.connection.close()
             _become(session, number, theirs, base / f"worker-{number}")
         theirs.close()
         self.pidfd = os.pidfd_open(self.pid)  # a process of a test may keep the connection open
@@ -45,8 +46,14 @@ class _Worker:
 def run(session: pytest.Session, workers: int, groups: Sequence[Sequence[int]]) -> None:
     """Run groups of session.items, given by their indices, in this order."""
     waiting = deque(list(group) for group in groups)
-    alive = {number: _Worker(session, number) for number in range(min(workers, len(groups)))}
+    alive: dict[int, _Worker] = {}
+
+    def start(number: int) -> None:
+        alive[number] = _Worker(session, number, alive.values())
+
     try:
+        for number in range(min(workers, len(groups))):
+            start(number)
         while alive:
             for worker in _ready(list(alive.values())):
                 if _hear(session, worker, waiting):
@@ -58,7 +65,7 @@ def run(session: pytest.Session, workers: int, groups: Sequence[Sequence[int]]) 
                     if worker.given:
                         waiting.appendleft(worker.given)
                 if waiting and not session.shouldfail:
-                    alive[worker.number] = _Worker(session, worker.number)
+                    start(worker.number)
             if session.shouldfail:
                 waiting.clear()
                 for worker in alive.values():
@@ -178,7 +185,7 @@ def _work(session: pytest.Session, connection: Connection) -> None:
     try:
         number = next(numbers, None)
         # A message that nobody asked for, or the end of the connection, ends the work.
-        while number is not None and not connection.poll():
+        while number is not None and not connection.poll() and not session.shouldfail:
             following = next(numbers, None)  # may use the same fixtures
             item, after = session.items[number], None if following is None else session.items[following]
             connection.send(("start", number))
