@@ -8,8 +8,8 @@ slots wait while the others are being filled.
 from __future__ import annotations
 
 WHOLE_SHARE = 2  # saves larger than 1/n of staging get a window
-WINDOW_SHARE = 4  # of 1/n of staging
-PARTS = 4  # per window
+WINDOW_SHARE = 4  # each window is 1/n of staging
+PARTS = 4  # parts per window
 LEAST = 2  # slots: one to pull from, one to fill
 
 

@@ -367,7 +367,7 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
     """Return the worker with this id or unique prefix, or the problem in one line.
 
-    A gang is meant by its name: its workers drain together.
+    A gang's name stands for all of its workers, which drain together.
     """
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]

@@ -1,4 +1,4 @@
-"""The settings of `--lora`."""
+"""Define the settings of `--lora`."""
 
 from __future__ import annotations
 

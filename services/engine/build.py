@@ -53,7 +53,7 @@ class EngineInfo:
     free_blocks: int  # when idle; vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
-    lookahead_tokens: int  # 1 + the most drafted tokens
+    lookahead_tokens: int  # 1 + the maximum number of drafted tokens
     vocabulary: int
     drafts_always: bool  # whether it drafts and cannot exempt single requests
     block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens

@@ -116,7 +116,7 @@ def may_be_the_source(decode: Failure | None) -> bool:
 
 
 def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: bool) -> Failure | None:
-    """Return an attempt's failure from those of its two legs so far.
+    """Return an attempt's failure, given the failures of its two legs so far.
 
     begun: the prompt is prefilled, so the decode worker could decode
     """

@@ -63,7 +63,7 @@ class RequestState:
     """
 
     request_id: str  # for workers and scheduler
-    frontend_id: str  # vLLM's
+    frontend_id: str  # in vLLM's front end
     engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
     max_tokens: int  # output tokens asked for
@@ -76,7 +76,7 @@ class RequestState:
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
     model: str = ""  # the name under which it is served
-    adapter: Adapter | None = None  # LoRA's
+    adapter: Adapter | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements so far
@@ -89,13 +89,13 @@ class RequestState:
     method: str = ""  # the last decode worker's speculative method
     outcome: str = ""  # at the end: stop, length, repetition, abort, error or refused
     waited_s: float = 0.0  # in the waiting room, before the first placement
-    response_id: str = ""  # the client's
+    response_id: str = ""  # the `id` in the client's response
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
-    taken: float = 0.0  # time.monotonic: when it came from the front end
+    taken: float = 0.0  # time.monotonic: received from the front end
     charged: float = 0.0  # time.monotonic: charged to its tenant; the wait for room begins
-    timings: Timings = field(default_factory=Timings)  # the current attempt's
-    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
+    timings: Timings = field(default_factory=Timings)  # of the current attempt
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # of earlier attempts
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     spent_before: Spent = field(default_factory=Spent)  # cost of the earlier attempts
     arrived: float = field(default_factory=time.monotonic)  # its body was complete

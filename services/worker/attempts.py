@@ -41,7 +41,7 @@ class RunningAttempt:
     inside: bool = False  # engine steps may include it
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
-    share: Share = field(default_factory=Share)  # the room that it holds
+    share: Share = field(default_factory=Share)
 
     @property
     def mark(self) -> tuple[int, int]:

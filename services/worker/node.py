@@ -253,7 +253,7 @@ class Node:
             if self._gang is not None:
                 await self._gang.end(self._settings.worker.drain_timeout_s, dispatcher.failed)
         elif self._gang is not None:
-            await self._gang.link.close()  # first of all, as the others wait for this engine
+            await self._gang.link.close()  # first, because the others wait for this engine
         await self._flush(dispatcher)
         if dispatcher.failed.done() or self._handed_back:
             await asyncio.sleep(LAST_WORDS_S)

@@ -230,7 +230,7 @@ class Outgoing:
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Renew the leases in `held`, of those that the ranks were `asked` for at `at_s`; end the others."""
+        """Renew those leases, of the ones `asked` about at `at_s`, that the ranks `held`; end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest

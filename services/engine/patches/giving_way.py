@@ -55,7 +55,7 @@ class _Step:
     """A step in which some requests give way."""
 
     first: int  # priority of the first class
-    contest: Contest | None  # None: the first class keeps arriving, but does not want this step
+    contest: Contest | None  # None: first-class requests keep arriving, but none needs this step
     rows: set[str]  # ids of decoding requests that give way
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # whether one more prompt that gives way may be computed

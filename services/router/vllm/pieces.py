@@ -124,8 +124,8 @@ class Cutter:
             self.runs.remove(
                 IDEOGRAPHS
             )  # whether capitals after it belong to its word depends on the word's start
-        # A seam is in the middle of a block of twice this many characters of a run, some tokens from its
-        # edges.
+        # A seam lies in the middle of a block of a run, twice this many characters long: several tokens from
+        # its edges.
         self.margin = max(64, 4 * tokenizer.max_chars_per_token)
 
     def ids(self, text: str, enough: int | None = None) -> list[int] | None:
