@@ -146,7 +146,7 @@ class Controller:
             draft.stop(role, present.of(role) - max(kept.of(role), bounds.least), bounds)
 
     def _remember(self, at: float, present: Counts, wanted: Counts) -> Counts:
-        """Record the wanted numbers; return how many workers each side could have spared for `flip_after_s`."""
+        """Record the wanted numbers; return how many workers each side could spare for `flip_after_s`."""
         if not self._history:  # no history: assume that all present workers were needed
             self._history.append((at, present))
         self._history.append((at, wanted))
@@ -180,7 +180,7 @@ class Controller:
                 self._barred[name] = at + START_S
 
     def _predict(self, demand: Demand, todo: Work, ready: Counts) -> Settled | None:
-        """Once the last prediction has expired, predict the next `AHEAD_S`; return the expired one with the facts."""
+        """When the last prediction has expired, make the next one; return the expired one with the facts."""
         totals = self._demand.totals
         settled = None
         if self._forecast is not None:

@@ -110,7 +110,7 @@ class Draft:
                 most -= 1
 
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
-        """Order up to `most` workers of this role to leave: first those not registered yet, then the least busy.
+        """Order up to `most` workers of this role to leave: first unregistered ones, then the least busy.
 
         Among idle workers the last by name goes, `worker-3` before `decode-0`, so temporary workers leave
         first, and their nodes become free. A worker that no fleet started stays, because nobody could start

@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
 
 from baton.protos import handoff_pb2, worker_pb2
 
-EOS = 256  # the checkpoint's; token n is byte n below it
+EOS = 256  # of the checkpoint; lower tokens are bytes
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass
 class Running:
-    work: asyncio.Event  # its router's
+    work: asyncio.Event  # set when its router has work
     start: worker_pb2.Start
     prompt: list[int]
     max_tokens: int

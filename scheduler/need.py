@@ -34,7 +34,7 @@ class Need:
     prefix: PromptKeys = NO_KEYS  # keys of the prompt's KV blocks
     exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
     vllm_version: str = ""  # the version that the router runs; empty: any
-    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
+    model_fingerprint: str = ""  # the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
     adapter: Adapter | None = None  # None: the base model
     priority: int = 0  # of its class; when all workers are full, lower values go before older requests

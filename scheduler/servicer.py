@@ -86,7 +86,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
         self._loads: dict[str, bytes] = {}  # router id -> load not yet written to the store
-        self._streams: set[asyncio.Task[Any]] = set()  # of routers
+        self._streams: set[asyncio.Task[Any]] = set()  # tasks of the routers' streams
 
     async def tend(self) -> None:
         """Write routers' loads to the store, for the scheduler that autoscales."""

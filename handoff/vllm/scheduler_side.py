@@ -68,7 +68,7 @@ class _Save:
     chunks: int = 0  # set with the last part
     begun: list[ShardSave] = field(default_factory=list)
     done: list[ShardSave] = field(default_factory=list)
-    manifest: Manifest | None = None  # for early pulls
+    manifest: Manifest | None = None  # used by early pulls
     wanted: bool = True
 
 

@@ -62,7 +62,7 @@ class RequestState:
     memory stays below `journal_bytes`. Nothing changes once `outcome` is set.
     """
 
-    request_id: str  # for workers and scheduler
+    request_id: str  # used by workers and the scheduler
     frontend_id: str  # in vLLM's front end
     engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
@@ -85,7 +85,7 @@ class RequestState:
     excluded: set[str] = field(default_factory=set)  # workers that failed it, to be avoided
     prefill_workers: list[str] = field(default_factory=list)  # each worker that prefilled it, once
     decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
-    model_fingerprint: str = ""  # of the weights on the last decode worker
+    model_fingerprint: str = ""  # fingerprint of the last decode worker's weights
     method: str = ""  # the last decode worker's speculative method
     outcome: str = ""  # at the end: stop, length, repetition, abort, error or refused
     waited_s: float = 0.0  # in the waiting room, before the first placement

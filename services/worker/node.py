@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seco
 logger = logging.getLogger(__name__)
 
 # All in seconds.
-SCHEDULER_WAIT_S = 60.0  # at the start
+SCHEDULER_WAIT_S = 60.0  # wait for a scheduler at the start
 ENGINE_STALL_S = 300.0  # a step that takes longer counts as hung
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0

@@ -104,11 +104,11 @@ class _Handoff:
 
     request_id: str
     epoch: int
-    session: int  # of its router
+    session: int  # of the router's stream
     key: bytes
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # of the KV that can be pulled
+    manifest: Manifest | None = None  # describes the KV that can be pulled
     end: FollowReply | None = None
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None

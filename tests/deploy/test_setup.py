@@ -51,7 +51,7 @@ esac
 def test_a_python_is_chosen_or_refused(
     pythons: dict[str, bool], named: str, said: str, tmp_path: Path
 ) -> None:
-    """Run the script with only these Pythons; values: whether they fit."""
+    """Run the script with only these Pythons installed. The values say whether each is suitable."""
     (tools := tmp_path / "tools").mkdir()
     (tmp_path / "deploy" / "setup").mkdir(parents=True)
     script = shutil.copy(ROOT / "deploy" / "setup" / "venv", tmp_path / "deploy" / "setup" / "venv")

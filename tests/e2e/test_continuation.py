@@ -55,7 +55,7 @@ def test_goes_on(found: dict[str, Score | BaseException], feature: Feature) -> N
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="three engines each: WHOLE_TABLE=1")
 @pytest.mark.parametrize("name", KEEPS_OTHERWISE)
 async def test_goes_on_where_layers_keep_different_things(name: str, tmp_path: Path) -> None:
-    """At every position; tests/handoff/test_vllm_groups.py tests the same inside one engine."""
+    """Fail at every position. tests/handoff/test_vllm_groups.py tests the same inside one engine."""
     model = ARCHITECTURES[name]
     features = of_prompts(model.prompts(2))
     with site(tmp_path / "site", architecture=model) as where:

@@ -23,9 +23,9 @@ from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
 
 LONG = {"max_tokens": 900, **GREEDY}
-LEASE_S = 3.0  # of workers; a hung one is noticed after this
+LEASE_S = 3.0  # lease of workers; a hung one is noticed after this
 BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
-LONGEST_PAUSE_S = 15.0  # on a busy machine; on an idle one, a lease and a fraction of a second
+LONGEST_PAUSE_S = 15.0  # for a busy machine; an idle one takes a lease and a fraction of a second
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from harness.support import CALL_S, eventually
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS, TOKENS = 8, 70
-FAILED = "its engine failed"  # in the output of `baton up`
+FAILED = "its engine failed"  # printed by `baton up`
 KILLED = "died (signal SIGKILL)"  # likewise
 
 

@@ -80,7 +80,7 @@ def loads(process: Process, library: str) -> bool:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
-    """It ends at once and leaves no process. The start is cold: forked processes have imported vLLM."""
+    """`baton up` ends at once and leaves no process. It starts cold: forked processes have imported vLLM."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)

@@ -83,7 +83,7 @@ def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, tuple[i
 def write_all(
     engine: Engine, prompts: dict[str, list[int]], saved: Mapping[str, tuple[int, Manifest]]
 ) -> dict[str, Answer]:
-    """Continue behind the saved first tokens, or answer alone."""
+    """Continue after the saved first tokens, or answer alone."""
     for name, prompt in prompts.items():
         if name in saved:
             first, manifest = saved[name]

@@ -135,7 +135,7 @@ IDLE = pb.WorkerLoad(free_blocks=99)
 
 
 def test_an_idle_decode_worker_prefills_while_others_queue() -> None:
-    """Only while its own queue is shorter and it decodes nothing."""
+    """It does so only while its own queue is shorter and it decodes nothing."""
 
     def chosen(queued: int, own: int, load: pb.WorkerLoad | None, decoding: int = 1) -> tuple[str, str]:
         reader, booked = worker("p", P, Reserved(prompt_tokens=queued)), Reserved(own, decoding=decoding)

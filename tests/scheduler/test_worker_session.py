@@ -77,7 +77,7 @@ async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client
         with pytest.raises(NoCapacity, match="none is ready"):
             await place(client, "r", 1, 1, 1)
         assert not second.draining.is_set()
-        assert (await client.undrain("m.2")).name == "m"  # by the id of any of its workers
+        assert (await client.undrain("m.2")).name == "m"  # the id of any of its workers is enough
         await until(lambda: not second.held)
         assert await asked() == [("READY", False)]
         await place(client, "r", 2, 1, 1)
@@ -205,7 +205,7 @@ async def test_every_scheduler_gets_all_messages_of_a_worker(both: Two) -> None:
             one.load and one.load.running > 10 and one.identity.HasField("capacity") for one in both.views()
         )
     )
-    assert len(heard) < next(loads) * 0.7  # only from its home
+    assert len(heard) < next(loads) * 0.7  # only the home scheduler's answers
     assert heard[0] > 1.7e9  # the scheduler's clock
     session.drain()
     await both.both_see("DRAINING")

@@ -84,7 +84,7 @@ def test_one_that_is_away_or_refuses_is_wrong(start: Start) -> None:
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> None:
-    """With exactly the rights in docs/security.md all is OK; without one of them, the doctor says so."""
+    """The rights in docs/security.md are enough; if one of them is missing, the doctor says so."""
     acl = RULES if enough else RULES.replace("+hgetall ", "")
     (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
     server = start("", "--aclfile", str(tmp_path / "users.acl"))

@@ -1,4 +1,4 @@
-"""How vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
+"""Test how vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
 
 from __future__ import annotations
 

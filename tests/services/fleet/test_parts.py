@@ -65,7 +65,7 @@ def wail() -> None:
 
 
 def test_who_waits_hears_what_is_waited_for_said_last(fleet: Fleet) -> None:
-    """For example of a model whose download hangs."""
+    """The last line of a part may be about a model whose download hangs."""
     part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
     assert part.child is not None
     eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")

@@ -40,7 +40,7 @@ def nodes() -> list[psutil.Process]:
     """Return the `baton node` processes of this test."""
     found = []
     for one in psutil.Process().children():
-        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # of another test
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # another test started it
             if "--orders" in " ".join(one.cmdline()):
                 found.append(one)
     return found

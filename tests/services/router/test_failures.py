@@ -189,7 +189,7 @@ async def test_an_answer_continues_on_the_same_weights(cluster):
 
 
 async def test_workers_of_another_vllm_are_not_asked(cluster):
-    """Neither by the scheduler nor by the router: their requests are encoded differently."""
+    """Neither the scheduler nor the router chooses them, because their requests are encoded differently."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
     theirs.vllm_version = "0.1.0"
     theirs.refusal = "another vLLM"
@@ -210,7 +210,7 @@ async def test_workers_of_another_vllm_are_not_asked(cluster):
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(cluster, after):
-    """Even without a token: it was admitted, so its client should not notice the loss."""
+    """This holds even without a token: the request was admitted, so its client should not notice the loss."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, after, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))

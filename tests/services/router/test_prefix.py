@@ -14,7 +14,7 @@ from harness.router import engine_request
 from harness.support import CALL_S
 from tests.services.router.asking import right
 
-BLOCKS = 40  # of the prompt, cached at d0
+BLOCKS = 40  # blocks of the prompt, cached at d0
 PROMPT = [number % 200 for number in range((BLOCKS + 5) * BLOCK_SIZE)]
 HELD = BLOCKS * BLOCK_SIZE
 PULLS = "prefix_pulls_total"
@@ -32,7 +32,7 @@ async def holding(cluster, prefill=1, decode=1):
     """Add workers, and tell the scheduler that d0 has the prompt's first blocks cached."""
     workers = await cluster.pair(prefill, decode)
     for worker in workers:
-        worker.patience_s = CALL_S  # as the router's
+        worker.patience_s = CALL_S  # like the router's patience
     holds(cluster, "d0", BLOCKS)
     return workers
 

@@ -73,7 +73,7 @@ async def test_shared_blocks_are_not_booked_twice(cluster):
 
     await cluster.send("q", prompt, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 3, "it writes")
-    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # with one lookahead token
+    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # plus one lookahead token
     await booked(cluster, "d0", blocks=whole - 5)
 
 

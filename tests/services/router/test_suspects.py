@@ -304,7 +304,7 @@ async def test_a_long_trial_does_not_wait_for_much_later_short_ones(monkeypatch)
         ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),
         ([(Trouble.HANDOFF, False), (Trouble.STALE, False)], False, False, False),
-        ([(Trouble.LOST, False, 2)] * 5, False, False, False),  # with progress in between
+        ([(Trouble.LOST, False, 2)] * 5, False, False, False),  # it made progress in between
         ([(Trouble.LOST, False, 0, "w")] * 2, False, False, False),  # it may have hung and then died
         ([(Trouble.LOST, False, 0, "w")] * 3, True, False, False),  # the request breaks the stream each time
     ],

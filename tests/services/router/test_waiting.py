@@ -268,7 +268,7 @@ async def test_the_last_rooms_are_kept_for_the_first_class():
     for name in names("b", 5):
         house.guest(name, service=BATCH)
     await until(lambda: len(house.waiting) == 3, "two are in")
-    await house.guest("a")  # at once, although others wait
+    await house.guest("a")  # placed at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
 
 
@@ -285,7 +285,7 @@ async def test_a_class_below_its_share_is_owed_a_place():
     await house.queue(*names("b", 5), service=BATCH)
     await house.queue(*names("c", 30))
     await house.refill(20)
-    assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
+    assert sum(name.startswith("b") for name in house.inside) == 2  # out of 29
     house.waiting.left(BATCH)
     await house.refill()
     assert house.inside[-1] == "b2"

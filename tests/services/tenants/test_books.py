@@ -75,7 +75,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
     await place.edit(lambda held: held.with_key("a", key(1)))
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o640)
-    link = tmp_path / "link.yaml"  # as in a mounted secret
+    link = tmp_path / "link.yaml"  # a mounted secret is a link, too
     link.symlink_to(file)
     await FileBook(str(link)).edit(lambda held: held.with_key("b", key(2)))
     assert link.is_symlink()

@@ -28,7 +28,7 @@ class Process:
 
     server: Server
     port: int
-    other_port: int  # of the process that does not run
+    other_port: int  # port of the process that does not run
     clients: list[Client] = field(default_factory=list)
 
     def client(self, port):
