@@ -50,7 +50,10 @@ BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     (
         *("speculation", "served.1P1D.mtp + suffix.{key}.1.{arm}"),
         *("mtp + suffix", "none", "Baton without drafts"),
-        {one: f"{one} answers with `mtp` and suffixes, ms an output token" for one in ("chat", "repetitive")},
+        {
+            one: f"{one} answers with `mtp` and suffixes, ms per output token"
+            for one in ("chat", "repetitive")
+        },
     ),
     (
         *("fair-share", "models.qwen2-80m.behind 4.{arm}.{key}"),

@@ -59,7 +59,7 @@ class ClassSettings(BaseModel):
     """Guaranteed share of placements, of an engine's time during prompts, and of the requests in a decode
     step. Lower classes also leave this share of the workers' room free."""
     preemptible: bool = False
-    """Whether an engine may preempt its requests. They go on later with the same answer."""
+    """Whether an engine may preempt its requests. They continue later, with the same answer."""
     patience_s: Patience = 30.0
     """After waiting this many seconds, a request goes before later ones of all classes."""
 

@@ -312,7 +312,7 @@ class Parts:
         left = ""  # the owner of a larger deployment knows what is left
         if self.whole:
             watches = part.kind is Kind.WATCHER
-            left = ", readiness is no longer reported" if watches else ", the others go on serving"
+            left = ", readiness is no longer reported" if watches else ", the others keep serving"
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:

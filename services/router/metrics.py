@@ -38,7 +38,7 @@ class RouterMetrics(Metrics):
     prefix = "baton_router_"
 
     _placements = counter("Placements: pair (with a handoff) or alone (one worker)", "kind")
-    _placements_moved = counter("Placements by another scheduler than the router's own")
+    _placements_moved = counter("Placements by a scheduler other than the router's own")
     _placements_without_scheduler = counter("Placements by the router itself, from its snapshot")
     rejections = counter("Requests and retries without a placement, by reason", "code")
     _retries = counter("Failed attempts, by kind", "trouble", "worker")

@@ -167,7 +167,7 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
                 killed.kill()
             if name == "decode-0":
                 eventually(
-                    lambda: said("decode-0", "given up, the others go on serving"), 20, "it is given up"
+                    lambda: said("decode-0", "given up, the others keep serving"), 20, "it is given up"
                 )
                 answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
                 assert answer.choices[0].text

@@ -1,4 +1,4 @@
-"""Choose how many tokens each step drafts, and observe how the drafts fare.
+"""Choose how many tokens each step drafts, and observe how many are accepted.
 
 A step in which no request continues to decode drafts nothing, whatever else was chosen. These are all steps
 of a worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs

@@ -316,7 +316,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/response_store.py",
-        why="vLLM stores responses for ever, open to anybody who knows an id. A background response counts "
+        why="vLLM stores responses forever, open to anybody who knows an id. A background response counts "
         "for nobody, and its failure is lost.",
         symbols=(
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
@@ -329,7 +329,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/quick_unions.py",
-        why="pydantic tries all members of a union for every list item. Our validators try only those that "
+        why="pydantic tries all members of a union forevery list item. Our validators try only those that "
         "match `type` or `role`, and stop at the first wrong item.",
         symbols=(
             "vllm.entrypoints.openai.responses.protocol:ResponsesRequest",

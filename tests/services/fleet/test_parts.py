@@ -147,7 +147,7 @@ def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     fleet.kill(decode, 3)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
-    assert "the others go on serving" in fleet.said[-1]
+    assert "the others keep serving" in fleet.said[-1]
     assert not fleet.parts.waiting_for
     fleet.kill(prefill, 2)
     with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
@@ -165,7 +165,7 @@ def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
     pair(fleet)
     one, other = fleet.parts.members[1], fleet.add("scheduler-1", Kind.SCHEDULER)
     fleet.kill(one, 3)
-    assert "given up, the others go on serving" in fleet.said[-1]
+    assert "given up, the others keep serving" in fleet.said[-1]
     fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can serve without it"):
         fleet.kill(other)
