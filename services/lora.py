@@ -16,7 +16,5 @@ class LoraSettings(BaseModel):
 
     adapters: dict[Name, str] = Field(min_length=1)
     """Folders in PEFT's layout, by model name in the API."""
-    max_lora_rank: int | None = Field(None, ge=1, le=512)
-    """Highest rank of an adapter; if unset, that of these adapters."""
     max_loras: int | None = Field(None, ge=1)
     """Most adapters in one batch, which takes device memory for each; if unset all, but at most 8."""

@@ -40,8 +40,6 @@ class EngineSettings(Section):
     """Data type of weights and KV cache; the model's own by default."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
     """Longest sequence, in prompt and output tokens."""
-    block_size: Positive | None = None
-    """Tokens per KV block. If unset: vLLM's default on a GPU; 32 on a CPU, or 16 with MLA."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
     """KV cache of one worker, in GiB."""
     max_num_seqs: Positive = 64

@@ -123,7 +123,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
             "raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model",
         ),
         (["--kv-cache-gib", "100000"], "lower --kv-cache-gib, or end what uses the memory"),
-        (["--block-size", "7"], "engine.block_size (value 7): give --block-size a multiple of 32"),
+        (["--engine-args", '{"block_size": 7}'], "engine.extra.block_size (value 7): set a multiple of 32"),
         (["--tensor-parallel-size", "64"], "the engine has 64 ranks (engine.tensor_parallel_size"),
         (
             ["--max-num-batched-tokens", "32"],
