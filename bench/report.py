@@ -25,8 +25,8 @@ _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 _USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
-# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. More
-# tokens/s are better; everything else is better lower.
+# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. For
+# tokens/s, higher is better; for everything else, lower is better.
 BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     (
         *("disaggregation", "median.{arm}.{key}", "1P1D", "2 aggregated", "two aggregated engines"),

@@ -302,7 +302,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = tokens[-1] == EOS
         one.generated += len(tokens)
         one.generated_here += len(tokens)
-        reason = None  # a request that is prefilled goes on elsewhere
+        reason = None  # a request that is prefilled continues elsewhere
         if ends:
             reason = FinishReason.STOP
         elif one.generated >= one.max_tokens or one.generated_here == start.alone_tokens > 0:

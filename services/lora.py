@@ -17,4 +17,5 @@ class LoraSettings(BaseModel):
     adapters: dict[Name, str] = Field(min_length=1)
     """Folders in PEFT's layout, by model name in the API."""
     max_loras: int | None = Field(None, ge=1)
-    """Most adapters in one batch, which takes device memory for each; if unset all, but at most 8."""
+    """Maximum number of adapters in one batch, each of which takes device memory; by default all, but at most
+    8."""

@@ -113,7 +113,7 @@ class Parts:
     say: Say
     patience: Patience = field(default_factory=Patience)
     # Whether these are all parts of the deployment. If so, a part that cannot start ends it, and so does a
-    # shortage of parts. If not, each part is given up by itself, and the owner checks when it is ready.
+    # shortage of parts. If not, each part is given up by itself, and the owner watches its readiness.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)

@@ -69,7 +69,7 @@ class Suspicion:
 
     suspect: bool = False
     ends: int = 0  # in a batch: engines that died, or pairs of lost workers
-    failures: int = 0  # in a batch: engines that failed and went on, since the last progress
+    failures: int = 0  # in a batch: engine failures that the engine survived, since the last progress
     losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
     convicted: bool = False
 

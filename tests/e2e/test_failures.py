@@ -212,7 +212,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 
 
 def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
-    """Check a trace of a request that lost this decode worker `since` then."""
+    """Check the trace of a request that lost this decode worker at or after `since`."""
 
     def decoded_by(root: Span) -> dict[str, int]:
         spans = collector.trace(root.trace_id)

@@ -1,4 +1,4 @@
-"""Requests that break an engine's step together with streams: only they fail, and the deployment goes on."""
+"""Requests that break an engine's step together with streams: only they fail, and others are served."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _ngram_match_kernel(
         else:
             start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
             step = tl.arange(0, K_POWER)
-            # A continuation that reaches the end of the text goes on with its own first drafts.
+            # A continuation that reaches the end of the text continues with its own first drafts.
             source = start + step % (size - start)
             token = _at(text, length, tail, source, step < limit, HAS_TAIL)
             into = drafts + request * drafts_stride + step

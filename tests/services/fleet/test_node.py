@@ -72,7 +72,7 @@ def test_it_runs_what_is_ordered_and_restarts_what_dies(owner: Owner) -> None:
     owner.order(one, other)
     owner.until(one="running", other="running")
     pids = {child.pid for child in owner.children}
-    owner.order(other)  # the other part goes on
+    owner.order(other)  # the other part keeps running
     owner.until(other="running")
     (left,) = owner.children
     assert left.pid in pids

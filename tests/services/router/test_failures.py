@@ -1,4 +1,4 @@
-"""Workers that fail on demand: the request goes on elsewhere, and each token comes once."""
+"""Workers that fail on demand: the request continues elsewhere, and each token comes once."""
 
 import asyncio
 import re

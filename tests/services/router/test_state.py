@@ -84,7 +84,7 @@ def test_the_journal_is_bounded_while_answers_grow():
             assert journal.size <= GROWTH * journal.limit
 
     write(300)
-    assert journal.size > journal.limit  # they go on
+    assert journal.size > journal.limit  # they continue
     with pytest.raises(Overloaded, match="journal"):
         write(1500)
     with pytest.raises(NotAdmitted):

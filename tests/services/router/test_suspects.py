@@ -70,7 +70,7 @@ async def test_a_request_that_fails_an_engine_alone_is_convicted(cluster):
 
 async def test_a_repeat_of_a_convicted_request_is_refused(cluster):
     workers = await cluster.pair()
-    # The trial is on the worker whose engine failed and goes on.
+    # The trial is on the worker whose engine failed and continues.
     workers[0].faults += [
         Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
         Fault(PHASE_DECODE, failed=ENGINE),

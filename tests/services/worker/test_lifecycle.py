@@ -121,7 +121,7 @@ async def test_an_operator_drains_and_undrains_a_worker(workers: Fleet) -> None:
 
 
 async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worker) -> None:
-    """Requests and handoffs from before go on."""
+    """Requests and handoffs from before the change continue."""
     worker = workers.started("prefill")
     prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
     handed = request("handed over across the change", prompt(100, seed=21))

@@ -155,7 +155,7 @@ def test_prompts_that_give_way_have_short_steps_while_first_requests_arrive(
     world = World(config, lambda tokens: 0.001 * tokens)
 
     def full_steps(count: int) -> int:
-        """Run so many steps with enough prompts. Return the most tokens in one of the last five."""
+        """Run this many steps with enough prompts. Return the size of the largest of the last five."""
         found = []
         for _ in range(count):
             while len(world.scheduler.requests) < SLOTS:
