@@ -14,7 +14,7 @@ WARPS = 8
 class Cut:
     """The way a kernel cuts quantised rows into tiles."""
 
-    rows: int  # most rows per tile
+    rows: int  # maximum rows per tile
     warps: int
     constants: dict[str, int]  # the kernel's compile-time arguments
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The steps and seconds in which an engine must answer its own request for two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
-SHAPES = 16  # most requests that the log describes
+SHAPES = 16  # maximum number of requests that the log describes
 _STICKY = (
     *("cuda error", "cuda runtime", "cuda driver", "triton error", "nccl", "hip error", "device-side assert"),
     *("cublas", "cudnn", "cusolver", "cusparse", "cufft", "curand"),

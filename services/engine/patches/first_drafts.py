@@ -25,8 +25,8 @@ from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
-# Most tokens that a draft model drafts for a handoff. Each one after the first delays the first token by a
-# pass.
+# The maximum number of tokens that a draft model drafts for a handoff. Each one after the first delays the
+# first token by a pass.
 MOST = 2
 
 ALLOCATE_SLOTS = (  # callers pass only the first two by position

@@ -60,7 +60,7 @@ class _Step:
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # whether one more prompt that gives way may be computed
     new: bool = True  # whether all waiting requests may begin, or only those that hold KV
-    most_new: int | None = None  # most waiting requests that may begin; None: as many as find a slot
+    most_new: int | None = None  # waiting requests that may begin, at most; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
     others: int = 0  # tokens of requests that give way
