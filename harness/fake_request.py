@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
 
 from baton.protos import handoff_pb2, worker_pb2
 
-EOS = 256  # of the checkpoint; lower tokens are bytes
+EOS = 256  # the checkpoint's end token; lower tokens are bytes
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
@@ -97,7 +97,7 @@ class Running:
         )
 
     def events(self, step_s: float) -> list[Any]:
-        """Return the events of a first output: queued on arrival, scheduled a step ago."""
+        """Return the events of a first output: queued on arrival, scheduled one step before now."""
         scheduled = max(self.queued, time.monotonic() - step_s)
         return [
             EngineCoreEvent(EngineCoreEventType.QUEUED, self.queued),

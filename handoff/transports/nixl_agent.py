@@ -92,7 +92,7 @@ class Read:
 
     peer: str
     what: str  # named in error texts
-    handle: Any  # of NIXL
+    handle: Any  # NIXL's handle
     state: State = State.UNDER_WAY
     began_s: float = field(default_factory=time.monotonic)
 

@@ -104,7 +104,7 @@ class EnginePlan:
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
-    gang: GangRank | None = None  # for an engine of a gang
+    gang: GangRank | None = None  # if the engine is in a gang
 
 
 def build_config(plan: EnginePlan) -> Any:

@@ -27,7 +27,7 @@ class GangRank:
 
     rank: int
     host: str
-    store_port: int  # of torch's TCPStore
+    store_port: int  # torch's TCPStore listens there
 
 
 def open_store(host: str) -> Any:

@@ -75,7 +75,7 @@ class EngineHost:
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
-        self._lockstep: Lockstep | None = None  # in a gang
+        self._lockstep: Lockstep | None = None  # None: not in a gang
         self._ring: Callable[[int], None] | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # see EngineInfo

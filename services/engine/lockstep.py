@@ -38,7 +38,7 @@ class Lockstep:
     ) -> None:
         self._agree, self._ring, self._dummy = agree, ring, dummy
         self._interval = interval
-        self._turn = 0  # in this wave
+        self._turn = 0  # turns of this wave
         self.wave = 0
         self.running = False
         self.dummies = 0  # forwards without requests since the start

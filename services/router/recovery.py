@@ -41,7 +41,7 @@ class Trouble(Enum):
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
 
 
-TROUBLES = {  # by the code of a worker's message
+TROUBLES = {  # keyed by the code of a worker's message
     worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
     worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
     worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
@@ -67,7 +67,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
-    engine_goes_on: bool = False  # with ENGINE: only the failed step's requests ended
+    engine_goes_on: bool = False  # only for ENGINE: only the failed step's requests ended
 
     @property
     def decode_side_is_fine(self) -> bool:

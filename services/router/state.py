@@ -63,7 +63,7 @@ class RequestState:
     """
 
     request_id: str  # used by workers and the scheduler
-    frontend_id: str  # in vLLM's front end
+    frontend_id: str  # vLLM's front end knows the request by it
     engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
     max_tokens: int  # output tokens asked for
@@ -87,15 +87,15 @@ class RequestState:
     decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
     model_fingerprint: str = ""  # fingerprint of the last decode worker's weights
     method: str = ""  # the last decode worker's speculative method
-    outcome: str = ""  # at the end: stop, length, repetition, abort, error or refused
-    waited_s: float = 0.0  # in the waiting room, before the first placement
+    outcome: str = ""  # empty until the end; then stop, length, repetition, abort, error or refused
+    waited_s: float = 0.0  # time in the waiting room, before the first placement
     response_id: str = ""  # the `id` in the client's response
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
     taken: float = 0.0  # time.monotonic: received from the front end
     charged: float = 0.0  # time.monotonic: charged to its tenant; the wait for room begins
-    timings: Timings = field(default_factory=Timings)  # of the current attempt
-    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # of earlier attempts
+    timings: Timings = field(default_factory=Timings)  # the current attempt's
+    before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT))
     spent_before: Spent = field(default_factory=Spent)  # cost of the earlier attempts
     arrived: float = field(default_factory=time.monotonic)  # its body was complete

@@ -68,8 +68,8 @@ class Suspicion:
     """
 
     suspect: bool = False
-    ends: int = 0  # in a batch: engines that died, or pairs of lost workers
-    failures: int = 0  # in a batch: engine failures that the engine survived, since the last progress
+    ends: int = 0  # engines that died, or pairs of workers lost, while it was in a batch
+    failures: int = 0  # since the last progress, in a batch: failures that the engine survived
     losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
     convicted: bool = False
 

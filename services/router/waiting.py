@@ -77,7 +77,7 @@ class ClassQueue:
         self.owed_until = 0.0  # until then it goes before other classes
         self.rests_until = 0.0  # until then it may not do so again
         self._tenants: dict[str, _Tenant] = {}
-        self._position = 0.0  # of the tenant that had the last turn
+        self._position = 0.0  # position of the tenant that had the last turn
 
     @property
     def first(self) -> Turn:

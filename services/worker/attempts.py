@@ -34,7 +34,7 @@ class RunningAttempt:
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
     incoming: Incoming | None = None  # KV that comes from another worker
-    traceparent: str = ""  # for log lines
+    traceparent: str = ""  # appears in log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # services/engine/requests.py: Prepared
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it

@@ -54,7 +54,7 @@ ENGINE_STALL_S = 300.0  # a step that takes longer counts as hung
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
-FLUSH_S = 1.0  # to send the last replies to routers
+FLUSH_S = 1.0  # limit for sending the last replies to routers
 # Time for routers to read their last replies before their streams end: gRPC drops unread ones.
 LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0

@@ -104,7 +104,7 @@ class _Handoff:
 
     request_id: str
     epoch: int
-    session: int  # of the router's stream
+    session: int  # identifies the router's stream
     key: bytes
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
@@ -132,8 +132,8 @@ class Outgoing:
         """Use `release` to release KV; it must not block."""
         self._release = release
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
-        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # by the end of the lease
-        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # in NOTHING, oldest first
+        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
+        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
         self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
         self._ends = False  # new followers are refused

@@ -95,7 +95,7 @@ def test_two_revisions_and_two_versions_of_vllm() -> None:
         assert choose(replace(need(), vllm_version=wanted), *old, *later) == pair
     code, message = choose(replace(need(), model_fingerprint="f2"), *old, worker("m", M))
     assert code == "NO_WORKERS"
-    assert "other weights than began the output" in message
+    assert "not the weights that began the output" in message
 
 
 @pytest.mark.parametrize("crowded", ["p", "d"])

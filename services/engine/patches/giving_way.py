@@ -37,7 +37,7 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 logger = logging.getLogger(__name__)
 
 MOST_PREEMPTIONS = 3  # per request; each costs its slot, and at worst all its computation
-MOST_SHARE = 0.9  # for all requests that give way together
+MOST_SHARE = 0.9  # limit of all requests that give way together
 
 
 def standing_of(request: Any) -> Standing:

@@ -46,7 +46,7 @@ class ObjectPatch:
     file: str
     symbols: tuple[str, ...]
     until: str
-    why: str = ""  # by default the file's docstring says it
+    why: str = ""  # empty: the file's docstring says it
     processes: str = ROUTER
 
 

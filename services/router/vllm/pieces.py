@@ -155,7 +155,7 @@ class Cutter:
 
     def _seam(self, backend: Tokenizer, ids: list[int], run: Run) -> tuple[int, int]:
         """Return the number of tokens before the seam and of characters after it; (0, 0) without one."""
-        size = 0  # in bytes: a character of a byte-level token stands for one
+        size = 0  # number of bytes: each character of a byte-level token stands for one
         for kept in range(len(ids) - 1, 0, -1):
             size += len(backend.id_to_token(ids[kept]) or "")
             length, odd = divmod(size, run.width)

@@ -116,7 +116,7 @@ def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Rank, tcp: Tcp) -> N
 def test_a_source_that_ends_or_stops_ends_its_pulls(
     own_folder: Path, tcp: Tcp, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """Its host still acknowledges what a stopped process does not read."""
+    """A stopped process reads nothing, but its host still acknowledges what arrives."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     doomed = RemoteSource()
     pid = doomed.process.pid or 0

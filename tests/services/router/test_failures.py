@@ -150,7 +150,7 @@ async def test_no_other_worker_can_decode(cluster, limits, status, because):
     ids=["recomputed", "prefilled elsewhere", "with a token in flight"],
 )
 async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(cluster, prompt, crosses):
-    """The pull's own deadline is much later. A token that is in flight is not the next attempt's."""
+    """The pull's own deadline is much later. A token in flight does not count for the next attempt."""
     cluster.remake(silence_s=0.5)
     *prefills, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=crosses))  # it waits for the KV
