@@ -64,7 +64,7 @@ def makers(transport: str) -> list[Maker]:
 
 
 def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
-    """Flip, cut, insert, double or splice bytes; never return the same."""
+    """Flip, cut, insert, double or splice bytes; never return them unchanged."""
     while True:
         at, until = sorted((rng.randrange(len(good)), rng.randrange(1, len(good) + 1)))
         way = rng.randrange(6)
