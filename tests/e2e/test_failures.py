@@ -258,7 +258,7 @@ async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
+def test_without_a_scheduler_requests_continue(two_pairs: Deployment) -> None:
     """The scheduler hangs, dies and is replaced; routers place from their snapshot until then."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}

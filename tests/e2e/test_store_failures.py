@@ -129,7 +129,7 @@ FAILURES: list[Callable[[Site], AbstractAsyncContextManager[None]]] = [
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-async def test_requests_go_on(
+async def test_requests_continue(
     site: Site, failure: Callable[[Site], AbstractAsyncContextManager[None]]
 ) -> None:
     async with site.deployment.async_client() as client:

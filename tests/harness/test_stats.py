@@ -44,7 +44,7 @@ def test_every_result_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert saved["figure"] == 1
 
 
-def test_a_result_tells_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     main = str(stats.ROOT / "bench" / "__main__.py")
     monkeypatch.setattr("sys.argv", [main, "preload", "--rounds", "3", "--tcmalloc", "/usr/lib/one.so"])
     assert stats.command() == "python -m bench preload --rounds 3 --tcmalloc FILE"

@@ -112,7 +112,7 @@ async def test_start_waits_for_the_scheduler() -> None:
             await late.close()
 
 
-async def test_close_is_quick_when_the_scheduler_is_away() -> None:
+async def test_close_is_quick_when_the_scheduler_is_unreachable() -> None:
     async with SchedulerServer(Options()) as server:
         client = SchedulerClient(server.address)
         session = WorkerSession(client, identity("m"), pb.WorkerLoad)
@@ -245,7 +245,7 @@ async def test_one_scheduler_can_refuse_a_worker(both: Two) -> None:
     assert both.seen(0) == ""  # it has deregistered
 
 
-async def test_a_scheduler_without_the_capacity_is_not_told_ready(both: Two) -> None:
+async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both: Two) -> None:
     session = WorkerSession(both.client, loading(), pb.WorkerLoad)
     await session.start(2)
     both.client.at = both.addresses[1]
@@ -274,7 +274,7 @@ async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both: Two) -> 
         await until(lambda: session.registered and all(one.role == pb.ROLE_MIXED for one in both.views()))
 
 
-async def test_a_later_epoch_at_one_scheduler_is_passed_at_all(both: Two) -> None:
+async def test_a_later_epoch_at_one_scheduler_is_passed_at_all_schedulers(both: Two) -> None:
     """One scheduler knows an earlier process with this id."""
     earlier = identity("m")
     earlier.epoch = 50

@@ -119,7 +119,7 @@ def test_nothing_is_left(owner: Owner, how: str) -> None:
     eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
 
 
-def test_without_workers_and_orders_it_says_what_to_give() -> None:
+def test_without_workers_and_orders_the_error_says_what_to_give() -> None:
     done = subprocess.run(
         [PYTHON, "-m", "baton.services.cli.main", "node"],
         capture_output=True,

@@ -300,7 +300,7 @@ async def test_workers_that_only_the_scheduler_lost_still_serve():
         await cluster.settled()
 
 
-async def test_a_router_that_was_away_does_not_blame_its_workers(cluster):
+async def test_a_router_that_was_suspended_does_not_blame_its_workers(cluster):
     cluster.remake(silence_s=0.3)
     _, decode = await cluster.pair(step_s=0.01)
     await cluster.send("q", PROMPT, 60)

@@ -181,7 +181,7 @@ async def test_an_abort_reaches_the_source(cluster):
     await until(lambda: name in decode.seen.aborts, "the source has dropped it")
 
 
-async def test_a_source_may_be_another_decode_worker_than_the_request_s(cluster):
+async def test_a_source_may_be_a_decode_worker_other_than_the_request_s(cluster):
     await holding(cluster)
     other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE, step_s=0.0))
     holds(cluster, "d0", BLOCKS)

@@ -172,7 +172,7 @@ async def test_losses_of_a_suspect_have_the_same_limit(cluster):
     assert sum(worker._server is None for worker in workers) == 4
 
 
-async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster):
+async def test_neighbours_of_a_request_that_kills_its_workers_continue(cluster):
     """There is one worker at a time, so all requests meet again on the next one."""
     workers = []
 

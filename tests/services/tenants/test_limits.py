@@ -315,7 +315,7 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
     (await quotas.enter(who)).leave()
 
 
-async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
+async def test_a_redis_that_takes_writes_but_refuses_calls_is_reported_once(
     own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This happens if an ACL rule is missing, for example."""
@@ -340,7 +340,7 @@ async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-async def test_without_redis_each_router_goes_on_alone(
+async def test_without_redis_each_router_counts_alone(
     own_redis: RedisServer,
     share: Share,
     how: str,
@@ -365,7 +365,7 @@ async def test_without_redis_each_router_goes_on_alone(
         await visits[0].charge("c", 100, 100)
     for visit in visits:
         visit.leave()
-    away = [record for record in caplog.records if "is away" in record.message]
+    away = [record for record in caplog.records if "is down" in record.message]
     assert [record.levelname for record in away] == ["ERROR"]
     (own_redis.start if how == "killed" else own_redis.wake)()
 

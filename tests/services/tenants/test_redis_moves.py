@@ -83,7 +83,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await forwarder.close()
 
 
-async def test_limits_are_away_while_the_master_is_a_replica(
+async def test_limits_are_unavailable_while_the_master_is_a_replica(
     own_redis: RedisServer, tmp_path: Path, quick: None
 ) -> None:
     """A replica answers PING and reads, so only a write reveals it."""

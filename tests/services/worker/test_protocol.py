@@ -88,7 +88,7 @@ async def test_blocks_shared_by_two_answers_are_reported(mixed: Worker) -> None:
         assert alone.shared == 0  # cached, but not in use
 
 
-async def test_invalid_requests_are_refused_and_others_go_on(mixed: Worker) -> None:
+async def test_invalid_requests_are_refused_and_others_continue(mixed: Worker) -> None:
     long = request("too long", prompt(4000))
     unknown_token = request("unknown token", [5, 99_999])
     complete = request("complete", prompt(5), max_tokens=2)
