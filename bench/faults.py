@@ -41,7 +41,7 @@ PAGE = ROOT / "docs" / "runbooks" / "README.md"
 SHOTS = ROOT / "docs" / "figures" / "faults"
 SHOT_MS = 10_000.0
 CLIENTS = 6
-SETTLED_S = 20.0  # the first fault waits for so long: rates need a few scrapes
+SETTLED_S = 20.0  # the first fault waits for this long: rates need a few scrapes
 WHOLE_S = 120.0
 EVERY = 4  # use every fourth prompt
 

@@ -81,7 +81,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks that each request shares with others
         self.steps = 1  # steps of a prefill; KV can be pulled after the first of several
-        self.patience_s = 1.0  # a prefill waits so long for a pulled prefix
+        self.patience_s = 1.0  # how long a prefill waits for a pulled prefix
         self._followed = Followed()
         self._follower = Follower()
 

@@ -129,7 +129,7 @@ class WorkerStream:
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        # From the worker's clock to ours, by the quickest message; includes that message's travel time.
+        # Difference of the worker's clock and ours, by the quickest message. Includes its travel time.
         self.clock_offset_s = math.inf
         self.emitted_at = 0.0  # when the engine emitted the last outputs, on our clock
         self._gap = GapSampler()

@@ -135,7 +135,7 @@ class MetricsServer:
 
     def __enter__(self) -> Self:
         """Start serving. Raises CannotServe."""
-        # As gRPC does: others may know a worker by an IPv6 address although it listens on 0.0.0.0.
+        # Listen like gRPC: others may know a worker by an IPv6 address although it listens on 0.0.0.0.
         both = addresses.is_wildcard(self._host) and socket.has_dualstack_ipv6()
         host = "::" if both else self._host
         try:

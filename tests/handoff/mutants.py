@@ -48,7 +48,7 @@ class Stage:
 class Mutant:
     kind: str
     manifest: bytes
-    counts: bool = True  # it would load something else than the correct handoff
+    counts: bool = True  # what it would load differs from the correct handoff
     untouched: bool = True  # refused before anything is loaded: the cache must not change
     during: Callable[[], AbstractContextManager[object]] = nullcontext
     timeout_s: float = PULL_S

@@ -46,7 +46,7 @@ def prompt_of(name: str) -> list[int]:
     return random.Random(name).choices(range(2, checkpoints.VOCAB), k=LENGTH)
 
 
-# In the engine's process.
+# Runs in the engine's process.
 
 
 def install(engine: Engine) -> None:
@@ -214,7 +214,7 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
     return told
 
 
-# In the test's process.
+# Runs in the test's process.
 
 
 @pytest.mark.parametrize("last", ["token", "KV"])

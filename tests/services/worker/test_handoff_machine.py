@@ -154,7 +154,7 @@ class Handoffs(RuleBasedStateMachine):
         super().__init__()
         self.loop = Loop()
         engine_gate.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
-        # By internal id:
+        # Keyed by internal id:
         self.released: Counter[str] = Counter()
         self.saved: set[str] = set()
         self.pulled: set[str] = set()

@@ -292,7 +292,7 @@ def test_drafts_after_a_load_that_began_early(engine: EngineProcess, alone: list
     assert drafts
 
 
-# Without an engine.
+# These tests need no engine.
 
 
 @dataclass
