@@ -28,7 +28,7 @@ class Totals:
     gap: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
 
     def since(self, then: Totals) -> Totals:
-        """Return what was counted since `then`; `at` is the time between."""
+        """Return the counts since `then`; their `at` is the time that has passed."""
         return Totals(
             self.at - then.at,
             self.requests - then.requests,

@@ -44,7 +44,7 @@ def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
 
 
 def _split(total: int, most: int) -> list[tuple[int, int]]:
-    """Return (start, count) of nearly equal pieces of at most `most`; even starts cut no word."""
+    """Return (start, count) of nearly equal pieces of at most `most`. Starts are even, so no word is cut."""
     step = -(-total // -(-total // most))
     step += step % 2
     return [(at, min(step, total - at)) for at in range(0, total, step)]

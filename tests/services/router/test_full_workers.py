@@ -67,7 +67,7 @@ async def test_without_a_scheduler_the_router_states_its_own_booking(cluster):
 
 
 async def test_starts_without_a_booking_state_none(cluster):
-    """They are saves of cached blocks, and trials, which may run on a worker of another placement."""
+    """Saves of cached blocks, and trials: these may run on workers outside their placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(CHAT), CHAT, 8)

@@ -329,7 +329,7 @@ async def test_an_owed_turn_stops_the_others_only_for_a_while():
 async def test_giving_up_neither_extends_a_class_s_precedence_nor_shortens_its_rest(
     times, waits_s, away_s, next_one
 ):
-    """A class whose requests gave up while it was owed a place is owed one again after its rest."""
+    """If a class's requests give up while it is owed a place, it is owed one again after its rest."""
     house = await lodging(9)
     for _ in range(times):
         guests = await house.queue("gone", service=BATCH)

@@ -1,4 +1,4 @@
-"""Connections that one router process accepts for another, which does not run and has its own port here."""
+"""A router process accepts connections for a second one. The second one never runs here, and has its own port."""
 
 from __future__ import annotations
 
