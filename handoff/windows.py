@@ -26,5 +26,5 @@ def part(slots: int) -> int:
 
 
 def at_once(records: int, slots: int, saved: int) -> int:
-    """Return the records of a chunk: at most one part of a save that has fewer `slots` than `saved` records."""
+    """Return the records of a chunk: at most one part if the save has fewer `slots` than `saved` records."""
     return max(1, records if slots >= saved else min(records, part(slots)))

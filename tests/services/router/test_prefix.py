@@ -156,7 +156,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
 
 
 async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(cluster):
-    """One worker was source and decode worker. The prefill is not repeated for a decode worker that is gone."""
+    """One worker was both. The prefill is not repeated for a decode worker that is gone."""
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)

@@ -1,4 +1,4 @@
-"""A router process accepts connections for a second one. The second one never runs here, and has its own port."""
+"""A router process accepts connections for a second one, which never runs here and has its own port."""
 
 from __future__ import annotations
 
