@@ -367,7 +367,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Record the outcome of the prefix pull. Not in `_end`: the load may follow in the same reply."""
+        """Record how the prefix pull ended. In `_end` it is too early: the same reply may report the load."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 

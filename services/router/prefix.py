@@ -76,7 +76,7 @@ class Prefix(StreamListener):
         )
 
     def start(self, on_lost: Callable[[str], None]) -> None:
-        """Ask the source to save it. `on_lost` is called if the source is lost during the pull."""
+        """Ask the source to save the prefix. `on_lost` is called if the source is lost during the pull."""
         self._on_lost = on_lost
         self._state.timings.prefix_asked = time.monotonic()
         self._pool.reach(self._worker, self._reached)
