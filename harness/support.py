@@ -51,8 +51,8 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
-RUN = os.getpid()  # of the process that collected the tests: workers are its forks
-_PORTS_EACH = 4_000  # per worker, below the kernel's ephemeral ports
+RUN = os.getpid()  # identifies this test run: its workers are forks of this process
+_PORTS_EACH = 4_000  # the ranges of all workers are below the kernel's ephemeral ports
 
 
 def _range(worker: int) -> Iterator[int]:
