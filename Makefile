@@ -25,7 +25,7 @@ test: $(READY) ## Lint and run every test, side by side (ARGS="-k scheduler" for
 
 pytest: $(READY)
 	@deploy/setup/test-tools
-	@$(BIN)/python -m pytest -q --workers 3 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 null-gpu: $(READY) ## Check what only GPUs run, on a GPU that computes nothing (downloads 1.1 GB once)
 	@deploy/setup/null-gpu

@@ -51,22 +51,10 @@ def eventually(look: Callable[[], T | None], timeout_s: float, what: str, every_
         time.sleep(every_s)
 
 
-RUN = os.getpid()  # identifies this test run: its workers are forks of this process
-_PORTS_EACH = 4_000  # the ranges of all workers are below the kernel's ephemeral ports
-
-
-def _range(worker: int) -> Iterator[int]:
-    first = 10_000 + _PORTS_EACH * (worker % 5)
-    return (first + number % _PORTS_EACH for number in itertools.count(RUN))
-
-
-_ports = _range(0)
-
-
-def use_ports(worker: int) -> None:
-    """Let `free_port` search the range of this worker of a test run."""
-    global _ports  # noqa: PLW0603
-    _ports = _range(worker)
+# Each pytest worker has its own range of ports, below the kernel's ephemeral ports.
+_PORTS_EACH = 4_000
+_first_port = 10_000 + _PORTS_EACH * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5)
+_ports = (_first_port + number % _PORTS_EACH for number in itertools.count(os.getpid()))
 
 
 @contextlib.contextmanager
@@ -86,7 +74,7 @@ def full_pipe() -> Iterator[int]:
 
 
 def free_port() -> int:
-    """Return a free loopback TCP port that no other worker of a test run gets."""
+    """Return a free loopback TCP port that no other pytest worker gets."""
     for port in itertools.islice(_ports, _PORTS_EACH):
         with socket.socket() as one, contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

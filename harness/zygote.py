@@ -36,7 +36,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from harness.support import PYTHON, ROOT, RUN, eventually
+from harness.support import PYTHON, ROOT, eventually
 
 ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
@@ -142,8 +142,9 @@ class Zygote:
 
 @functools.cache
 def shared() -> Zygote:
-    """Return the zygote of this test run; start it on first use."""
-    made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{RUN}")
+    """Return the zygote of this pytest run, or of this process; start it on first use."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    made = Zygote(Path(tempfile.gettempdir()) / f"baton-zygote-{run}")
     atexit.register(made.close)
     return made
 

@@ -1,8 +1,8 @@
 """Order the test files and scale their timeouts.
 
 Folders with engines come last: a session's engines live until its pytest worker ends, and idle ones use a few
-hundredths of a core. Short files come at the very end, so that no worker idles for long. `--workers N` hands
-out whole files in this order, and files that share engines as one.
+hundredths of a core. Short files come at the very end, so that no worker idles for long. pytest-xdist hands
+out whole files in this order (--no-loadscope-reorder), and files that share engines as one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from baton import rpc
 from harness.support import PATIENCE
-from tests import side_by_side
 from tests.e2e.sharing import SHARING
 
 # Files that compute alternate with files that wait, so that the workers do not all wait at the same time.
@@ -76,8 +77,8 @@ LONG_FIRST = (
     "schedulers",
 )
 E2E_FIRST = (*SHARING, *LONG_FIRST)
-SHARING_FILES = {f"e2e/test_{name}.py" for name in SHARING}
-SHARING_FOLDER = "services/worker/"
+SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}
+SHARING_FOLDER = "tests/services/worker/"
 
 # `make null-gpu` runs these, in an environment with a GPU without arithmetic.
 collect_ignore = [] if "harness.null_gpu.hooks" in sys.modules else ["null_gpu"]
@@ -139,27 +140,16 @@ def _rank(item: pytest.Item) -> tuple[int, int]:
     return (1 + ENGINES_LAST.index(folder) if folder in ENGINES_LAST else 0), within
 
 
-def _group(item: pytest.Item) -> str:
-    """Return the file, or one name for all files that share engines."""
-    file = item.path.relative_to(Path(__file__).parent).as_posix()
-    if file in SHARING_FILES:
-        return "e2e"
-    return SHARING_FOLDER if file.startswith(SHARING_FOLDER) else file
+class _Scheduling(LoadFileScheduling):
+    """Hands out the files that share engines as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        if file in SHARING_FILES:
+            return "e2e"
+        return SHARING_FOLDER if file.startswith(SHARING_FOLDER) else file
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--workers", type=int, default=0, help="run the tests in this many processes")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    workers = session.config.getoption("workers")
-    if not workers or session.config.option.collectonly or session.testsfailed:
-        return None
-    groups: dict[str, list[int]] = {}
-    for number, item in enumerate(session.items):
-        groups.setdefault(_group(item), []).append(number)
-    side_by_side.run(session, workers, list(groups.values()))
-    if session.shouldfail:
-        raise session.Failed(session.shouldfail)
-    return True
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
