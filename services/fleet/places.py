@@ -121,8 +121,9 @@ class Places:
                 parts.retire(part, self._end_s)
 
     def _start(self, name: str, parts: Parts, *, ordered: bool) -> None:
-        for member, run in self._runs[name].items():
-            parts.add(member, Kind.WORKER, run, ordered=ordered)
+        runs = self._runs[name]
+        for member, run in runs.items():
+            parts.add(member, Kind.WORKER, run, ordered=ordered, gang=name if len(runs) > 1 else "")
 
     def _members(
         self,

@@ -141,7 +141,7 @@ def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet: Fleet) -> No
     part.proven = True
     assert part.child is not None
     part.child.process.kill()
-    fleet.until(lambda: bool(part.deaths) and part.runs, "it is started again")
+    fleet.until(lambda: bool(part.budget.deaths) and part.runs, "it is started again")
     assert fleet.ran() == ("prefill-0", "decode")
 
 
@@ -179,7 +179,7 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
     assert all(one.cpu for one in where.values())
     parts = Parts(tmp_path, lambda *_: None)
     places.start(parts)
-    assert [one.name for one in parts.members] == list(members)
+    assert {one.name: one.gang for one in parts.members} == {name: gang for name, (gang, _) in members.items()}
     places.obey(Ordered("", 1, {"prefill-0": "prefill", "decode-1": "decode"}), parts)
     leaving = [one.name for one in parts.members if one.leaves_by is not None]
     assert leaving == ["decode-0.r0", "decode-0.r1"]
