@@ -18,7 +18,7 @@ from rich.table import Table
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
-from baton.scheduler.types import name_of
+from baton.scheduler.types import place_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.overview.commands import Kind, act, first_answer
@@ -110,7 +110,7 @@ def render(description: pb.Description, width: int) -> Group:
         head += f"placements by scheduler, since each began: {', '.join(shares)}\n"
     if description.store_problem:
         head += f"THE STORE IS UNREACHABLE: {description.store_problem}\n"
-    there = {name_of(worker.identity) for worker in description.workers}
+    there = {place_of(worker.identity) for worker in description.workers}
     if missing := [name for name in description.drained if name not in there]:
         head += f"drained and not running: {', '.join(missing)}\n"
     tables = [fitted("workers", _WORKERS, description.workers, width)]

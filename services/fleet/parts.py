@@ -2,8 +2,8 @@
 
 A part that dies is restarted, at once the first time, then after growing pauses. A part that dies too often
 is given up; the others continue if they can serve without it. The workers of a gang end together: that counts
-once, and they are given up together. If the machine cannot start another process, as at a process limit, the start
-is retried for as long as it takes, because that is not the part's fault.
+once, and they are given up together. If the machine cannot start another process, as at a process limit, the
+start is retried for as long as it takes, because that is not the part's fault.
 """
 
 from __future__ import annotations

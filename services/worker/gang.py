@@ -134,7 +134,8 @@ def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings) -> dict[s
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     return {
         "its machine": identity.host,
-        "its role": scheduler_pb2.Role.Name(identity.role),
+        # Prefill and decode may differ: a member may have been started before a change of role.
+        "whether it is a mixed worker": str(identity.role == scheduler_pb2.ROLE_MIXED),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
         "engine.extra's digest": hashlib.sha256(extra.encode()).hexdigest()[:16],

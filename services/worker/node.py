@@ -384,8 +384,6 @@ class Node:
         """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
-        if self._identity.HasField("gang"):
-            return f"it is one of gang {self._identity.gang.name}, which keeps its role"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
             return ""
         if self._settings.handoff.enabled is False:
