@@ -236,6 +236,7 @@ class Node:
         """Serve until a signal, an operator or its gang ends it, then drain. Raises EngineFailed."""
         events = [self._stop, session.draining]
         if self._gang is not None:
+            self._gang.serve()
             events.append(self._gang.link.draining)
             self._gang.on_loss(lambda loss: dispatcher.on_failure(loss, ()))  # no request is at fault
         ends = [asyncio.create_task(event.wait()) for event in events]
