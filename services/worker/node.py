@@ -409,6 +409,7 @@ class Node:
             pinned_handoffs=self._staged.handoffs,
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
+            dummy_steps=self._dispatcher.dummy_steps,
             drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
