@@ -21,7 +21,8 @@ LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes, so it ri
 
 NAMED = {
     **dict.fromkeys(
-        ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
+        ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair", "late-member"),
+        "BatonWorkerLost",
     ),
     "drop-network": "BatonRetries",  # the worker's heartbeats still arrive: only messages to it are lost
     "corrupt-handoffs": "BatonHandoffsFailing",
