@@ -81,8 +81,8 @@ class Part:
     @property
     def gang(self) -> list[Part]:
         """The workers of its gang, or itself alone."""
-        name = self.settings["worker"].get("gang") if self.is_worker else ""
-        if not name:
+        name = self.settings.get("worker", {}).get("gang")
+        if not (self.is_worker and name):
             return [self]
         return [one for one in self.site.workers if one.settings["worker"].get("gang") == name]
 
