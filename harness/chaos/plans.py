@@ -93,7 +93,7 @@ _PLANS = (
          "workers change their roles: more than 50 times"),
     Plan("gangs", Shape(1, 1, gang=2, proxied=True, speculation=FIXED),
          (*DEATHS, "pause-worker", "late-member", "drop-network", "interrupt-network",
-          "drain-prefill", "drain-decode", "operator-drain", "flip-role"), 240.0, 8,
+          "drain-prefill", "drain-decode", "operator-drain", "flip-role"), 180.0, 8,
          "a worker of a prefill or decode gang dies, hangs, is cut off or comes late; gangs drain and flip"),
     Plan("handoffs-1p1d", Shape(1, 1, staging_mib=12, speculation=MTP),
          ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"), 120.0, 8,
