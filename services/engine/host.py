@@ -51,7 +51,7 @@ _POLL_WOKEN_S = 1.0  # if it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
 # In a gang the end of another engine makes a step fail. The gang's link tells it within this time, so that no
 # request is suspected here.
-_SIBLING_S = 0.3
+_SIBLING_S = 1.0
 
 
 class EngineHost:
