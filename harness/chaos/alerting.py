@@ -21,8 +21,7 @@ LASTING = frozenset({"BatonWorkerRestarting"})  # looks at ten minutes, so it ri
 
 NAMED = {
     **dict.fromkeys(
-        ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair", "late-member"),
-        "BatonWorkerLost",
+        ("kill-prefill", "hang-prefill", "kill-decode", "hang-decode", "kill-pair"), "BatonWorkerLost"
     ),
     "drop-network": "BatonRetries",  # the worker's heartbeats still arrive: only messages to it are lost
     "corrupt-handoffs": "BatonHandoffsFailing",
@@ -44,6 +43,7 @@ UNHEARD = {
     **dict.fromkeys(("pause-worker", "interrupt-network"), "it is shorter than a lease"),
     **dict.fromkeys((*_PLANNED, "drain-scheduler", "drain-router"), "an operator does it"),
     "kill-watcher": "no request needs it (kill-decode covers the worker that dies with it)",
+    "late-member": "kill-decode covers the worker that dies, and the board of workers shows the rest",
     "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",
 }
