@@ -89,12 +89,14 @@ class Autoscaler:
 
     async def _unite(self, view: FleetView) -> None:
         """Give all workers of a gang one role: one may have been started, or failed, during a change."""
-        for unit in view.units():
-            first = unit[0]
-            if not first.placeable or all(one.role == first.role for one in unit):
-                continue
-            if problem := await set_role(first, first.role, self._fence):
-                log.warning("gang %s keeps several roles: %s", first.identity.gang.name, problem)
+        divided = [
+            unit[0]
+            for unit in view.units()
+            if unit[0].placeable and any(one.role != unit[0].role for one in unit)
+        ]
+        problems = await asyncio.gather(*(set_role(one, one.role, self._fence) for one in divided))
+        for problem in filter(None, problems):
+            log.warning("a gang keeps several roles: %s", problem)
 
     async def _rebalance(self, balance: Balance, view: FleetView) -> None:
         flip = balance.look(view)
