@@ -86,7 +86,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
         self._loads: dict[str, bytes] = {}  # router id -> load not yet written to the store
-        self._streams: set[asyncio.Task[Any]] = set()  # of routers
+        self._streams: set[asyncio.Task[Any]] = set()  # tasks of the routers' streams
 
     async def tend(self) -> None:
         """Write routers' loads to the store, for the scheduler that autoscales."""
@@ -367,7 +367,7 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
     """Return the worker with this id, name or unique prefix, or the problem in one line.
 
-    The name of a gang means one of its workers.
+    A gang's name stands for all of its workers.
     """
     known = sorted(view.workers)
     if asked in view.workers:

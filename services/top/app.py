@@ -177,7 +177,7 @@ class Top(App[None]):
         if forming := view.forming(seen.workers):
             lines.append(f"gangs: {forming}")
         if seen.store_problem:
-            lines.insert(0, f"THE STORE IS AWAY: {seen.store_problem}")
+            lines.insert(0, f"THE STORE IS DOWN: {seen.store_problem}")
         if self._problem:
             lines.insert(0, f"NO ANSWER, this is {time.monotonic() - now.at:.0f} s old: {self._problem}")
         return "\n".join(lines)
