@@ -20,7 +20,6 @@ from typing import Any
 from harness import zygote
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
-SILENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Member:
         from baton import rpc
         from baton.protos import gang_pb2, gang_pb2_grpc
         from baton.services.engine.data_parallel import GangRank, open_store
-        from baton.services.gang.link import Leader, Seat
+        from baton.services.gang.link import Leader, Seat, Silence
         from baton.services.gang.link import Member as LinkOfMember
 
         place = self._place
@@ -107,14 +106,14 @@ class Member:
             async def find() -> str:
                 return address.read_text() if address.exists() else ""
 
-            self._link = LinkOfMember(seat, SILENCE_S, self._host.rung, find)
+            self._link = LinkOfMember(seat, Silence(30.0, 30.0), self._host.rung, find)
         else:
 
             def open_world() -> gang_pb2.World:
                 self._store = open_store("127.0.0.1")
                 return gang_pb2.World(life="one", host="127.0.0.1", store_port=self._store.port)
 
-            self._link = Leader(seat, SILENCE_S, self._host.rung, open_world)
+            self._link = Leader(seat, Silence(30.0, 30.0), self._host.rung, open_world)
             self._server = rpc.aio_server()
             gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
             port = rpc.listen(self._server, "worker.listen", "127.0.0.1:0")

@@ -120,6 +120,10 @@ class Dispatcher:
         self._closed_because = "this worker is draining"
 
     @property
+    def dummy_steps(self) -> int:
+        return self._host.dummy_steps
+
+    @property
     def requests(self) -> int:
         return len(self._attempts)
 
