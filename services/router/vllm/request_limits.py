@@ -126,11 +126,8 @@ def _problem(request: Any) -> str:
         return f"the request asks for {wanted} answers; {MAX_SEQUENCES} are allowed"
     if problem := too_large(grammar_bytes(request)):
         return problem
-    if kind := media(request):
-        return (
-            f"a message has a part of type {kind!r}: images, audio and video are not served here, only text "
-            "is (docs/limits.md)"
-        )
+    if (kind := media(request)) not in ("", "image_url", "input_image"):
+        return f"a message has a part of type {kind!r}: only text and images are served here (docs/limits.md)"
     return field_problem(request)
 
 
