@@ -59,16 +59,21 @@ class Architecture:
 
     def checkpoint(self) -> Path:
         """Return the folder, and build it if it is missing. Safe across processes."""
-        folder = CACHE / _version() / self.name
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            made = Path(tempfile.mkdtemp(dir=folder.parent))
-            self.build(made)
-            try:
-                os.rename(made, folder)
-            except OSError:  # another process was faster
-                shutil.rmtree(made)
-        return folder
+        return cached(self.name, self.build)
+
+
+def cached(name: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder of a checkpoint, and build it if it is missing. Safe across processes."""
+    folder = CACHE / _version() / name
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        build(made)
+        try:
+            os.rename(made, folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
+    return folder
 
 
 def _version() -> str:

@@ -233,8 +233,6 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         )
     if not core.prompt_token_ids or core.prompt_embeds is not None:
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
-    if core.mm_features:
-        raise _invalid("images, audio and video are not served, only text")
     if core.resumable:
         raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:

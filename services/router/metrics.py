@@ -58,7 +58,7 @@ class RouterMetrics(Metrics):
         "reason",
     )
     _images = counter(
-        "Images of requests: accepted, refused, late (no room or time), left (clients)", "outcome"
+        "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
     )
     _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
     live_requests = gauge("Requests placed and not yet completed")

@@ -61,8 +61,8 @@ class Served:
 
     async def app(self, media: MediaDoor) -> frontend.ModelApp:
         """Return vLLM's app for the model. `media` admits images, if the model sees."""
-        sees = media if self.llm.model_config.is_multimodal_model else None
-        app = await frontend.build_model_app(self.llm, self.args, sees)
+        sees = self.model.settings.engine.images and self.llm.model_config.is_multimodal_model
+        app = await frontend.build_model_app(self.llm, self.args, media if sees else None)
         return frontend.ModelApp(app, self.model.names)
 
 

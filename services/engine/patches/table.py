@@ -24,7 +24,6 @@ class Patch:
 
     name: str  # its module in this package
     until: str  # what would make it unnecessary
-    imports: str = ""  # a module of vLLM that it makes importable
     processes: str = RANKS
     platform: Literal["any", "CPU", "GPU"] = "any"
     runners: str = "V1"  # vLLM's model runners
@@ -35,8 +34,8 @@ class Patch:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Return what it replaces, MODULE:ATTRIBUTE, or the module that it makes importable."""
-        return (self.imports,) if self.imports else tuple(one.symbol for one in replacements(self.module))
+        """Return what it replaces, MODULE:ATTRIBUTE."""
+        return tuple(one.symbol for one in replacements(self.module))
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,6 @@ PATCHES = (
         name="cpu.ending",
         until="vLLM collects nothing in an exiting process",
         platform="CPU",
-    ),
-    Patch(
-        name="torchvision",
-        imports="vllm.model_executor.models.qwen3_5",
-        processes=EVERYWHERE,
-        until="vLLM's Qwen3.5 imports without torchvision",
-        runners="V1 and V2",
     ),
     Patch(  # innermost, because it replaces vLLM's drafter
         name="idle_drafter",

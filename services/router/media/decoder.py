@@ -33,6 +33,7 @@ from PIL import (  # all that open needs, because no file can be opened later
     MpoImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
+    UnidentifiedImageError,
     WebPImagePlugin,
 )
 
@@ -101,7 +102,7 @@ def answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return work()
     except MemoryError:
         return {"problem": "its decoding needs too much memory"}
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         return {"problem": "it is not a readable JPEG, PNG, WebP or GIF file"}
     except Exception as error:  # noqa: BLE001 (told to the client: Pillow's plug-ins raise any exception)
         return {"problem": f"it cannot be read: {str(error)[:200] or type(error).__name__}"}

@@ -30,7 +30,6 @@ MAX_RATIO = 200  # width to height; some models' processors raise beyond it
 WAITING = 256  # requests
 WAIT_S = 60.0
 FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a decoder
-_LISTED = "(docs/limits.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,8 @@ class MediaDoor:
     async def _admit(self, found: Sequence[Part], client: Hashable) -> Images:
         if len(found) > self._settings.max_images:
             raise Unsupported(
-                f"the request has {len(found)} images; {self._settings.max_images} are allowed (router.media.max_images)"
+                f"the request has {len(found)} images; {self._settings.max_images} are allowed "
+                "(router.media.max_images)"
             )
         remote = {}
         for part in found:
@@ -142,10 +142,10 @@ class MediaDoor:
                     files.append(file)
             if (pixels := sum(one.pixels for one in headers)) > self._pixels.most:
                 raise Unsupported(
-                    f"the request's images have {pixels / 1e6:.1f} megapixels; {self._pixels.most // 1_000_000} "
-                    f"are allowed, {IN_ALL} times router.media.max_megapixels"
+                    f"all images have {pixels / 1e6:.1f} megapixels; "
+                    f"{self._pixels.most // 1_000_000} are allowed (four times router.media.max_megapixels)"
                 )
-            images = {}
+            images: Images = {}
             for part, image in zip(unique, await self._pictures(decoder, unique, headers), strict=True):
                 images[part.url] = Admitted(files[len(images)], *image)
             return images
@@ -190,12 +190,12 @@ class MediaDoor:
             raise Unsupported("it has no pixels")
         if header.pixels > self._most:
             raise Unsupported(
-                f"it has {header.width} x {header.height} pixels; {self._settings.max_megapixels} megapixels are "
-                "allowed (router.media.max_megapixels)"
+                f"it has {header.width} x {header.height} pixels; {self._settings.max_megapixels} megapixels "
+                "are allowed (router.media.max_megapixels)"
             )
         if long > MAX_RATIO * short:
             raise Unsupported(
-                f"it has {header.width} x {header.height} pixels: one side may be {MAX_RATIO} times the other {_LISTED}"
+                f"it has {header.width} x {header.height} pixels; one side may be {MAX_RATIO} times the other"
             )
         return header
 

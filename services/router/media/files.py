@@ -21,11 +21,11 @@ from baton.services.router.errors import Unsupported
 
 FETCH_S = 10.0  # for one file
 _KINDS = {
-    "image/jpg": "JPEG",
-    "image/jpeg": "JPEG",
-    "image/png": "PNG",
-    "image/webp": "WebP",
-    "image/gif": "GIF",
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WebP",
+    "gif": "GIF",
 }
 _UNKNOWN = ("", "application/octet-stream")
 _SHOWN = 60  # characters of a URL in an error
@@ -46,7 +46,7 @@ def read_data_url(url: str) -> tuple[bytes, str]:
         file = binascii.a2b_base64(url[comma + 1 :], strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise Unsupported(f"its data are not base64: {str(error)[:100]}") from None
-    return file, _KINDS.get(declared, "")
+    return file, _KINDS.get(declared.removeprefix("image/"), "")
 
 
 def check_url(url: str, allowed: Collection[str]) -> URL | None:

@@ -105,7 +105,7 @@ class Lent:
         return Header(**told)
 
     async def decode(self, number: int) -> tuple[Image.Image, bool]:
-        """Return a file's pixels as RGB, and whether they were converted. Raises Unsupported with the reason."""
+        """Return a file's pixels as RGB, and whether they were converted. Raises Unsupported."""
         told = await self._process.ask({"decode": number})
         return await self._process.pixels((told["width"], told["height"])), told["converted"]
 
@@ -123,7 +123,7 @@ class _Process:
 
     @classmethod
     async def start(cls, most_pixels: int) -> _Process:
-        """Raises Overloaded if the machine has no room for a process."""
+        """Start a process. Raises Overloaded if the machine has no room for it."""
         ours, theirs = socket.socketpair()
         memory = -1
         try:

@@ -11,7 +11,7 @@ from baton.services.router.errors import Overloaded
 
 
 class Turns:
-    """`slots` for all clients and at most `each` for one; up to `waiting` wait, served round-robin by client."""
+    """`slots` for all clients, at most `each` for one; up to `waiting` requests wait, by client in turn."""
 
     def __init__(self, slots: int, each: int, waiting: int) -> None:
         self._free = slots
@@ -73,7 +73,7 @@ class Turns:
 
 
 class Store:
-    """Room for `most` units, taken in order of arrival. Whoever takes must give back; nobody may take more."""
+    """Room for `most` units, taken in order of arrival."""
 
     def __init__(self, most: int) -> None:
         self.most = most

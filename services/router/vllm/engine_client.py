@@ -313,8 +313,6 @@ def _check(request: Any, steps: StepLimits) -> None:
         raise Unsupported("only text generation is served here")
     if not request.prompt_token_ids or request.prompt_embeds is not None:
         raise Unsupported("a prompt of tokens is needed: prompt embeddings are not served here")
-    if request.mm_features:
-        raise Unsupported("images, audio and video are not served here: only text is")
     if request.resumable or request.abort_immediately:
         raise Unsupported("streaming input is not served here")
     if problem := step_checks.problem(request.sampling_params, len(request.prompt_token_ids), steps):

@@ -116,6 +116,8 @@ def build_config(settings: Settings) -> Any:
             reasoning_config=args.reasoning_config,
             lora_config=lora,
         )
+    # For several engines, so that vLLM's cache of prepared images sends each image whole every time.
+    config.parallel_config._api_process_count = 2
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config

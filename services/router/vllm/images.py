@@ -7,8 +7,7 @@ has not seen is refused.
 Leans on: vllm.multimodal.media.{MEDIA_CONNECTOR_REGISTRY, MediaConnector (load_from_url, load_from_url_async,
 which all its fetch_* call but those of embeddings), MediaWithBytes}; VLLM_MEDIA_CONNECTOR; that
 ImageMediaIO.load_bytes sets io_config where it has converted an image, as the names of images in caches
-depend on it; OpenAIServingResponses.msg_store and the requests' previous_response_id and
-previous_input_messages.
+depend on it; OpenAIServingResponses.msg_store and the requests' previous_response_id.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def drop_images() -> None:
 
 
 def use_admitted_images(model_config: Any) -> None:
-    """Make vLLM take images from the door. Raises StartError for options that would change how it reads them."""
+    """Make vLLM take images from the door. Raises StartError for options about reading them."""
     multimodal = model_config.multimodal_config
     if multimodal is not None and multimodal.media_io_kwargs:
         raise StartError(
@@ -72,10 +71,8 @@ def use_admitted_images(model_config: Any) -> None:
 
 def _earlier(request: Any, handler: Any) -> dict[str, Any]:
     """Return messages that vLLM renders before a Responses request's own."""
-    found = {"previous_input_messages": getattr(request, "previous_input_messages", None)}
-    if earlier := getattr(request, "previous_response_id", None):
-        found["messages of previous_response_id"] = getattr(handler, "msg_store", {}).get(earlier)
-    return found
+    earlier = getattr(request, "previous_response_id", None)
+    return {"previous_response_id": getattr(handler, "msg_store", {}).get(earlier)} if earlier else {}
 
 
 class _Admitted(MediaConnector):
@@ -89,20 +86,15 @@ class _Admitted(MediaConnector):
         options = {"image_mode": image_mode, "rgba_background_color": BACKGROUND}
         return MediaWithBytes(found.image, found.file, options if found.converted else None)
 
-    def load_from_url(self, *args: Any, **kwargs: Any) -> Any:
+    def _refused(self, *_: Any, **__: Any) -> Any:
         raise _unseen()
 
-    async def load_from_url_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def _refused_async(self, *_: Any, **__: Any) -> Any:
         raise _unseen()
 
-    def fetch_image_embedding(self, data: str) -> Any:
-        raise _unseen()
-
-    async def fetch_image_embedding_async(self, data: str) -> Any:
-        raise _unseen()
-
-    fetch_audio_embedding = fetch_video_embedding = fetch_image_embedding
-    fetch_audio_embedding_async = fetch_video_embedding_async = fetch_image_embedding_async
+    load_from_url = fetch_image_embedding = fetch_audio_embedding = fetch_video_embedding = _refused
+    load_from_url_async = fetch_image_embedding_async = _refused_async
+    fetch_audio_embedding_async = fetch_video_embedding_async = _refused_async
 
 
 def _unseen() -> Exception:
