@@ -12,7 +12,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import TracebackType
 
@@ -36,7 +36,7 @@ FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a
 class Admitted:
     """A decoded image."""
 
-    file: bytes
+    file: bytes = field(repr=False)
     image: Image.Image  # RGB
     converted: bool  # the file has another mode
 

@@ -7,7 +7,7 @@ objects.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.services.router.errors import Unsupported
@@ -38,7 +38,7 @@ class Part:
     """One image of a request."""
 
     place: str  # such as messages[2].content[1]
-    url: str
+    url: str = field(repr=False)
 
 
 def images(request: Any, *, among: Mapping[str, Any] | None = None) -> list[Part]:
