@@ -14,6 +14,7 @@ A file is opened by its header; nothing is decoded before `decode`. Pixels equal
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -21,14 +22,17 @@ import resource
 import signal
 import socket
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from PIL import (  # all that open needs, because no file can be opened later
     GifImagePlugin,
     Image,
+    ImageColor,
     ImageFile,
     ImageOps,
+    ImagePalette,
     JpegImagePlugin,
     MpoImagePlugin,
     PngImagePlugin,
@@ -42,7 +46,17 @@ BASE_BYTES = 192 << 20  # address space beside images
 BYTES_PER_PIXEL = 40  # a progressive JPEG's coefficients, or RGBA with its copies, and the result
 BACKGROUND = (255, 255, 255)  # vLLM's, behind transparent images
 _CONNECTION, _PIXELS, _ERRORS = range(3)  # descriptors
-_USED = (GifImagePlugin, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
+_USED = (
+    copy,
+    ImageColor,
+    ImagePalette,
+    GifImagePlugin,
+    JpegImagePlugin,
+    MpoImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 
 class Decoder:
@@ -65,10 +79,9 @@ class Decoder:
 
     def decode(self, number: int) -> dict[str, Any]:
         image = self._taken[number]
-        # As vLLM does: damaged EXIF data do not make an image unreadable.
-        with contextlib.suppress(Exception):
+        image.load()  # before the next line, which would hide that a file is damaged
+        with contextlib.suppress(Exception):  # damaged EXIF data do not matter, as in vLLM
             image = ImageOps.exif_transpose(image)
-        image.load()
         rgb = as_rgb(image)
         data = rgb.tobytes()
         os.ftruncate(self._pixels, len(data))
@@ -105,6 +118,8 @@ def answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except UnidentifiedImageError:
         return {"problem": "it is not a readable JPEG, PNG, WebP or GIF file"}
     except Exception as error:  # noqa: BLE001 (told to the client: Pillow's plug-ins raise any exception)
+        if "create decoder" in str(error):  # WebP's, which takes memory for the whole image at once
+            return {"problem": "it has too many pixels, or is damaged"}
         return {"problem": f"it cannot be read: {str(error)[:200] or type(error).__name__}"}
 
 
@@ -129,6 +144,7 @@ def serve(connection: socket.socket, pixels: int) -> None:
 
 def narrow(most_pixels: int) -> None:
     """Limit what this process may do: its memory, core files, and opening anything."""
+    warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # the router checks sizes, between `take` and `decode`
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the CPU limit: ends the process
