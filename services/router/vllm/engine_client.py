@@ -36,7 +36,7 @@ from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import logprobs, output_queue
 from baton.services.router.vllm.block_hashes import PromptHasher
-from baton.services.router.vllm.images import PreparedImages, places
+from baton.services.router.vllm.prepared_images import PreparedImages, places
 from baton.services.tenants.model import salted
 
 # Arguments of the router, scheduler and workers: clients must not control KV transfers.

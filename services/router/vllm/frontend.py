@@ -64,10 +64,10 @@ from baton.services.router.vllm.error_responses import (
 )
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
-from baton.services.router.vllm.images import name_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
+from baton.services.router.vllm.prepared_images import name_images
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.response_store import ResponseStore, response_routes
