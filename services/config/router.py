@@ -12,6 +12,26 @@ from baton.redis_url import KINDS, has_password, is_redis
 from baton.services.config.fields import Address, Count, Port, Positive, Seconds, Secret, Section
 
 
+class MediaSettings(Section):
+    """Images in requests, for models that see (docs/limits.md)."""
+
+    allowed_domains: list[str] = Field(default_factory=list)
+    """Hosts, or host:port, from which images are fetched by URL; without any, clients send data: URLs. Names
+    must have public addresses."""
+    max_images: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Most images in a request."""
+    max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
+    """Largest image, in millions of pixels; all images of a request may have four times as many."""
+
+    @field_validator("allowed_domains")
+    @classmethod
+    def _are_hosts(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
+                raise ValueError(f"{one!r} is not a host, such as images.example.com or 192.0.2.1:8080")
+        return [one.lower() for one in value]
+
+
 class RouterSettings(Section):
     """The router and its OpenAI-compatible HTTP API."""
 
@@ -49,6 +69,7 @@ class RouterSettings(Section):
     """Memory for the state from which requests continue on another worker; beyond it, 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
+    media: MediaSettings = Field(default_factory=MediaSettings)
     max_connections: Positive = 4096
     """Most client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0

@@ -50,6 +50,7 @@ from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.forms import ErrorForms
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
@@ -64,6 +65,7 @@ from baton.services.router.vllm.error_responses import (
 )
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
+from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
@@ -169,6 +171,7 @@ class RelayLLM(async_llm.AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a request without reserved arguments, some of which vLLM's RequestState would read."""
+        drop_images()
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
         if problem := size_problem(params):
@@ -237,8 +240,8 @@ class ModelApp:
     names: Sequence[str]
 
 
-async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
-    """Return vLLM's app for one model, with our limits, corrections and /health.
+async def build_model_app(llm: RelayLLM, args: Namespace, media: MediaDoor | None = None) -> Any:
+    """Return vLLM's app for one model, with our limits, corrections and /health. `media` admits images.
 
     Clients reach it through `opened_to_clients`.
     """
@@ -249,11 +252,12 @@ async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
     bound_error_texts()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
-    limit_requests(app.state)
+    use_admitted_images(llm.model_config)
+    limit_requests(app.state, media)
     large_answers.install()
     word_stream_errors(app.state)
     tell_cut_calls(app.state)
-    adopt_messages(app.state)
+    adopt_messages(app.state, media)
     adopt_responses(app.state)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)
