@@ -117,6 +117,7 @@ class Engine:
         params: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
         written: Sequence[int] = (),
+        features: Sequence[Any] = (),
     ) -> Any:
         """Return a greedy request whose output tokens `written` another engine generated."""
         from vllm.sampling_params import SamplingParams
@@ -131,7 +132,7 @@ class Engine:
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
-                mm_features=None,
+                mm_features=list(features) or None,
                 sampling_params=sampling,
                 pooling_params=None,
                 arrival_time=time.time(),

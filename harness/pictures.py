@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import struct
 import zlib
 from typing import Any
@@ -15,6 +16,15 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (33, 21)) -> Image.Image:
     """Return an image in which every pixel differs from its neighbours."""
     return Image.frombytes("RGB", size, bytes(i * 37 % 251 for i in range(size[0] * size[1] * 3))).convert(
         mode
+    )
+
+
+def noise(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
+    """Return an image of coloured squares; images of different seeds have nothing in common."""
+    draw = random.Random(seed)
+    small = size[0] // 8, size[1] // 8
+    return Image.frombytes("RGB", small, draw.randbytes(small[0] * small[1] * 3)).resize(
+        size, Image.Resampling.NEAREST
     )
 
 

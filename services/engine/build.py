@@ -146,7 +146,7 @@ def build_config(plan: EnginePlan) -> Any:
     if current_platform.is_cpu():
         _add_cpu_blocks(args, model_config)
     if _takes_images(model_config):
-        args["ec_transfer_config"] = _image_guard()
+        args["ec_transfer_config"] = image_guard()
     data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
     _refuse_embeddings(config)
@@ -295,7 +295,8 @@ def _takes_images(model_config: Any) -> bool:
     )
 
 
-def _image_guard() -> Any:
+def image_guard() -> Any:
+    """Return the connector that keeps a request without its images from ending the engine."""
     from vllm.config import ECTransferConfig
 
     return ECTransferConfig(ec_connector=GUARD, ec_role="ec_both", ec_connector_module_path=GUARD_MODULE)
