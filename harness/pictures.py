@@ -22,10 +22,9 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (33, 21)) -> Image.Image:
 def noise(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
     """Return an image of coloured squares; images of different seeds have nothing in common."""
     draw = random.Random(seed)
-    small = size[0] // 8, size[1] // 8
-    return Image.frombytes("RGB", small, draw.randbytes(small[0] * small[1] * 3)).resize(
-        size, Image.Resampling.NEAREST
-    )
+    width, height = size[0] // 8, size[1] // 8
+    small = Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height))
+    return small.resize(size, Image.Resampling.NEAREST)
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

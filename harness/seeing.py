@@ -14,17 +14,14 @@ TAIL = "Tell me what this is, and do so at some length, please, so that it is lo
 
 def options(model: Vision, worker_id: str, **more: Any) -> Options:
     """Return the options of an engine that takes images, with the guard of Baton's workers."""
-    from baton.services.engine.build import image_guard
-
     own = {
         "skip_tokenizer_init": False,
         "dtype": model.dtype,
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": True,
         "kv_cache_memory_bytes": 1 << 26,
-        "ec_transfer_config": image_guard(),
     }
-    return Options(model.checkpoint(), worker_id, engine=own | model.engine | more)
+    return Options(model.checkpoint(), worker_id, engine=own | model.engine | more, images=True)
 
 
 def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:

@@ -95,14 +95,12 @@ def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
 def without_image(engine: Engine, mark: str) -> Any:
     """Run a request whose image is neither here nor in the KV cache, and one beside it."""
     ids, features = prompt(engine, mark, [A])
-    lost = engine.made(f"lost-{next(_names)}", ids, WRITTEN, features=metadata(features))
-    engine.answers[lost.request_id] = answer = type(
-        engine.add("beside", prompt(engine, mark, [])[0], WRITTEN)
-    )()
-    engine.core.add_request(lost)
+    beside = engine.add(f"beside-{next(_names)}", prompt(engine, mark, [])[0], WRITTEN)
+    lost = engine.add(name := f"lost-{next(_names)}", ids, WRITTEN, features=metadata(features))
+    request = engine.core.scheduler.requests[name]
     engine.run()
     cold(engine)
-    return answer, getattr(lost, IMAGE_LOST), features[0].identifier, engine.answers["beside"].tokens
+    return lost, getattr(request, IMAGE_LOST), features[0].identifier, beside.tokens
 
 
 def preempted(engine: Engine, mark: str, how: Any) -> Any:
