@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.architectures.visions import Vision
+from harness.architectures.registry import Architecture
 from harness.engines import Engine, Options
 from harness.pictures import noise
 
 TAIL = "Tell me what this is, and do so at some length, please, so that it is long."
 
 
-def options(model: Vision, worker_id: str, **more: Any) -> Options:
+def options(model: Architecture, worker_id: str, **more: Any) -> Options:
     """Return the options of an engine that takes images, with the guard of Baton's workers."""
     own = {
         "skip_tokenizer_init": False,
@@ -21,7 +21,7 @@ def options(model: Vision, worker_id: str, **more: Any) -> Options:
         "skip_mm_profiling": True,
         "kv_cache_memory_bytes": 1 << 26,
     }
-    return Options(model.checkpoint(), worker_id, engine=own | model.engine | more, images=True)
+    return Options(model.target(model.checkpoint()), worker_id, engine=own | model.engine | more, images=True)
 
 
 def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:

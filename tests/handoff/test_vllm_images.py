@@ -13,7 +13,7 @@ import pytest
 
 from baton.handoff.params import load_params, save_params
 from baton.handoff.vllm.ec_connector import IMAGE_LOST
-from harness.architectures.visions import VISIONS, Vision
+from harness.architectures.registry import VISIONS, Architecture
 from harness.engines import Engine, EngineProcess
 from harness.seeing import cold, metadata, options, preempt, prompt
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> Vision:
+def model(request: pytest.FixtureRequest) -> Architecture:
     return VISIONS[request.param]
 
 
 @pytest.fixture(scope="module")
-def engine(model: Vision) -> Iterator[EngineProcess]:
+def engine(model: Architecture) -> Iterator[EngineProcess]:
     with EngineProcess(options(model, "both")) as one:
         yield one
 
@@ -133,20 +133,22 @@ def preempted_behind_a_hit(engine: Engine, mark: str) -> list[int]:
 
 
 @pytest.mark.parametrize("seeds", [[A], [A, B], [B, A], [A, A]], ids=["A", "AB", "BA", "AA"])
-def test_metadata_are_enough_behind_the_kv(engine: EngineProcess, model: Vision, seeds: list[int]) -> None:
+def test_metadata_are_enough_behind_the_kv(
+    engine: EngineProcess, model: Architecture, seeds: list[int]
+) -> None:
     expected = engine.call(alone, model.mark, seeds)
     tokens, loaded, length = engine.call(handed_over, model.mark, seeds, metadata)
     assert tokens == expected
     assert loaded == length
 
 
-def test_answers_depend_on_the_images(engine: EngineProcess, model: Vision) -> None:
+def test_answers_depend_on_the_images(engine: EngineProcess, model: Architecture) -> None:
     asked = ([], [A], [B], [A, B], [B, A], [A, A])
     answers = [tuple(engine.call(alone, model.mark, seeds)) for seeds in asked]
     assert len(set(answers)) == len(asked)
 
 
-def test_lost_metadata_would_be_noticed(engine: EngineProcess, model: Vision) -> None:
+def test_lost_metadata_would_be_noticed(engine: EngineProcess, model: Architecture) -> None:
     """Without metadata, positions are wrong: the tests above are not equal by luck."""
     if model.name not in ("qwen2.5-vl", "qwen3-vl"):
         pytest.skip("its positions do not depend on images, or its random weights ignore them")
@@ -154,7 +156,7 @@ def test_lost_metadata_would_be_noticed(engine: EngineProcess, model: Vision) ->
     assert engine.call(handed_over, model.mark, [A], nothing)[0] != expected
 
 
-def test_an_image_is_not_taken_for_another(engine: EngineProcess, model: Vision) -> None:
+def test_an_image_is_not_taken_for_another(engine: EngineProcess, model: Architecture) -> None:
     """Equal tokens, other image: the KV blocks must have other names at the decode side, too."""
     expected = engine.call(alone, model.mark, [B])
     assert engine.call(behind_another, model.mark, metadata) == expected
@@ -162,14 +164,14 @@ def test_an_image_is_not_taken_for_another(engine: EngineProcess, model: Vision)
         assert engine.call(behind_another, model.mark, nothing) != expected, "the test notices nothing"
 
 
-def test_a_request_without_its_image_fails_alone(engine: EngineProcess, model: Vision) -> None:
+def test_a_request_without_its_image_fails_alone(engine: EngineProcess, model: Architecture) -> None:
     expected = engine.call(alone, model.mark, [])
     answer, lost, identifier, beside = engine.call(without_image, model.mark)
     assert (answer.tokens, answer.finish_reason, lost) == ([], "error", identifier)
     assert beside == expected
 
 
-def test_a_preempted_request(engine: EngineProcess, model: Vision) -> None:
+def test_a_preempted_request(engine: EngineProcess, model: Architecture) -> None:
     expected = engine.call(alone, model.mark, [A, B])
     assert engine.call(preempted, model.mark, whole) == (expected, "length")
     tokens, end = engine.call(preempted, model.mark, metadata)
