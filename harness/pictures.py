@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import struct
 import zlib
 from typing import Any
@@ -16,6 +17,14 @@ def picture(mode: str = "RGB", size: tuple[int, int] = (33, 21)) -> Image.Image:
     return Image.frombytes("RGB", size, bytes(i * 37 % 251 for i in range(size[0] * size[1] * 3))).convert(
         mode
     )
+
+
+def noise(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
+    """Return an image of coloured squares; images of different seeds have nothing in common."""
+    draw = random.Random(seed)
+    width, height = size[0] // 8, size[1] // 8
+    small = Image.frombytes("RGB", (width, height), draw.randbytes(3 * width * height))
+    return small.resize(size, Image.Resampling.NEAREST)
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

@@ -1,8 +1,5 @@
 """Tiny models that take images: random weights in transformers' classes, and a byte-level tokenizer.
 
-    one = VISIONS["qwen2.5-vl"]
-    folder = one.checkpoint()     # takes a second, then cached until its code changes
-
 A trained model's weights are so small that every prompt would get the same answer, so all matrices are drawn
 anew.
 """
@@ -10,14 +7,11 @@ anew.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness.architectures.registry import cached
 from harness.checkpoints import byte_tokenizer
 
 HIDDEN, VOCABULARY = 128, 512
@@ -42,21 +36,6 @@ _CLIP = {
 }
 _TOWER = {"hidden_size": 64, "intermediate_size": 128}
 _SQUARE = {"image_size": 56, "patch_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-@dataclass(frozen=True)
-class Vision:
-    """A family of models that take images."""
-
-    name: str
-    write: Callable[[Path], None]
-    mark: str  # what a prompt has in an image's place
-    dtype: str = "float32"
-    engine: dict[str, Any] = field(default_factory=dict)  # further engine arguments
-
-    def checkpoint(self) -> Path:
-        """Return the folder, and build it if it is missing. Safe across processes."""
-        return cached(self.name, self.write)
 
 
 def token(mark: str) -> int:
@@ -125,7 +104,7 @@ def _write(
     byte_tokenizer(folder, VOCABULARY, MARKS, bos_token=MARKS[0], **named)
 
 
-def _qwen2_5_vl(folder: Path) -> None:
+def qwen2_5_vl(folder: Path) -> None:
     """Write a model with M-RoPE and window attention in its tower."""
     config = {
         "text_config": _text(rope_parameters=_rope([8, 12, 12])),
@@ -171,13 +150,13 @@ def _qwen3(
     _write(folder, kind, config, seed, image, dtype=dtype, more={"video_preprocessor_config.json": video})
 
 
-def _qwen3_vl(folder: Path) -> None:
+def qwen3_vl(folder: Path) -> None:
     """Write a model with interleaved M-RoPE, and DeepStack: two of the tower's layers enter further up."""
     text = _text(3, head_dim=64, rope_parameters=_rope([12, 10, 10], mrope_interleaved=True))
     _qwen3(folder, "Qwen3VL", text, {"depth": 3, "deepstack_visual_indexes": [0, 1]}, 4, "float32")
 
 
-def _qwen3_5(folder: Path) -> None:
+def qwen3_5(folder: Path) -> None:
     """Write a hybrid of Gated DeltaNet and full attention."""
     rope = _rope([6, 5, 5], mrope_interleaved=True, partial_rotary_factor=0.25)
     text = _text(
@@ -195,7 +174,7 @@ def _qwen3_5(folder: Path) -> None:
     _qwen3(folder, "Qwen3_5", text, {"depth": 2}, 6, "bfloat16")
 
 
-def _llava(folder: Path) -> None:
+def llava(folder: Path) -> None:
     """Write a CLIP tower before a Llama; an image has 16 tokens."""
     config = {
         "text_config": _text(model_type="llama", head_dim=64),
@@ -225,7 +204,7 @@ def _llava(folder: Path) -> None:
     _write(folder, "Llava", config, 2, processor, more={"processor_config.json": whole})
 
 
-def _gemma3(folder: Path) -> None:
+def gemma3(folder: Path) -> None:
     """Write a model with sliding windows, and attention in both directions within an image of 4 tokens."""
     config = {
         "text_config": _text(
@@ -265,14 +244,3 @@ def _gemma3(folder: Path) -> None:
         tokens=marks,
         more={"processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": 4}},
     )
-
-
-_QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
-_ALL = (
-    Vision("qwen2.5-vl", _qwen2_5_vl, _QWEN),
-    Vision("llava", _llava, "<image>"),
-    Vision("qwen3-vl", _qwen3_vl, _QWEN),
-    Vision("qwen3.5-vision", _qwen3_5, _QWEN, "bfloat16", {"enable_prefix_caching": False}),
-    Vision("gemma3-vision", _gemma3, "<start_of_image>"),
-)
-VISIONS = {one.name: one for one in _ALL}

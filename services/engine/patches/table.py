@@ -56,6 +56,11 @@ PATCHES = (
         until="vLLM takes a request with output tokens",
     ),
     Patch(
+        name="kept_images",
+        processes=CORE,
+        until="vLLM sends V1's runner resumed requests whole",
+    ),
+    Patch(
         name="seeded_prompts",
         until="vLLM leaves these generators alone on a CPU",
         platform="CPU",

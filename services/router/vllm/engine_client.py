@@ -36,6 +36,7 @@ from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import logprobs, output_queue
 from baton.services.router.vllm.block_hashes import PromptHasher
+from baton.services.router.vllm.prepared_images import PreparedImages, places
 from baton.services.tenants.model import salted
 
 # Arguments of the router, scheduler and workers: clients must not control KV transfers.
@@ -85,6 +86,7 @@ class RelayClient(EngineCoreClient):
         self.limits = limits  # limits of new requests; may be replaced
         self._queue = output_queue.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
+        self._images = PreparedImages()
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends a request with an error.
@@ -141,7 +143,7 @@ class RelayClient(EngineCoreClient):
         return True
 
     async def reset_mm_cache_async(self) -> None:
-        """Do nothing: only text is served."""
+        """Do nothing: the engines have no caches of prepared images."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Drop all requests. The pool closes the streams."""
@@ -243,7 +245,8 @@ class RelayClient(EngineCoreClient):
         logprobs.check(params, limits.steps.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
-        encoded = _encode(request, wire_id)
+        features, images = self._images.split(request.mm_features or ())
+        encoded = _encode(request, wire_id, features)
         if len(encoded) > MOST_BYTES:
             raise TooLarge(
                 f"the request's message to a worker has {len(encoded) >> 20} MiB; "
@@ -264,6 +267,8 @@ class RelayClient(EngineCoreClient):
             adapter=adapter,
             service=admission.service,
             prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,
+            images=images,
+            image_places=places(features),
             response_id=request.external_req_id or request.request_id,
             trace=admission.trace,
             http=admission.http,
@@ -326,8 +331,9 @@ def _wire_id(request_id: str) -> str:
     return "h-" + hashlib.sha256(request_id.encode(errors="surrogatepass")).hexdigest()[:40]
 
 
-def _encode(request: Any, wire_id: str) -> bytes:
+def _encode(request: Any, wire_id: str, features: list[Any]) -> bytes:
     sent = copy(request)
+    sent.mm_features = features or None
     sent.request_id = wire_id
     sent.external_req_id = None
     sent.trace_headers = None

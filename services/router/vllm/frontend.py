@@ -69,6 +69,7 @@ from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
+from baton.services.router.vllm.prepared_images import name_images
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.response_store import ResponseStore, response_routes
@@ -116,8 +117,9 @@ def build_config(settings: Settings) -> Any:
             reasoning_config=args.reasoning_config,
             lora_config=lora,
         )
-    # For several engines, so that vLLM's cache of prepared images sends each image whole every time.
+    # As for several engines, so that vLLM's cache of prepared images leaves no image out that it has sent.
     config.parallel_config._api_process_count = 2
+    name_images(config.model_config)
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config

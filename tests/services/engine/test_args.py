@@ -13,7 +13,7 @@ from baton.services.config import EngineSettings, load
 from baton.services.engine.args import check_model, engine_args
 from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError, StartError
-from harness.architectures.visions import VISIONS
+from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
 
 SPLITS = [
@@ -89,7 +89,8 @@ def test_arguments_with_a_setting_of_their_own_are_refused(key: str, setting: st
 def test_the_modalities_of_a_model(*, images: bool, most: int) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    settings = EngineSettings(model=str(VISIONS["llava"].checkpoint()), images=images)
+    llava = VISIONS["llava"]
+    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images)
     model = AsyncEngineArgs(**engine_args(settings)).create_model_config()
     assert model.is_multimodal_model
     assert model.multimodal_config is not None
