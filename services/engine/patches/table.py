@@ -251,7 +251,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/prepared_images.py",
-        symbols=("vllm.multimodal.processing.context:BaseProcessingInfo.model_id",),
+        symbols=("vllm.multimodal.processing.context:BaseProcessingInfo",),  # its property model_id
         until="vLLM names images by a model's content instead of its path",
     ),
     ObjectPatch(
