@@ -138,9 +138,10 @@ def behind_a_failed_step(engine: Engine, mark: str) -> list[int]:
     ids, features = prompt(engine, mark, [A])
     recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
     engine.add(f"failing-{next(_names)}", ids, WRITTEN, features=features)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError) as failed:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
-        engine.step()
+        with pytest.raises(ZeroDivisionError) as failed:
+            engine.step()
     recovery.recover(failed.value)
     answer = engine.add(f"behind-{next(_names)}", ids, WRITTEN, features=features)
     engine.run()
