@@ -69,7 +69,7 @@ def check_url(url: str, allowed: Collection[str]) -> URL | None:
     if parsed.user is not None or parsed.password is not None:
         raise Unsupported("a URL with a user or a password is not fetched")
     named = f"[{host}]" if ":" in host else host
-    if not ({named} if port == _PORTS[scheme] else set()) | {f"{named}:{port}"} & set(allowed):
+    if f"{named}:{port}" not in allowed and not (named in allowed and port == _PORTS[scheme]):
         raise Unsupported(
             f"images are not fetched from {f'{named}:{port}'[:_SHOWN]!r} (router.media.allowed_domains)"
         )
@@ -90,6 +90,10 @@ def is_public(address: str) -> bool:
     return found.is_global and not found.is_multicast and not found.is_reserved
 
 
+class _NotPublic(OSError):
+    """A name has an address that is not public."""
+
+
 class PublicResolver(AbstractResolver):
     """Resolves names to public addresses only."""
 
@@ -102,7 +106,7 @@ class PublicResolver(AbstractResolver):
         addresses = [(str(address[0]), kind, proto) for kind, _, proto, _, address in found]
         for address, *_ in addresses:
             if not is_public(address):
-                raise OSError(f"{host} has an address that is not public")
+                raise _NotPublic
         return [
             ResolveResult(
                 hostname=host,
@@ -175,8 +179,8 @@ class Fetcher:
 
 def _reason(error: Exception) -> str:
     """Return what went wrong, without addresses: a client should not learn how names resolve here."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError) and "not public" in str(error):
-        return "its address is not public"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its name is not known"
+        return (
+            "its address is not public" if isinstance(error.os_error, _NotPublic) else "its name is not known"
+        )
     return type(error).__name__

@@ -18,7 +18,7 @@ class Turns:
         self._each = each
         self._room = waiting
         self._taken: Counter[Hashable] = Counter()
-        self._queues: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._queues: OrderedDict[Hashable, dict[asyncio.Future[None], None]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def turn(self, client: Hashable) -> AsyncIterator[None]:
@@ -33,7 +33,7 @@ class Turns:
         if self._room <= 0:
             raise Overloaded("too many requests with images wait to be prepared", 1.0)
         turn = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(client, deque()).append(turn)
+        self._queues.setdefault(client, {})[turn] = None
         self._room -= 1
         self._grant()
         try:
@@ -58,18 +58,21 @@ class Turns:
             if client is None:
                 return
             self._queues.move_to_end(client)
-            turn = self._queues[client][0]
+            turn = next(iter(self._queues[client]))
             self._leave(client, turn)
+            if turn.cancelled():
+                continue
             self._free -= 1
             self._taken[client] += 1
             turn.set_result(None)
 
     def _leave(self, client: Hashable, turn: asyncio.Future[None]) -> None:
-        queue = self._queues[client]
-        queue.remove(turn)
-        self._room += 1
-        if not queue:
-            del self._queues[client]
+        queue = self._queues.get(client, {})
+        if turn in queue:
+            del queue[turn]
+            self._room += 1
+            if not queue:
+                del self._queues[client]
 
 
 class Store:
@@ -93,7 +96,8 @@ class Store:
             if turn.done() and not turn.cancelled():
                 self.give(units)
             else:
-                self._waiting.remove((units, turn))
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove((units, turn))
                 self.give(0)
             raise
 
@@ -101,5 +105,6 @@ class Store:
         self.free += units
         while self._waiting and self._waiting[0][0] <= self.free:
             taken, turn = self._waiting.popleft()
-            self.free -= taken
-            turn.set_result(None)
+            if not turn.cancelled():
+                self.free -= taken
+                turn.set_result(None)

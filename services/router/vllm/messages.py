@@ -36,7 +36,7 @@ _ERROR = 'data: {"error"'
 Call = Callable[..., Awaitable[Any]]
 
 
-def adopt_messages(state: Any, media: MediaDoor | None) -> None:
+def adopt_messages(state: Any, media: MediaDoor | None = None) -> None:
     """Wrap the Messages handler in an app's `state`, if it has one. `media` admits images."""
     handler = getattr(state, "anthropic_serving_messages", None)
     if handler is None:
