@@ -36,23 +36,23 @@ def test_routers_name_images_alike_wherever_the_model_is(tmp_path: Path) -> None
     assert name_in(here) == name_in(there) != name_in(other)
 
 
-def test_requests_share_an_image() -> None:
+async def test_requests_share_an_image() -> None:
     images = PreparedImages()
     features = [feature(2, 4, "a"), feature(8, 3, "b"), feature(20, 4, "a")]
-    metadata, first = images.split(features)
+    metadata, first = await images.split(features)
     assert [set(one.data) for one in metadata] == [{"image_grid_thw"}] * 3
     assert [one.identifier for one in first] == ["a", "b"]
     assert places(features) == (range(2, 6), range(8, 11), range(20, 24))
-    _, second = images.split(features[:1])
+    _, second = await images.split(features[:1])
     assert second[0] is first[0]
     assert "pixel_values" in features[0].data
 
 
-def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     images = PreparedImages()
     for one in (replace(feature(2, 4), data=None), replace(feature(2, 4), modality="video")):
         with pytest.raises(Unsupported, match="only text and images"):
-            images.split([one])
+            await images.split([one])
     monkeypatch.setattr(prepared_images, "MOST_BYTES", 10)
     with pytest.raises(TooLarge, match="fewer or smaller"):
-        images.split([feature(2, 4)])
+        await images.split([feature(2, 4)])
