@@ -1,4 +1,4 @@
-"""Images through a prefill and a decode worker, with drafts: answers equal those of one engine of stock vLLM."""
+"""Images through a prefill and a decode worker, with drafts: answers equal those of stock vLLM."""
 
 from __future__ import annotations
 

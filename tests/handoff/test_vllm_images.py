@@ -13,6 +13,7 @@ import pytest
 
 from baton.handoff.params import load_params, save_params
 from baton.handoff.vllm.ec_connector import IMAGE_LOST
+from baton.services.engine.patches import failed_step
 from harness.architectures.registry import VISIONS, Architecture
 from harness.engines import Engine, EngineProcess
 from harness.seeing import cold, metadata, options, preempt, prompt
@@ -132,6 +133,22 @@ def preempted_behind_a_hit(engine: Engine, mark: str) -> list[int]:
     return answer.tokens
 
 
+def behind_a_failed_step(engine: Engine, mark: str) -> list[int]:
+    """Answer about an image that a step scheduled, and did not encode, because it failed."""
+    ids, features = prompt(engine, mark, [A])
+    recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
+    engine.add(f"failing-{next(_names)}", ids, WRITTEN, features=features)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failed:
+            engine.step()
+    recovery.recover(failed.value)
+    answer = engine.add(f"behind-{next(_names)}", ids, WRITTEN, features=features)
+    engine.run()
+    cold(engine)
+    return answer.tokens
+
+
 @pytest.mark.parametrize("seeds", [[A], [A, B], [B, A], [A, A]], ids=["A", "AB", "BA", "AA"])
 def test_metadata_are_enough_behind_the_kv(
     engine: EngineProcess, model: Architecture, seeds: list[int]
@@ -178,3 +195,8 @@ def test_a_preempted_request(engine: EngineProcess, model: Architecture) -> None
     assert (tokens, end) == (expected[: len(tokens)], "error")
     assert 3 <= len(tokens) < WRITTEN
     assert engine.call(preempted_behind_a_hit, model.mark) == expected
+
+
+def test_an_image_of_a_failed_step_is_encoded_anew(engine: EngineProcess, model: Architecture) -> None:
+    expected = engine.call(alone, model.mark, [A])
+    assert engine.call(behind_a_failed_step, model.mark) == expected

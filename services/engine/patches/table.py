@@ -250,6 +250,11 @@ OBJECTS = (
         until="vLLM's AsyncLLM takes a client",
     ),
     ObjectPatch(
+        file="services/router/vllm/prepared_images.py",
+        symbols=("vllm.multimodal.processing.context:BaseProcessingInfo",),  # its property model_id
+        until="vLLM names images by a model's content instead of its path",
+    ),
+    ObjectPatch(
         file="services/router/vllm/grammar_checks.py",
         why="vLLM's front end parses grammars on its event loop, where some take gigabytes or crash. The "
         "router checks only the form; workers try the rest in a process that can be killed.",

@@ -31,6 +31,7 @@ from baton.services.engine.shapes import shape_of
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.images import Image
 from baton.services.router.relay import Relay
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
@@ -111,7 +112,8 @@ class RelayClient(EngineCoreClient):
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
-            relay = self._relay(request, admission or Admission(), taken)
+            split = await self._images.split(request.mm_features or ())
+            relay = self._relay(request, admission or Admission(), taken, *split)
             await self._start(relay, admission)
         except RequestFailed as error:
             raise refusal(error) from None
@@ -236,7 +238,14 @@ class RelayClient(EngineCoreClient):
                 tenants.settle(relay.state)
             raise
 
-    def _relay(self, request: Any, admission: Admission, now: float) -> Relay:
+    def _relay(
+        self,
+        request: Any,
+        admission: Admission,
+        now: float,
+        features: list[Any],
+        images: tuple[Image, ...],
+    ) -> Relay:
         _check(request, self.limits.steps)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
@@ -245,7 +254,6 @@ class RelayClient(EngineCoreClient):
         logprobs.check(params, limits.steps.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
-        features, images = self._images.split(request.mm_features or ())
         encoded = _encode(request, wire_id, features)
         if len(encoded) > MOST_BYTES:
             raise TooLarge(

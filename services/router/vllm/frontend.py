@@ -94,12 +94,15 @@ _CLOSED_MODULES = (
 )
 
 
+PREPARED_GIB = 1.0  # cache of prepared images; vLLM's default is 4
+
+
 def build_config(settings: Settings) -> Any:
     """Return a front end's VllmConfig: model configuration and tokenizer, without a device or weights.
 
     Raises ConfigError for arguments that Baton refuses, StartError for arguments that vLLM refuses.
     """
-    arguments = engine_args(settings.engine)
+    arguments = {"mm_processor_cache_gb": PREPARED_GIB, **engine_args(settings.engine)}
     envs.VLLM_CPU_KVCACHE_SPACE = 0  # otherwise the CPU platform warns about a KV cache
     with _refusals(settings.engine):
         args = AsyncEngineArgs(**arguments)

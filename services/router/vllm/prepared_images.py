@@ -9,7 +9,8 @@ with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,7 +18,7 @@ from vllm.multimodal.processing.context import BaseProcessingInfo
 
 from baton.services.engine import wire
 from baton.services.engine.fingerprint import processor_fingerprint
-from baton.services.engine.images import MOST_BYTES, metadata_of
+from baton.services.engine.images import MODALITY, MOST_BYTES, metadata_of
 from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.images import Image
 
@@ -42,28 +43,36 @@ def places(features: Iterable[Any]) -> tuple[range, ...]:
     return tuple(range(span.offset, span.offset + span.length) for span in spans)
 
 
+def _size(data: Any) -> int:
+    """Return the bytes of a field's tensors."""
+    return sum(map(_size, data)) if isinstance(data, list | tuple) else getattr(data, "nbytes", 0)
+
+
 class PreparedImages:
     """The images of a router's requests. Requests with the same image share it."""
 
     def __init__(self) -> None:
         self._images: WeakValueDictionary[str, Image] = WeakValueDictionary()
 
-    def split(self, features: Iterable[Any]) -> tuple[list[Any], tuple[Image, ...]]:
-        """Return the features as metadata, and their images. Raises TooLarge or Unsupported."""
-        images = {}
-        metadata = []
-        for feature in features:
-            if feature.data is None or feature.modality != "image":
-                raise Unsupported(f"{feature.modality} cannot be served here, only text and images")
-            metadata.append(metadata_of(feature))
-            images[feature.identifier] = self._image(feature)
-        size = sum(image.size for image in images.values())
+    async def split(self, features: Sequence[Any]) -> tuple[list[Any], tuple[Image, ...]]:
+        """Return the features as metadata, and their images. Raises TooLarge or Unsupported.
+
+        Encoding a megapixel takes some milliseconds, so the loop gets a turn after each image.
+        """
+        if any(one.data is None or one.modality != MODALITY for one in features):
+            raise Unsupported("only text and images are served here")
+        different = {one.identifier: one for one in features}
+        size = sum(_size(field.data) for one in different.values() for field in one.data.values())
         if size > MOST_BYTES:
             raise TooLarge(
                 f"the request's images take {size >> 20} MiB once prepared; {MOST_BYTES >> 20} are allowed: "
                 "send fewer or smaller ones"
             )
-        return metadata, tuple(images.values())
+        images = []
+        for one in different.values():
+            images.append(self._image(one))
+            await asyncio.sleep(0)
+        return [metadata_of(one) for one in features], tuple(images)
 
     def _image(self, feature: Any) -> Image:
         image = self._images.get(feature.identifier)
