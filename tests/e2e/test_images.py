@@ -83,6 +83,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
             "model": str(MODEL.target(folder)),
             "speculative_config": MODEL.speculative(folder),
             "tool_call_parser": None,
+            "max_num_batched_tokens": 128,  # two images take two steps, so their KV is pulled early
         },
         # Every prompt is handed over.
         "scheduler": {"idle_decode_tokens": 0, "worker_lease_s": 3.0, "heartbeat_s": 0.2},
