@@ -17,7 +17,7 @@ class MediaSettings(Section):
 
     allowed_domains: list[str] = Field(default_factory=list)
     """Hosts, or host:port, from which images are fetched by URL (docs/security.md)."""
-    max_images: Annotated[int, Field(ge=1, le=1024)] = 16
+    max_images: Annotated[int, Field(ge=1, le=256)] = 16
     """Most images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
     """Largest image, in millions of pixels; all images of a request may have four times as many."""

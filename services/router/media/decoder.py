@@ -1,4 +1,4 @@
-"""Decode image files: `python -I decoder.py MOST_PIXELS`.
+"""Decode image files: `python decoder.py MOST_PIXELS`.
 
 Started by `processes`, which may kill it at any time. Imports nothing but Pillow. Standard input is a socket
 with a line of JSON per request and reply; a file's bytes follow its request. Standard output is a memory file

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import PIL
 from PIL import Image
 
 from baton.services.router.errors import Overloaded, Unsupported
@@ -28,9 +30,12 @@ CPU_S = 10.0  # for all images of a request; 64 megapixels of PNG take 5 s
 WALL_S = 60.0  # on a machine that is too busy
 _PROGRAM = Path(__file__).with_name("decoder.py")
 _LINE_BYTES = 4 << 10
-_FORGET_S = 5.0
+_FORGET_S, _START_S = 5.0, 30.0
+_NO_PROCESS = "no process can be started to decode images"
 _STRIP_PIXELS = 1 << 16
-_KEPT = ("LD_LIBRARY_PATH",)  # of this process's environment, which may hold keys
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,12 @@ class Lent:
         return await self._process.pixels((told["width"], told["height"])), told["converted"]
 
 
+def _environment() -> dict[str, str]:
+    """Return a process's environment: where Python and Pillow are, and nothing else, as there may be keys."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT}
+    return {**kept, "PYTHONPATH": str(Path(PIL.__file__).parents[1])}
+
+
 class _Process:
     def __init__(
         self,
@@ -131,18 +142,29 @@ class _Process:
             with theirs:
                 memory = os.memfd_create("images", os.MFD_CLOEXEC)
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", str(_PROGRAM), str(most_pixels)),
+                    *(sys.executable, "-s", "-P", str(_PROGRAM), str(most_pixels)),
                     stdin=theirs.fileno(),
                     stdout=memory,
                     stderr=asyncio.subprocess.DEVNULL,
-                    env={name: value for name, value in os.environ.items() if name in _KEPT},
+                    env=_environment(),
                 )
-            return cls(process, await asyncio.open_connection(sock=ours, limit=_LINE_BYTES), memory)
-        except OSError as error:
+            one = cls(process, await asyncio.open_connection(sock=ours, limit=_LINE_BYTES), memory)
+        except BaseException as error:  # the process, if there is one, ends with its connection
             ours.close()
             if memory >= 0:
                 os.close(memory)
-            raise Overloaded(f"no process can be started to decode images: {error.strerror}", 1.0) from None
+            if isinstance(error, OSError):
+                raise Overloaded(f"{_NO_PROCESS}: {error.strerror}", 1.0) from None
+            raise
+        usable = False
+        try:
+            usable = await one.forgets(_START_S)
+        finally:
+            ended = 0 if usable else await one.kill()
+        if not usable:
+            log.error("%s: it ended with %d", _NO_PROCESS, ended)
+            raise Overloaded(_NO_PROCESS, 1.0)
+        return one
 
     @property
     def alive(self) -> bool:
@@ -163,10 +185,10 @@ class _Process:
             raise Unsupported(problem)
         return dict(told)
 
-    async def forgets(self) -> bool:
-        """Make it drop all files; return whether it can be used again."""
+    async def forgets(self, within_s: float = _FORGET_S) -> bool:
+        """Make it drop all files; return whether it can be used."""
         with contextlib.suppress(Unsupported, TimeoutError):
-            async with asyncio.timeout(_FORGET_S):
+            async with asyncio.timeout(within_s):
                 return self.alive and await self.ask({"forget": True}) == {}
         return False
 

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from pathlib import Path
 
+import psutil
 import pytest
 from vllm.multimodal.media.image import ImageMediaIO
 
@@ -14,7 +15,7 @@ from baton.services.config import MediaSettings
 from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
 from baton.services.router.media.door import MediaDoor
 from baton.services.router.media.parts import Part
-from baton.services.router.media.processes import Decoders
+from baton.services.router.media.processes import SLOTS, Decoders
 from harness.fake_worker import until
 from harness.pictures import chunk, data_url, frames, picture, png, saved, turned, webp_header
 
@@ -223,6 +224,39 @@ async def test_a_process_that_takes_too_long_is_killed_and_replaced():
         image, converted = await lent.decode(0)
     assert (image.tobytes(), converted) == (picture().tobytes(), False)
     await decoders.close()
+
+
+async def test_a_process_that_does_not_start(monkeypatch, tmp_path):
+    monkeypatch.setattr("baton.services.router.media.processes._PROGRAM", tmp_path / "none.py")
+    decoders = Decoders(16_000_000, 8)
+
+    async def use():
+        async with decoders.lent("a"):
+            pass
+
+    with pytest.raises(Overloaded, match="no process can be started"):
+        await use()
+    assert decoders._turns._free == SLOTS
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 10))
+async def test_a_client_that_leaves_at_any_time_leaves_no_process(turns):
+    before, decoders = psutil.Process().children(), Decoders(16_000_000, 8)
+
+    async def use():
+        async with decoders.lent("a") as lent:
+            await lent.take(saved(picture()))
+            await lent.decode(0)
+
+    task = asyncio.create_task(use())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    assert decoders._turns._free == SLOTS
+    await decoders.close()
+    ours = [one for one in psutil.Process().children() if one not in before]
+    await until(lambda: not any(map(psutil.pid_exists, (one.pid for one in ours))), "all have ended")
 
 
 async def test_a_machine_that_is_too_busy():
