@@ -54,7 +54,7 @@ def png(
     """Return a PNG of any size; by default of zeros, so that it is small whatever its size."""
     if rows is None:
         pack = zlib.compressobj(9)
-        row = b"\0" * (1 + (width * bits * (3 if color == 2 else 1) + 7) // 8)
+        row = b"\0" * (1 + (width * bits * {0: 1, 2: 3, 6: 4}[color] + 7) // 8)
         rows = b"".join(pack.compress(row) for _ in range(height)) + pack.flush()
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")

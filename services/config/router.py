@@ -13,11 +13,10 @@ from baton.services.config.fields import Address, Count, Port, Positive, Seconds
 
 
 class MediaSettings(Section):
-    """Images in requests, for models that see (docs/limits.md)."""
+    """Images in requests (docs/images.md)."""
 
     allowed_domains: list[str] = Field(default_factory=list)
-    """Hosts, or host:port, from which images are fetched by URL; without any, clients send data: URLs. Names
-    must have public addresses."""
+    """Hosts, or host:port, from which images are fetched by URL (docs/security.md)."""
     max_images: Annotated[int, Field(ge=1, le=1024)] = 16
     """Most images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
@@ -70,6 +69,8 @@ class RouterSettings(Section):
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
+    """Images: most in a request, largest one, and hosts from which they are fetched by URL (docs/images.md,
+    docs/security.md)."""
     max_connections: Positive = 4096
     """Most client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0

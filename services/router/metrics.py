@@ -60,6 +60,7 @@ class RouterMetrics(Metrics):
     _images = counter(
         "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
     )
+    image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
     _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
     live_requests = gauge("Requests placed and not yet completed")
     journal_bytes = gauge("Memory reserved for resuming requests")

@@ -88,6 +88,7 @@ async def run(
             most = settings.router.max_body_mib << 20
             media = MediaDoor(settings.router.media, most, metrics.images)
             await stack.enter_async_context(media)
+            metrics.image_pixels.set_function(lambda: media.pixels)
             app = frontend.opened_to_clients(
                 [await one.app(media) for one in serving],
                 tenancy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from harness.continuation import Comparison, site
 from harness.deployment import MODEL_NAME, Deployment, deployment, idle, stock_vllm
 from harness.features import CHAT, Feature
 from harness.greedy import GREEDY, token_ids
-from harness.pictures import data_url, noise, saved
+from harness.pictures import data_url, noise, png, saved
 from harness.support import CALL_S, eventually
 
 MODEL = VISIONS["qwen2.5-vl"]
@@ -131,6 +132,63 @@ async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> N
                 victim.kill()
     assert ids == whole
     eventually(lambda: idle(deployed), BACK_S, "nothing is left")
+
+
+@pytest.mark.timeout(120)
+def test_every_api_refuses_by_name(deployed: Deployment) -> None:
+    """Hostile files on all APIs; tests/services/router/media has the whole set."""
+    bomb, cut = data_url(png(13_000, 13_000)), A[:-400]
+
+    def chat(part: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [turn(A), reply("?"), {"role": "user", "content": [part]}]}
+
+    def image(url: str) -> dict[str, Any]:
+        return chat({"type": "image_url", "image_url": {"url": url}})
+
+    source = {"type": "base64", "media_type": "image/png", "data": bomb.partition(",")[2]}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}]}
+    asked = [
+        ("/v1/chat/completions", image(bomb), "messages[2].content[0]: it has 13000 x 13000 pixels"),
+        ("/v1/chat/completions", image(bomb) | {"stream": True}, "messages[2].content[0]: it has 13000"),
+        ("/v1/chat/completions", image(cut), "messages[2].content[0]: it cannot be read"),
+        ("/v1/chat/completions", image("file:///etc/hostname"), "messages[2].content[0]: 'file:"),
+        (
+            "/v1/chat/completions",
+            image("http://127.0.0.1/a"),
+            "messages[2].content[0]: images are not fetched",
+        ),
+        ("/v1/chat/completions", chat({"type": "image_embeds"}), "embeddings are not"),
+        ("/v1/chat/completions", chat({"type": "image_url", "image_url": {"url": A}, "uuid": "x"}), "'uuid'"),
+        ("/v1/chat/completions", {"messages": [turn(*[A] * 17)]}, "17 images; 16 are allowed"),
+        ("/tokenize", image(bomb), "messages[2].content[0]: it has 13000"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": bomb}]}]},
+            "input[0].content[0]: it has 13000",
+        ),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1},
+            "messages[0].content[0].content[0]: it has 13000",
+        ),
+    ]
+    with httpx.Client(base_url=deployed.url, timeout=CALL_S) as client:
+        for path, body, why in asked:
+            answer = client.post(path, json={"model": MODEL_NAME, **body})
+            assert (answer.status_code, why in answer.text) == (400, True), (path, why, answer.text)
+        streamed = {
+            "model": MODEL_NAME,
+            "messages": [turn(A)],
+            "max_tokens": LONG,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with client.stream("POST", "/v1/chat/completions", json=streamed) as stream:
+            next(stream.iter_lines())
+            held = httpx.get(f"{deployed.url}/metrics", timeout=CALL_S).text
+            assert re.search(
+                r"^baton_router_image_pixels\S* 0.0$", held, re.MULTILINE
+            )  # vLLM keeps no decoded image while it answers
 
 
 def shown(number: int, _: str) -> dict[str, Any]:

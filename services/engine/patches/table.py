@@ -282,6 +282,13 @@ OBJECTS = (
         until="vLLM bounds both",
     ),
     ObjectPatch(
+        file="services/router/vllm/images.py",
+        why="vLLM fetches and decodes clients' images in threads, without bounds. Its media connector, by "
+        "its own registry, gets those that the router has decoded in processes of their own, and no other.",
+        symbols=("vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY", "vllm.envs:VLLM_MEDIA_CONNECTOR"),
+        until="vLLM decodes in processes that it can end",
+    ),
+    ObjectPatch(
         file="services/router/vllm/error_responses.py",
         why="Gives an error that ends a stream the words, status and type of the router's refusals. Cuts an "
         "error that quotes the request: vLLM searches it for paths in quadratic time, and returns it whole.",

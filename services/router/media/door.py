@@ -63,6 +63,11 @@ class MediaDoor:
         self._fetcher = Fetcher(most_bytes)
         self._counted = counted
 
+    @property
+    def pixels(self) -> int:
+        """The pixels of decoded images in memory, with those that are being decoded."""
+        return self._pixels.most - self._pixels.free
+
     async def __aenter__(self) -> MediaDoor:
         await self._fetcher.__aenter__()
         return self

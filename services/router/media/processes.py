@@ -29,6 +29,7 @@ WALL_S = 60.0  # on a machine that is too busy
 _PROGRAM = Path(__file__).with_name("decoder.py")
 _LINE_BYTES = 4 << 10
 _FORGET_S = 5.0
+_STRIP_PIXELS = 1 << 16
 _KEPT = ("LD_LIBRARY_PATH",)  # of this process's environment, which may hold keys
 
 
@@ -178,12 +179,22 @@ class _Process:
             await asyncio.wait({reading})  # before `kill` closes what it reads
 
     def _read(self, size: tuple[int, int]) -> Image.Image:
-        data = bytearray(size[0] * size[1] * 3)
-        # Not mapped: a process that shrinks the file would end this one.
-        if os.preadv(self._memory, [data], 0) != len(data):
-            raise Unsupported("its decoding fails")
+        """Read the pixels in strips: in one piece, they would hold the GIL for 0.1 s.
+
+        The file is not mapped, because a process that shrinks it would end this one.
+        """
+        width, height = size
+        image = Image.new("RGB", size, None)
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            strip = width, min(rows, height - top)
+            most = strip[0] * strip[1] * 3
+            data = os.pread(self._memory, most, top * width * 3)
+            if len(data) != most:
+                raise Unsupported("its decoding fails")
+            image.paste(Image.frombytes("RGB", strip, data), (0, top))
         os.ftruncate(self._memory, 0)
-        return Image.frombytes("RGB", size, data)
+        return image
 
     async def kill(self) -> int:
         """End the process and return its status; a second call does nothing."""
