@@ -288,11 +288,7 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
 
 def _takes_images(model_config: Any) -> bool:
     modalities = model_config.multimodal_config
-    return (
-        modalities is not None
-        and not modalities.language_model_only
-        and modalities.get_limit_per_prompt("image") > 0
-    )
+    return modalities is not None and modalities.get_limit_per_prompt("image") > 0
 
 
 def image_guard() -> Any:

@@ -128,8 +128,9 @@ async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> N
         async for event in stream:
             for choice in event.choices:
                 ids += (choice.model_extra or {}).get("token_ids") or []
-            if len(ids) >= LONG // 8:
+            if len(ids) >= LONG // 8 and victim.is_running():
                 victim.kill()
+                victim.wait(CALL_S)
     assert ids == whole
     eventually(lambda: idle(deployed), BACK_S, "nothing is left")
 

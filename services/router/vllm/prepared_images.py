@@ -33,7 +33,7 @@ def name_images(model_config: Any) -> None:
 
 
 def _model_id(self: Any) -> str:
-    path = self.ctx.model_config.model
+    path: str = self.ctx.model_config.model
     return _names.get(path, path)
 
 
