@@ -30,7 +30,7 @@ CPU_S = 10.0  # for all images of a request; 64 megapixels of PNG take 5 s
 WALL_S = 60.0  # on a machine that is too busy
 _PROGRAM = Path(__file__).with_name("decoder.py")
 _LINE_BYTES = 4 << 10
-_FORGET_S, _START_S = 5.0, 30.0
+_END_S, _FORGET_S, _START_S = 1.0, 5.0, 30.0
 _NO_PROCESS = "no process can be started to decode images"
 _STRIP_PIXELS = 1 << 16
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME")
@@ -178,6 +178,9 @@ class _Process:
             await self._writer.drain()
             told = json.loads(await self._reader.readuntil(b"\n"))
         except (OSError, asyncio.IncompleteReadError, ValueError):
+            with contextlib.suppress(TimeoutError):  # `kill` would hide its status if it has just ended
+                async with asyncio.timeout(_END_S):
+                    await self._process.wait()
             ended = await self.kill()
             why = "takes too long" if ended == -signal.SIGPROF else "fails"
             raise Unsupported(f"its decoding {why}") from None
