@@ -285,7 +285,10 @@ OBJECTS = (
         file="services/router/vllm/images.py",
         why="vLLM fetches and decodes clients' images in threads, without bounds. Its media connector, by "
         "its own registry, gets those that the router has decoded in processes of their own, and no other.",
-        symbols=("vllm.multimodal.media:MEDIA_CONNECTOR_REGISTRY", "vllm.envs:VLLM_MEDIA_CONNECTOR"),
+        symbols=(
+            "vllm.multimodal.media:MediaConnector.fetch_image_async",
+            "vllm.multimodal.media:MediaConnector.load_from_url_async",
+        ),
         until="vLLM decodes in processes that it can end",
     ),
     ObjectPatch(

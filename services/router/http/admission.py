@@ -57,7 +57,12 @@ class Admission:
     lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
 
     def refuse(self, error: RequestFailed) -> None:
-        """Store the error for the client, unless there is one already."""
+        """Store the error for the client, unless there is one already.
+
+        Its traceback refers to this object, and to all that the request had: both would stay until the next
+        garbage collection.
+        """
+        error.__traceback__ = error.__context__ = None
         if self.error is None:
             self.error = error
 

@@ -161,19 +161,25 @@ class MediaDoor:
         """Decode the files. Room for all is taken first, so that two requests never wait for each other's."""
         rest = sum(one.pixels for one in headers)
         await self._pixels.take(rest)
-        done = []
+        done: list[tuple[Image.Image, bool]] = []
         try:
             for number, part in enumerate(unique):
                 with _at(part):
-                    image, converted = await decoder.decode(number)
-                    if image.width * image.height != headers[number].pixels:
-                        raise Unsupported("its header has another size than its content")
-                done.append((image, converted))
+                    done.append(await self._picture(decoder, number, headers[number]))
                 rest -= headers[number].pixels
-                self._give_back_after(image, headers[number].pixels)
+        except BaseException:
+            done.clear()  # a traceback would keep them
+            raise
         finally:
             self._pixels.give(rest)
         return done
+
+    async def _picture(self, decoder: Lent, number: int, header: Header) -> tuple[Image.Image, bool]:
+        image, converted = await decoder.decode(number)
+        if image.width * image.height != header.pixels:
+            raise Unsupported("its header has another size than its content")
+        self._give_back_after(image, header.pixels)
+        return image, converted
 
     def _give_back_after(self, image: Image.Image, pixels: int) -> None:
         """Give room back once the image is no longer in memory: in whichever thread that happens."""

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file's header tells."""
+    """A file by its header."""
 
     format: str
     width: int

@@ -1,6 +1,7 @@
 """vLLM gets the images that were admitted, under the names that it would give them, and no other media."""
 
 import asyncio
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.request_limits import limit_requests
+from harness.fake_worker import until
 from harness.pictures import data_url, picture, saved
 
 FILES = {"plain": saved(picture()), "with alpha": saved(picture("RGBA").rotate(20))}
@@ -72,6 +74,16 @@ async def test_images_have_vllms_names(name, door, connector, admission):
     drop_images()
     with pytest.raises(RefusedByRouter, match="where none is served"):
         await connector.fetch_image_async(url)
+
+
+async def test_a_refused_request_keeps_no_pixels(door, admission):
+    gc.disable()
+    try:
+        with pytest.raises(RefusedByRouter, match="cannot be read"):
+            await checked(chat(data_url(FILES["plain"]), data_url(FILES["with alpha"][:-400])), door)
+        await until(lambda: door.pixels == 0, "nothing is held")
+    finally:
+        gc.enable()
 
 
 async def test_requests_do_not_see_each_others_images(door, connector):
