@@ -36,7 +36,7 @@ class Place:
 
     options: Options
     rank: int
-    folder: str  # of the gang
+    folder: str  # folder of the gang's files
     cores: str
 
 
@@ -124,7 +124,7 @@ class Member:
         world = await self._link.meet(START_S)
         await self._host.load(self, GangRank(place.rank, world.host, world.store_port), self._link.ring)
 
-    # For the host.
+    # Called by the host.
 
     def on_step(self, step: Any) -> None:
         self._steps += step.executed
@@ -140,7 +140,7 @@ class Member:
         del running
         self._failure = f"{type(error).__name__}: {error}"
 
-    # For the test.
+    # Called by the test.
 
     async def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
         from vllm.sampling_params import SamplingParams
@@ -186,7 +186,7 @@ def serve(connection: Connection) -> None:
     place: Place = connection.recv()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     asyncio.run(_serve(connection, place))
-    os._exit(0)  # as a worker leaves
+    os._exit(0)  # a worker exits this way, too
 
 
 async def _serve(connection: Connection, place: Place) -> None:

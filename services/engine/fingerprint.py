@@ -51,7 +51,7 @@ def processor_fingerprint(model: str) -> str:
     return _settings(folder).hexdigest() if folder.is_dir() else hashlib.sha256(model.encode()).hexdigest()
 
 
-def _settings(folder: Path) -> Any:
+def _settings(folder: Path) -> hashlib._Hash:
     digest = hashlib.sha256()
     for path in _matching(folder, _SMALL):
         content = path.read_bytes()

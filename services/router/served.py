@@ -57,7 +57,7 @@ class Served:
     parts: RelayParts
     client: RelayClient
     llm: frontend.RelayLLM
-    args: Namespace  # vLLM's app's
+    args: Namespace  # vLLM's app was built with these
 
     async def app(self, media: MediaDoor) -> frontend.ModelApp:
         """Return vLLM's app for the model. `media` admits images, if the model sees."""
