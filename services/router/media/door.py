@@ -177,7 +177,7 @@ class MediaDoor:
     async def _picture(self, decoder: Lent, number: int, header: Header) -> tuple[Image.Image, bool]:
         image, converted = await decoder.decode(number)
         if image.width * image.height != header.pixels:
-            raise Unsupported("its header has another size than its content")
+            raise Unsupported("its header and its content have different sizes")
         self._give_back_after(image, header.pixels)
         return image, converted
 

@@ -30,7 +30,7 @@ _WHY = {
     **dict.fromkeys(_OBJECTS, "objects of Python are not accepted: send the image as a data: URL"),
 }
 _IN = {"messages": "content", "input": "content"}  # the fields that hold messages, and where their parts are
-_OUTPUT = "output"  # of a tool, in Responses
+_OUTPUT = "output"  # a tool's output, in Responses
 
 
 @dataclass(frozen=True, slots=True)
