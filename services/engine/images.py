@@ -18,7 +18,7 @@ from typing import Any
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 MODALITY = "image"
-MOST_BYTES = 256 << 20  # of one request's prepared images
+MOST_BYTES = 256 << 20  # limit of one request's prepared images
 
 FindImage = Callable[[str], Any]  # returns the prepared image with a name, or None
 

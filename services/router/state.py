@@ -76,7 +76,7 @@ class RequestState:
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
-    images: tuple[Image, ...] = ()  # of the prompt
+    images: tuple[Image, ...] = ()  # the prompt's
     image_places: tuple[range, ...] = ()  # the prompt's tokens of each image, in order
     model: str = ""  # the name under which it is served
     adapter: Adapter | None = None

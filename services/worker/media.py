@@ -19,8 +19,8 @@ from baton.protos.worker_pb2 import Media
 
 logger = logging.getLogger(__name__)
 
-STORE_BYTES = 512 << 20  # of all images; two of a router's largest requests
-MOST_BYTES = 256 << 20  # of one image
+STORE_BYTES = 512 << 20  # limit of all images; twice a request's limit
+MOST_BYTES = 256 << 20  # limit of one image
 
 
 class MediaStore:

@@ -22,7 +22,7 @@ from baton.services.engine.images import MODALITY, MOST_BYTES, metadata_of
 from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.images import Image
 
-_names: dict[str, str] = {}  # by the model's path: what stands for it in the names of its images
+_names: dict[str, str] = {}  # keyed by the model's path, which they replace in names of images
 
 
 def name_images(model_config: Any) -> None:
