@@ -48,6 +48,7 @@ class Options:
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    images: bool = False  # whether it takes images, and has the guard of Baton's workers
     prepare: Callable[[], None] | None = None  # the child calls it before vLLM starts
 
 
@@ -97,6 +98,10 @@ class Engine:
                 "model": str(options.drafter),
                 "num_speculative_tokens": 2,
             }
+        if options.images:
+            from baton.services.engine.build import image_guard
+
+            arguments["ec_transfer_config"] = image_guard()
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()
@@ -118,6 +123,7 @@ class Engine:
         params: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
         written: Sequence[int] = (),
+        features: Sequence[Any] = (),
     ) -> Any:
         """Return a greedy request whose output tokens `written` another engine generated."""
         from vllm.sampling_params import SamplingParams
@@ -132,7 +138,7 @@ class Engine:
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
-                mm_features=None,
+                mm_features=list(features) or None,
                 sampling_params=sampling,
                 pooling_params=None,
                 arrival_time=time.time(),
