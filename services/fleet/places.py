@@ -142,10 +142,15 @@ class Places:
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
     """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
-    size = settings.engine.data_parallel_size
-    if size == 1:
+    names = names_of(place, settings.engine.data_parallel_size)
+    if len(names) == 1:
         return {place: settings}
-    found = {f"{place}.r{rank}": settings.model_copy(deep=True) for rank in range(size)}
+    found = {name: settings.model_copy(deep=True) for name in names}
     for rank, own in enumerate(found.values()):
         own.worker.gang, own.worker.gang_rank = place, rank
     return found
+
+
+def names_of(place: str, size: int) -> list[str]:
+    """Return the names of a place's workers: its own, or one for each of a gang of `size`."""
+    return [place] if size == 1 else [f"{place}.r{rank}" for rank in range(size)]

@@ -26,13 +26,14 @@ from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
 from baton.services.fleet import devices
 from baton.services.fleet.devices import cpu_build
-from baton.services.fleet.goals import goals_of
+from baton.services.fleet.goals import check_gangs, goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
-_DONE_HERE = ("kv_transfer_config",)
+_DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
+_RENAMED = {"enable_expert_parallel": "expert_parallel"}  # vLLM's names of Baton's own keys
 
 
 class Security(SecuritySettings):
@@ -79,9 +80,10 @@ class ClusterSettings(Settings):
                 "model": loading.model_source or loading.model_id,
                 "served_model_name": loading.model_id,
             }
-        for key, value in group.engine_kwargs.items():
-            if key in _DONE_HERE:
+        for given, value in group.engine_kwargs.items():
+            if given in _DONE_HERE:
                 continue
+            key = _RENAMED.get(given, given)
             into = values if key in EngineSettings.model_fields else values["extra"]
             into[key] = value
         try:
@@ -90,8 +92,9 @@ class ClusterSettings(Settings):
             raise ConfigError(f"{section}.engine_kwargs: {one_line(error)}") from None
 
     def bundle(self, role: str) -> dict[str, float]:
-        """Return the resources that one worker of a role reserves, by Ray's names."""
-        group, ranks = self.workers(role), self.engine_of(role).ranks
+        """Return the resources that one worker, or one gang, of a role reserves, by Ray's names."""
+        group, engine = self.workers(role), self.engine_of(role)
+        ranks = engine.ranks * engine.data_parallel_size
         placing = group.placement_group_config
         bundles = placing.bundles or [placing.bundle_per_worker] * ranks
         total: dict[str, float] = {}
@@ -100,7 +103,8 @@ class ClusterSettings(Settings):
                 total[name] = total.get(name, 0.0) + amount
         total = {name: amount for name, amount in total.items() if amount}
         if not total:
-            total = {"CPU": float(ranks)} if cpu_build() else {"CPU": 1.0, "GPU": float(ranks)}
+            cores = ranks if cpu_build() else engine.data_parallel_size
+            total = {"CPU": float(cores)} | ({} if cpu_build() else {"GPU": float(ranks)})
         if group.accelerator_type:
             total[f"accelerator_type:{group.accelerator_type}"] = TYPE_SHARE
         return total
@@ -224,12 +228,11 @@ class ClusterSettings(Settings):
         if not self.deploying("router").initial:
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
+        check_gangs(self, map(self.engine_of, WORKER_ROLES))
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        if engine.data_parallel_size > 1:
-            raise ConfigError("engine.data_parallel_size: gangs cannot be placed on Ray: leave it out")
-        ranks = engine.ranks
+        ranks = engine.ranks * engine.data_parallel_size
         gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
             if not devices.says_memory(engine):
@@ -240,7 +243,7 @@ class ClusterSettings(Settings):
         elif gpus != ranks:
             raise ConfigError(
                 f"{where}: {gpus:g} GPUs, but a worker has {ranks} ranks (engine.tensor_parallel_size *"
-                " engine.pipeline_parallel_size): make them equal"
+                " engine.pipeline_parallel_size, * engine.data_parallel_size for a gang): make them equal"
             )
 
 

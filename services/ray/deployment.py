@@ -32,6 +32,7 @@ from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
+from baton.services.ray.gangs import members_of
 from baton.services.ray.nodes import ANSWER_S, Node, Nodes, place_routers
 from baton.services.ray.orders import OrderedWorkers, Room
 from baton.services.ray.pauses import TURN_S, Pauses
@@ -247,8 +248,9 @@ class Deployment:
             put(self._ordered(name, "router", node), node)
         for slot in self._slots:
             if slot.starts:
-                part = self._ordered(slot.name, slot.role, slot.node, slot)
-                put(part, slot.node, self.settings.workers(slot.side).runtime_env)
+                place = self._ordered(slot.name, slot.role, slot.node, slot)
+                for part in members_of(place):
+                    put(part, slot.node, self.settings.workers(slot.side).runtime_env)
         return orders
 
     async def _look(self, client: SchedulerClient) -> None:
@@ -262,10 +264,11 @@ class Deployment:
             one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
             for one in description.workers
         }
+        ready = {name for name, state in self._workers.items() if state == "ready"}
         for one in description.workers:
             name = one.identity.name
-            if self._workers[name] == "ready" != was.get(name):
-                self._tell(name, f"ready: {one.identity.address}{self._slots.back(name)}")
+            if name in ready and was.get(name) != "ready":
+                self._tell(name, f"ready: {one.identity.address}{self._slots.back(name, ready)}")
         with self._lock:
             self._follow({one.identity.name: roles.name_of(one.identity.role) for one in description.workers})
         states = self._nodes.states
@@ -327,8 +330,9 @@ class Deployment:
     def _status(self) -> dict[str, Any]:
         states = self._nodes.states
         told = [
-            (slot.name, slot.role, slot.node, self._state(slot, states.get(slot.name, "")))
+            (name, slot.role, slot.node, self._state(slot, name, states.get(name, "")))
             for slot in self._slots
+            for name in slot.members
         ]
         told += [
             (name, "router", node, "ready" if name in self._healthy else states.get(name, "starting"))
@@ -356,7 +360,7 @@ class Deployment:
     def _name_of(self, node: str) -> str:
         return self._machines[node].name if node in self._machines else ""
 
-    def _state(self, slot: Slot, local: str) -> str:
+    def _state(self, slot: Slot, member: str, local: str) -> str:
         if slot.leaving:
             return "draining"
         if not slot.node:
@@ -364,5 +368,5 @@ class Deployment:
         if self._nodes.is_silent(slot.node):
             return f"{slot.host} does not answer"
         if local == "running":
-            return self._workers.get(slot.name, "starting")
+            return self._workers.get(member, "starting")
         return local or "starting"

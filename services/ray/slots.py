@@ -1,4 +1,4 @@
-"""The wanted workers on Ray, each with its placement group."""
+"""The wanted workers on Ray, each with its placement group; a gang of workers counts as one and has one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.services.fleet.parts import Say
+from baton.services.fleet.places import names_of
 from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine, Place
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
@@ -15,7 +16,7 @@ from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 
 @dataclass
 class Slot:
-    """One wanted worker and its placement group."""
+    """One wanted worker or gang, and its placement group."""
 
     name: str
     side: str  # prefill or decode: whose bundle, environment and engine it uses
@@ -23,6 +24,7 @@ class Slot:
     group: Any  # its placement group
     bundle: dict[str, float]
     labels: dict[str, str]  # required labels of its node
+    members: list[str]  # names of its workers
     node: str = ""  # the id of its node, "" until Ray has placed it
     devices: Any = None  # a reference to its environment variables, if the bundle has GPUs
     environment: dict[str, str] | None = None  # known once Ray has placed it
@@ -88,7 +90,8 @@ class Slots:
                 bundle = self._settings.bundle(role)
                 labels = self._settings.workers(role).label_selector
                 group = cluster.reserve(f"{self._prefix}-{name}", bundle, labels)
-                self._all.append(Slot(name, role, role, group, bundle, labels))
+                members = names_of(name, self._settings.engine_of(role).data_parallel_size)
+                self._all.append(Slot(name, role, role, group, bundle, labels, members))
                 self._say(name, f"asks for {amounts(bundle)}")
 
     def follow(self, roles: Mapping[str, str]) -> list[tuple[Slot, str]]:
@@ -98,7 +101,7 @@ class Slots:
         """
         changed = []
         for slot in self._all:
-            role = roles.get(slot.name, slot.role)
+            role = roles.get(slot.members[0], slot.role)
             if slot.leaving or role == slot.role or role not in WORKER_ROLES:
                 continue
             changed.append((slot, slot.role))
@@ -121,17 +124,21 @@ class Slots:
             if slot.node and slot.environment is None:
                 _find_devices(slot)
 
-    def back(self, name: str) -> str:
-        """Return a note on how long a worker was missing, if its node had died, or ""."""
+    def back(self, name: str, ready: Collection[str]) -> str:
+        """Return a note on how long a worker or its gang was missing, if its node had died, or "".
+
+        ready: the names of all workers that are ready.
+        """
         for slot in self._all:
-            if slot.name == name and slot.node and slot.lost_at is not None:
+            here = name in slot.members and bool(slot.node) and set(slot.members) <= set(ready)
+            if here and slot.lost_at is not None:
                 away_s, slot.lost_at = time.monotonic() - slot.lost_at, None
                 return f"; back on {slot.host} {away_s:.1f} s after its node was found dead"
         return ""
 
     def let_go(self, busy: Collection[str]) -> None:
         """Remove the workers that have left. `busy`: names of workers that may still run."""
-        for slot in [one for one in self._all if one.leaving and one.name not in busy]:
+        for slot in [one for one in self._all if one.leaving and not set(one.members) & set(busy)]:
             cluster.give_up(slot.group)
             self._all.remove(slot)
             self._say(slot.name, "has left")

@@ -111,7 +111,32 @@ def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots: Slots) 
     assert (slot.starts, slot.host) == (True, "here")
     slots.locate({"t-decode-0": Place("CREATED", "n")}, {})
     assert (slot.starts, slot.waits) == (False, "lost with here; waits for room: 1 CPU")
-    assert slots.back("decode-0") == ""
+    assert slots.back("decode-0", {"decode-0"}) == ""
     slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
-    assert "; back on here 0." in slots.back("decode-0")
-    assert slots.back("decode-0") == ""
+    assert "; back on here 0." in slots.back("decode-0", {"decode-0"})
+    assert slots.back("decode-0", {"decode-0"}) == ""
+
+
+def test_a_gang_is_one_slot_with_one_reservation(groups: Groups) -> None:
+    gang = {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True}}
+    slots = Slots(
+        read({"engine": {"model": str(MODEL)}, "decode_config": gang}), "t", lambda _name, _text: None
+    )
+    both = ["decode-0.r0", "decode-0.r1"]
+    by_number(slots, prefill=1, decode=1)
+    assert groups.there == ["t-prefill-0", "t-decode-0"]
+    prefill, decode = slots
+    assert (prefill.members, decode.members) == (["prefill-0"], both)
+    assert decode.waits == "waits for room: 2 CPU"
+    assert [slot.name for slot, _ in slots.follow(dict.fromkeys(both, "prefill"))] == ["decode-0"]
+    # It is back once both are ready, and has left once both have ended.
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, {})
+    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
+    assert slots.back(both[0], {both[0]}) == ""
+    assert "; back on here" in slots.back(both[1], both)
+    slots.match({"prefill-0": "prefill"})
+    slots.let_go({both[1]})
+    assert "t-decode-0" in groups.there
+    slots.let_go(set())
+    assert groups.there == ["t-prefill-0"]
