@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from baton.autoscale.goals import Bounds, Goals
-from baton.services.config import EngineSettings, Settings
+from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
 DECIDE_S = 2.0  # most between two decisions; less if a wait in the settings would not see two of them
@@ -29,13 +27,3 @@ def goals_of(settings: Settings) -> Goals:
         down_after_s=own.down_after_s,
         flip_after_s=own.flip_after_s,
     )
-
-
-def check_gangs(settings: Settings, engines: Iterable[EngineSettings]) -> None:
-    """Raise ConfigError if workers of `engines` would change in number or role, and some are gangs."""
-    changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
-    if changes and any(one.data_parallel_size > 1 for one in engines):
-        raise ConfigError(
-            "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
-            "leave out autoscale.mode and scheduler.rebalance_after_s"
-        )

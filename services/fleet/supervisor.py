@@ -31,7 +31,7 @@ from baton.services.decode.proposers import validation
 from baton.services.engine.args import check_model, engine_args
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import children
-from baton.services.fleet.goals import check_gangs, goals_of
+from baton.services.fleet.goals import goals_of
 from baton.services.fleet.parts import Kind, Parts
 from baton.services.fleet.places import Places, Plan, places_of
 from baton.services.fleet.ports import check_port
@@ -151,7 +151,12 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     identities.check(settings)
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
-    check_gangs(settings, [one.engine for one in shapes])
+    changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
+    if changes and any(one.engine.data_parallel_size > 1 for one in shapes):
+        raise ConfigError(
+            "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
+            "leave out autoscale.mode and scheduler.rebalance_after_s"
+        )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 
 

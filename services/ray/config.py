@@ -26,7 +26,7 @@ from baton.services.engine.args import check_model, served_model_name
 from baton.services.errors import ConfigError, one_line
 from baton.services.fleet import devices
 from baton.services.fleet.devices import cpu_build
-from baton.services.fleet.goals import check_gangs, goals_of
+from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
 WORKER_ROLES = ("prefill", "decode")
@@ -228,8 +228,16 @@ class ClusterSettings(Settings):
         if not self.deploying("router").initial:
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
-        check_gangs(self, map(self.engine_of, WORKER_ROLES))
+        self._check_gangs()
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
+
+    def _check_gangs(self) -> None:
+        changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
+        if changes and any(self.engine_of(role).data_parallel_size > 1 for role in WORKER_ROLES):
+            raise ConfigError(
+                "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
+                "leave out autoscale.mode and scheduler.rebalance_after_s"
+            )
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
         ranks = engine.ranks * engine.data_parallel_size
