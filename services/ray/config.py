@@ -235,8 +235,8 @@ class ClusterSettings(Settings):
         changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
         if changes and any(self.engine_of(role).data_parallel_size > 1 for role in WORKER_ROLES):
             raise ConfigError(
-                "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
-                "leave out autoscale.mode and scheduler.rebalance_after_s"
+                "engine.data_parallel_size is above 1, and gangs on Ray are neither scaled nor change their "
+                "roles: leave out autoscale.mode and scheduler.rebalance_after_s"
             )
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:

@@ -168,7 +168,7 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
         ),
         (
             scaled({"engine_kwargs": {"data_parallel_size": 2}, **limits()}, limits()),
-            ["data_parallel_size is above 1", "gangs are neither scaled", "autoscale.mode"],
+            ["data_parallel_size is above 1", "gangs on Ray are neither scaled", "autoscale.mode"],
         ),
         *(
             (cluster({"engine_kwargs": {key: 2}}), [f"engine.extra.{key}", said])
