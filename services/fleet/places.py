@@ -61,15 +61,15 @@ def places_of(
         further = max(0, devices.room(one.most - len(own), _gpus(one.settings), needed, gpus))
         needed += further * _gpus(one.settings)
         own.extend([one.settings] * further)
-    engines = [each.engine for each in chain(*places) for _ in range(each.engine.data_parallel_size)]
-    shares = devices.assign([one.ranks for one in engines], gpus)
+    engines = [each.engine for each in chain(*places) for _ in range(each.engine.local_members)]
+    shares = devices.assign([one.local_ranks for one in engines], gpus)
     devices.check_memory(shares, engines)
     left = iter(shares)
     return [Places(one, worker, own, left) for one, own in zip(fleets, places, strict=True)]
 
 
 def _gpus(place: Settings) -> int:
-    return place.engine.ranks * place.engine.data_parallel_size
+    return place.engine.local_ranks * place.engine.local_members
 
 
 class Places:
@@ -141,11 +141,12 @@ class Places:
 
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
-    """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
-    size = settings.engine.data_parallel_size
-    if size == 1:
+    """Return the settings of a place's processes on this machine, by name: a worker, or a gang's members."""
+    size = settings.engine.local_members
+    if settings.engine.members == 1:
         return {place: settings}
-    found = {f"{place}.r{rank}": settings.model_copy(deep=True) for rank in range(size)}
-    for rank, own in enumerate(found.values()):
+    found = {}
+    for rank in range(settings.fleet.node_rank * size, (settings.fleet.node_rank + 1) * size):
+        own = found[f"{place}.r{rank}"] = settings.model_copy(deep=True)
         own.worker.gang, own.worker.gang_rank = place, rank
     return found
