@@ -80,14 +80,13 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
 
 
 def choose_network(settings: EngineSettings, mine: GangRank) -> None:
-    """Let ranks listen at this machine's address in the gang, unless variables name another. Raises StartError.
+    """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
 
-    Otherwise gloo takes the address of the machine's name, and NCCL the first network.
+    By default gloo takes the address of the machine's name, and NCCL the first network. Raises StartError.
     """
-    own = (
-        name for name, found in psutil.net_if_addrs().items() if mine.own_host in {a.address for a in found}
-    )
-    if (interface := next(own, "")) == "":
+    networks = psutil.net_if_addrs().items()
+    own = (name for name, found in networks if mine.own_host in {one.address for one in found})
+    if not (interface := next(own, "")):
         raise StartError(
             f"no network of this machine has the address {mine.own_host}, at which the other machines of its "
             "gang would reach its ranks: set handoff.host or worker.advertise to one that it has"

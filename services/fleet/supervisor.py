@@ -146,8 +146,8 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
         roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
     if settings.fleet.node_rank:
         raise ConfigError(
-            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: say `baton node` "
-            "on the others"
+            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on the others say "
+            "`baton node`"
         )
     for one in shapes:
         check_model(one.engine)
@@ -159,8 +159,8 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
     if changes and any(one.engine.members > 1 for one in shapes):
         raise ConfigError(
-            "engine.data_parallel_size or engine.nodes is above 1, and gangs are neither scaled nor do they change roles: "
-            "leave out autoscale.mode and scheduler.rebalance_after_s"
+            "engine.data_parallel_size or engine.nodes is above 1, and gangs are neither scaled nor do they "
+            "change roles: leave out autoscale.mode and scheduler.rebalance_after_s"
         )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 

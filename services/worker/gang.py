@@ -66,7 +66,7 @@ async def own_host(settings: Settings, kv_host: str) -> str:
         found = await asyncio.get_running_loop().getaddrinfo(kv_host, None)
     except OSError as error:
         raise StartError(
-            f"the ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
+            f"ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
             "worker.advertise or handoff.host to one"
         ) from None
     return str(found[0][4][0])

@@ -86,7 +86,7 @@ def run_worker(settings: Settings, role: str) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         if house is None:
-            run = Limb(settings, the_role, worker_id, fingerprint, preload, adapters).run
+            run = Limb(settings, the_role, worker_id, fingerprint, preload, adapters=adapters).run
         else:
             run = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house).run
         status = asyncio.run(run())

@@ -41,6 +41,7 @@ class Limb:
         worker_id: str,
         fingerprint: str,
         preload: Callable[[], None],
+        *,
         adapters: tuple[AdapterFiles, ...] = (),
     ) -> None:
         self._settings = settings
