@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +88,9 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"the engine has {ranks} ranks (engine.tensor_parallel_size * engine.pipeline_parallel_size), "
-            f"and this worker has {len(cores)} core(s): give it as many in worker.cpu"
+            f"the engine has {ranks} ranks here (engine.tensor_parallel_size * "
+            f"engine.pipeline_parallel_size), and this worker has {len(cores)} core(s): give it as many in "
+            "worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
@@ -114,6 +116,8 @@ def build_config(plan: EnginePlan) -> Any:
 
     settings = plan.settings
     alone = settings.engine.ranks == 1
+    if plan.gang is not None:
+        data_parallel.choose_network(settings.engine, plan.gang)
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
@@ -127,7 +131,7 @@ def build_config(plan: EnginePlan) -> Any:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         else:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
-                settings.worker.cpu, settings.engine.ranks
+                settings.worker.cpu, settings.engine.local_ranks
             )
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
@@ -142,7 +146,8 @@ def build_config(plan: EnginePlan) -> Any:
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
     data_parallel.add_arguments(args, settings.engine, plan.gang)
-    config = AsyncEngineArgs(**args).create_engine_config()
+    limb = args.get("node_rank", 0) % settings.engine.spread > 0
+    config = AsyncEngineArgs(**args).create_engine_config(headless=limb)
     _check_verification(config)
     _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
@@ -154,7 +159,7 @@ def build_config(plan: EnginePlan) -> Any:
             )
         logger.warning("this model keeps states, and a prefix cache of them: it is served without handoffs")
         args["kv_transfer_config"] = None
-        config = AsyncEngineArgs(**args).create_engine_config()
+        config = AsyncEngineArgs(**args).create_engine_config(headless=limb)
     if "long_prefill_token_threshold" not in args:
         step = config.scheduler_config.max_num_batched_tokens
         config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
@@ -315,7 +320,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
-    try:
+    with _explaining(settings.engine):
         config = build_config(plan)
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
@@ -325,16 +330,42 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
         engine.dp_group = group  # as in vLLM's own engines of a gang
         _load_adapters(engine, plan.adapters)
+    _check_plugin()
+    return engine
+
+
+def build_limb(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
+    """Load the ranks of an engine on a further machine; return their executor.
+
+    The engine has no state here: its ranks get every step from the machine of its first rank. Calls
+    `on_rank_lost` and raises as `build_engine` does.
+    """
+    process.lead_engine_processes()
+    with _explaining(plan.settings.engine):
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        executor = MultiprocExecutor(build_config(plan))
+    executor.register_failure_callback(on_rank_lost)
+    _check_plugin()
+    return executor
+
+
+@contextmanager
+def _explaining(engine: EngineSettings) -> Iterator[None]:
+    try:
+        yield
     except (ConfigError, StartError):
         raise
     except Exception as error:
-        why = reason(error, settings.engine.extra)
-        raise StartError(f"the engine could not load {settings.engine.model!r}: {why}") from error
+        why = reason(error, engine.extra)
+        raise StartError(f"the engine could not load {engine.model!r}: {why}") from error
+
+
+def _check_plugin() -> None:
     if not continuation.installed():
         raise StartError(
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
         )
-    return engine
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:

@@ -49,7 +49,7 @@ _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
 _POLL_WOKEN_S = 1.0  # if it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
-# In a gang the end of another engine makes a step fail. The gang's link tells it within this time, so that no
+# In a gang the end of another member makes a step fail. The gang's link tells it within this time, so that no
 # request is suspected here.
 _SIBLING_S = 0.3
 
@@ -190,8 +190,8 @@ class EngineHost:
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Addresses of the ranks' Handoff services, as this machine dials them."""
-        return list(self._connector.kv_addresses) if self._connector is not None else []
+        """Addresses of the ranks' Handoff services, as other machines dial them."""
+        return list(self._connector.published_addresses) if self._connector is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's ranks. Blocks."""
@@ -228,7 +228,7 @@ class EngineHost:
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
                 failure = RankLost(f"the process of a rank died: {describe(error)}")
-            if self._lockstep is not None:
+            if self._plan.gang is not None:
                 time.sleep(_SIBLING_S)
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from baton.services.config import Settings, laid_over
+from baton.services.config import EngineSettings, Settings, laid_over
 from baton.services.fleet import devices
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
@@ -61,15 +61,15 @@ def places_of(
         further = max(0, devices.room(one.most - len(own), _gpus(one.settings), needed, gpus))
         needed += further * _gpus(one.settings)
         own.extend([one.settings] * further)
-    engines = [each.engine for each in chain(*places) for _ in range(each.engine.data_parallel_size)]
-    shares = devices.assign([one.ranks for one in engines], gpus)
+    engines = [each.engine for each in chain(*places) for _ in range(each.engine.local_members)]
+    shares = devices.assign([one.local_ranks for one in engines], gpus)
     devices.check_memory(shares, engines)
     left = iter(shares)
     return [Places(one, worker, own, left) for one, own in zip(fleets, places, strict=True)]
 
 
 def _gpus(place: Settings) -> int:
-    return place.engine.ranks * place.engine.data_parallel_size
+    return place.engine.local_ranks * place.engine.local_members
 
 
 class Places:
@@ -141,16 +141,20 @@ class Places:
 
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
-    """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
-    names = names_of(place, settings.engine.data_parallel_size)
-    if len(names) == 1:
+    """Return the settings of a place's processes on this machine, by name: a worker, or a gang's members."""
+    engine, node = settings.engine, settings.fleet.node_rank
+    names = names_of(place, engine, node)
+    if engine.members == 1:
         return {place: settings}
     found = {name: settings.model_copy(deep=True) for name in names}
-    for rank, own in enumerate(found.values()):
+    for rank, own in enumerate(found.values(), node * engine.local_members):
         own.worker.gang, own.worker.gang_rank = place, rank
     return found
 
 
-def names_of(place: str, size: int) -> list[str]:
-    """Return the names of a place's workers: its own, or one for each of a gang of `size`."""
-    return [place] if size == 1 else [f"{place}.r{rank}" for rank in range(size)]
+def names_of(place: str, engine: EngineSettings, node: int) -> list[str]:
+    """Return the names of a place's processes on machine `node` of its gang's, from 0."""
+    if engine.members == 1:
+        return [place]
+    first = node * engine.local_members
+    return [f"{place}.r{rank}" for rank in range(first, first + engine.local_members)]

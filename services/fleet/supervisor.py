@@ -142,8 +142,13 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     fleet.check()
     check_names(settings.router)
     shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
-    for role in fleet.roles:
-        roles.check(roles.role(role), settings)
+    for role in set(fleet.roles):
+        roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
+    if settings.fleet.node_rank:
+        raise ConfigError(
+            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on the others say "
+            "`baton node`"
+        )
     for one in shapes:
         check_model(one.engine)
         validation.check(one.engine)
@@ -152,10 +157,10 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
-    if changes and any(one.engine.data_parallel_size > 1 for one in shapes):
+    if changes and any(one.engine.members > 1 for one in shapes):
         raise ConfigError(
-            "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
-            "leave out autoscale.mode and scheduler.rebalance_after_s"
+            "engine.data_parallel_size or engine.nodes is above 1, and gangs are neither scaled nor do they "
+            "change roles: leave out autoscale.mode and scheduler.rebalance_after_s"
         )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 

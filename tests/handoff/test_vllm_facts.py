@@ -207,7 +207,7 @@ def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step: Step, wh
 def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
-    side.set_ranks({0: RankHandshake(0, "nowhere:0", 8, True, "00", {})})
+    side.set_ranks({0: RankHandshake(0, "", "nowhere:0", "nowhere:0", 8, True, "00", {})})
     step = Step(320, list(range(1, 11)))
     for max_tokens, slots in ((1, 2), (2, 10)):
         request = SimpleNamespace(
