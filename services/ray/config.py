@@ -33,7 +33,8 @@ WORKER_ROLES = ("prefill", "decode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
-_RENAMED = {"enable_expert_parallel": "expert_parallel"}  # vLLM's names of Baton's own keys
+# vLLM's names of Baton's own keys.
+_RENAMED = {"enable_expert_parallel": "expert_parallel", "nnodes": "nodes"}
 
 
 class Security(SecuritySettings):
@@ -92,7 +93,7 @@ class ClusterSettings(Settings):
             raise ConfigError(f"{section}.engine_kwargs: {one_line(error)}") from None
 
     def bundle(self, role: str) -> dict[str, float]:
-        """Return the resources that one worker, or one gang, of a role reserves, by Ray's names."""
+        """Return what one worker or gang of a role reserves on each of its nodes, by Ray's names."""
         group, engine = self.workers(role), self.engine_of(role)
         ranks = engine.ranks * engine.data_parallel_size
         placing = group.placement_group_config
@@ -100,11 +101,11 @@ class ClusterSettings(Settings):
         total: dict[str, float] = {}
         for bundle in bundles:
             for name, amount in bundle.items():
-                total[name] = total.get(name, 0.0) + amount
+                total[name] = total.get(name, 0.0) + amount / engine.nodes
         total = {name: amount for name, amount in total.items() if amount}
         if not total:
-            cores = ranks if cpu_build() else engine.data_parallel_size
-            total = {"CPU": float(cores)} | ({} if cpu_build() else {"GPU": float(ranks)})
+            here = float(ranks // engine.nodes)
+            total = {"CPU": here} if cpu_build() else {"CPU": float(engine.local_members), "GPU": here}
         if group.accelerator_type:
             total[f"accelerator_type:{group.accelerator_type}"] = TYPE_SHARE
         return total
@@ -216,7 +217,7 @@ class ClusterSettings(Settings):
             engine = self.engine_of(role)
             check_model(engine)
             validation.check(engine)
-            roles.check(roles.role(role), self)
+            roles.check(roles.role(role), self.model_copy(update={"engine": engine}))
             if not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
             self._check_gpus(role, engine)
@@ -233,15 +234,16 @@ class ClusterSettings(Settings):
 
     def _check_gangs(self) -> None:
         changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
-        if changes and any(self.engine_of(role).data_parallel_size > 1 for role in WORKER_ROLES):
+        if changes and any(self.engine_of(role).members > 1 for role in WORKER_ROLES):
             raise ConfigError(
-                "engine.data_parallel_size is above 1, and gangs on Ray are neither scaled nor change their "
-                "roles: leave out autoscale.mode and scheduler.rebalance_after_s"
+                "engine.data_parallel_size or engine.nodes is above 1, and gangs on Ray are neither scaled "
+                "nor change their roles: leave out autoscale.mode and scheduler.rebalance_after_s"
             )
 
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
         ranks = engine.ranks * engine.data_parallel_size
-        gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
+        gpus = self.bundle(role).get("GPU", ranks / engine.nodes) * engine.nodes
+        where = f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
             if not devices.says_memory(engine):
                 raise ConfigError(

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton.services.config import EngineSettings
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.places import names_of
 
 
-def members_of(place: PartOrder) -> list[PartOrder]:
-    """Return the orders of a place's workers: the place's own, or one for each worker of its gang.
+def members_of(place: PartOrder, node: int = 0) -> list[PartOrder]:
+    """Return the orders of a place's processes on one of its nodes: a worker, or members of its gang.
 
-    They divide the place's GPUs and cores.
+    They divide the node's GPUs and cores.
     """
-    size = place.settings["engine"]["data_parallel_size"]
-    if size == 1:
+    engine = EngineSettings(**place.settings["engine"])
+    names = names_of(place.name, engine, node)
+    if engine.members == 1:
         return [place]
-    shares = [each.environment for each in Devices(environment=dict(place.environment)).split(size)]
+    shares = Devices(environment=dict(place.environment)).split(len(names))
+    first, own = node * len(names), place.settings["worker"]
     return [
         replace(
             place,
             name=name,
-            settings={
-                **place.settings,
-                "worker": {**place.settings["worker"], "gang": place.name, "gang_rank": rank},
-            },
-            environment=shares[rank],
-            cores=max(1, place.cores // size),
+            settings=place.settings | {"worker": own | {"gang": place.name, "gang_rank": rank}},
+            environment=share.environment,
+            cores=max(1, place.cores // len(names)),
         )
-        for rank, name in enumerate(names_of(place.name, size))
+        for rank, (name, share) in enumerate(zip(names, shares, strict=True), first)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +22,20 @@ from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
 from harness.deployment import MODEL_NAME
 from harness.greedy import GREEDY, ask
+from harness.netns import why_not
 from harness.ray_head import RayHead, ray_head
-from harness.support import BATON, CALL_S, PATIENCE, ROOT, eventually, free_port, gone, running
+from harness.ray_hosts import ray_hosts
+from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, running
 
 START_S = 150.0
 LONG, WRITTEN = 600, 24
+# Kills the process with this title.
+KILL = """
+import psutil
+for one in psutil.process_iter(["cmdline"]):
+    if " ".join(one.info["cmdline"] or []).strip() == "baton %s":
+        one.kill()
+"""
 MTP = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
 GANG = {"data_parallel_size": 2, "enable_expert_parallel": True}
 
@@ -200,3 +210,42 @@ def test_a_scale_counts_gangs(served: Served) -> None:
     asyncio.run(run())
     assert "decode-1.r0" not in served.states()
     assert "died" not in served.text.partition("decode-1 ")[2]  # it drained
+
+
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray on two hosts")
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+@pytest.mark.timeout(400)
+def test_an_engine_over_two_nodes_of_ray(served: Served, tmp_path: Path) -> None:
+    """Decode has a rank on each host; it ends with its second host's process, and comes back."""
+    model = str(served.log.parent / "model")
+    half = {"placement_group_config": {"bundle_per_worker": {"CPU": 0.5}}}
+    long = {"engine_kwargs": {"tensor_parallel_size": 2, "nodes": 2}, **half}
+    sections: dict[str, Any] = {
+        "engine": {"model": model, "served_model_name": MODEL_NAME, "dtype": "float32", "kv_cache_gib": 0.25},
+        "prefill_config": {"label_selector": {"host": "first"}, **half},
+        "decode_config": long,
+        "security": {"plain_ranks": True},
+    }
+    sections["engine"] |= {"max_model_len": 1024, "speculative_config": MTP}
+    with ray_hosts(tmp_path, **sections) as hosts, hosts.forwarded() as url:
+
+        async def check() -> None:
+            async with openai.AsyncOpenAI(
+                base_url=f"{url}/v1", api_key="none", timeout=CALL_S, max_retries=0
+            ) as client:
+                asked = (ask(client, served.prompts[number], WRITTEN) for number in (1, 2))
+                assert await asyncio.gather(*asked) == served.expected[1:]
+
+        asyncio.run(check())
+        where = {part["name"]: (part["node"], part["state"]) for part in hosts.status()["parts"]}
+        first, limb = where["decode-0.r0"], where["decode-0.r1"]
+        assert {first, limb} == {("first", "ready"), ("second", "ready")}
+        killed = KILL % ("decode-0.r1",)
+        host = hosts.first if limb[0] == "first" else hosts.second
+        host.run([str(PYTHON), "-c", killed], CALL_S)
+
+        def again() -> bool:
+            return len(re.findall(r"decode-0\.r0 +ready", hosts.text)) == 2
+
+        eventually(again, START_S, "the engine is back", 0.5)
+        asyncio.run(check())

@@ -116,6 +116,12 @@ def test_what_a_worker_reserves_unasked(
     gang = {"tensor_parallel_size": 2, "data_parallel_size": 4, "speculative_config": None}
     four = {name: 4 * amount for name, amount in bundle.items()}
     assert read(cluster({"engine_kwargs": gang})).bundle("prefill") == four
+    # Over two nodes, on each: a part of the ranks.
+    plain = {"security": {"plain_ranks": True}}
+    half = {name: 2 * amount for name, amount in bundle.items()}
+    assert read(cluster({"engine_kwargs": gang | {"nodes": 2}}, **plain)).bundle("prefill") == half
+    wide = {"engine_kwargs": {"tensor_parallel_size": 4, "nodes": 2}}
+    assert read(cluster(wide, **plain)).bundle("prefill") == bundle
 
 
 @pytest.mark.parametrize(
@@ -168,7 +174,7 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
         ),
         (
             scaled({"engine_kwargs": {"data_parallel_size": 2}, **limits()}, limits()),
-            ["data_parallel_size is above 1", "gangs on Ray are neither scaled", "autoscale.mode"],
+            ["data_parallel_size or engine.nodes is above 1", "gangs on Ray are neither", "autoscale.mode"],
         ),
         *(
             (cluster({"engine_kwargs": {key: 2}}), [f"engine.extra.{key}", said])
@@ -189,6 +195,11 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             ),
             ["num_speculative_tokens", "the engines of a gang", "set it"],
         ),
+        (
+            cluster({"engine_kwargs": {"tensor_parallel_size": 2, "nodes": 2}}),
+            ["engine.nodes is 2", "set security.plain_ranks"],
+        ),
+        (cluster({"engine_kwargs": {"nodes": 2}}), ["prefill_config.engine_kwargs", "evenly"]),
         (cluster({"engine_kwarg": {}}), ["'prefill_config.engine_kwarg'", "did you mean 'engine_kwargs'?"]),
         (
             cluster(decode_confg={"engine_kwargs": {}}),
