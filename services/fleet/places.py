@@ -142,11 +142,10 @@ class Places:
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
     """Return the settings of a place's processes on this machine, by name: a worker, or a gang's members."""
-    size = settings.engine.local_members
-    if settings.engine.members == 1:
-        return {place: settings}
-    found = {}
-    for rank in range(settings.fleet.node_rank * size, (settings.fleet.node_rank + 1) * size):
-        own = found[f"{place}.r{rank}"] = settings.model_copy(deep=True)
-        own.worker.gang, own.worker.gang_rank = place, rank
+    engine, found = settings.engine, {}
+    first = settings.fleet.node_rank * engine.local_members if engine.nodes > 1 else 0
+    for rank in range(first, first + engine.local_members):
+        alone = engine.members == 1
+        own = found[place if alone else f"{place}.r{rank}"] = settings.model_copy(deep=True)
+        own.worker.gang, own.worker.gang_rank = "" if alone else place, rank
     return found

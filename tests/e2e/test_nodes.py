@@ -1,4 +1,4 @@
-"""Prefill with tensor parallelism, decode with data and expert parallelism, each over two hosts, with mutual TLS.
+"""Prefill with tensor, decode with data and expert parallelism, each over two hosts, with mutual TLS.
 
 Each process is started by hand, as on machines of one's own.
 """
