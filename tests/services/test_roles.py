@@ -27,3 +27,9 @@ def test_ranks_on_several_machines_must_be_allowed() -> None:
     roles.check(roles.MIXED, load({"engine": engine, "security": security, "fleet": {"node_rank": 1}}))
     with pytest.raises(ConfigError, match=r"^fleet\.node_rank \(value 2\): .* machines are 0 to 1$"):
         roles.check(roles.MIXED, load({"engine": engine, "security": security, "fleet": {"node_rank": 2}}))
+
+
+@pytest.mark.parametrize("engine", [{}, {"tensor_parallel_size": 3}, {"data_parallel_size": 3}])
+def test_machines_get_equal_parts(engine: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.nodes \(value 2\): .* evenly among 2 machines$"):
+        roles.check(roles.MIXED, load({"engine": {"nodes": 2} | engine, "security": {"plain_ranks": True}}))
