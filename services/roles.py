@@ -46,7 +46,7 @@ def check(one: Role, settings: Settings) -> None:
     if not engine.divides:
         raise ConfigError(
             f"engine.nodes (value {nodes}): {engine.data_parallel_size} engine(s) (data_parallel_size) of "
-            f"{engine.ranks} rank(s) (tensor_parallel_size * pipeline_parallel_size) cannot be divided evenly "
+            f"{engine.ranks} rank(s) (tensor_parallel_size * pipeline_parallel_size) are not divided evenly "
             f"among {nodes} machines"
         )
     if nodes > 1 and not settings.security.plain_ranks:
