@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,12 @@ def test_they_answer_like_one_engine_and_streams_survive_their_ends(model: Path,
         for number, tokens in enumerate(prompts):
             plain.add(0, str(number), tokens, WRITTEN if number else LONG)
         expected = plain.answers([str(number) for number in range(4)])
-    with spread(tmp_path, model) as one, one.network.inside():
-        client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", timeout=CALL_S, max_retries=0)
+    with ExitStack() as stack:
+        one = stack.enter_context(spread(tmp_path, model))
+        stack.enter_context(one.network.inside())
+        client = stack.enter_context(
+            openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", timeout=CALL_S, max_retries=0)
+        )
 
         def check(number: int) -> None:
             asked = {"model": MODEL_NAME, "prompt": prompts[number], "max_tokens": WRITTEN}
