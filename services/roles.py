@@ -42,7 +42,13 @@ def role(name: str) -> Role:
 
 def check(one: Role, settings: Settings) -> None:
     """Raise ConfigError if a role cannot serve with these settings."""
-    nodes = settings.engine.nodes
+    engine, nodes = settings.engine, settings.engine.nodes
+    if not engine.divides:
+        raise ConfigError(
+            f"engine.nodes (value {nodes}): {engine.data_parallel_size} engine(s) (data_parallel_size) of "
+            f"{engine.ranks} rank(s) (tensor_parallel_size * pipeline_parallel_size) are not divided evenly "
+            f"among {nodes} machines"
+        )
     if nodes > 1 and not settings.security.plain_ranks:
         raise ConfigError(
             f"engine.nodes is {nodes}: torch, NCCL and vLLM's queues carry data between the machines without "

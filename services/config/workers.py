@@ -100,15 +100,11 @@ class EngineSettings(Section):
         """The number of a gang's members on each machine."""
         return self.members // self.nodes
 
-    @model_validator(mode="after")
-    def _divides_evenly(self) -> EngineSettings:
-        wide, nodes = self.data_parallel_size, self.nodes
-        if max(wide, nodes) % min(wide, nodes) or self.ranks % self.spread:
-            raise ValueError(
-                f"nodes ({nodes}) does not divide {wide} engine(s) (data_parallel_size) of {self.ranks} "
-                "rank(s) (tensor_parallel_size * pipeline_parallel_size) evenly"
-            )
-        return self
+    @property
+    def divides(self) -> bool:
+        """Whether each machine gets an equal part."""
+        fewer, more = sorted((self.data_parallel_size, self.nodes))
+        return more % fewer == 0 and self.ranks % self.spread == 0
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod

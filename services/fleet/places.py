@@ -142,13 +142,11 @@ class Places:
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
     """Return the settings of a place's processes on this machine, by name: a worker, or a gang's members."""
-    engine, node = settings.engine, settings.fleet.node_rank
-    names = names_of(place, engine, node)
-    if engine.members == 1:
-        return {place: settings}
-    found = {name: settings.model_copy(deep=True) for name in names}
+    engine = settings.engine
+    node = settings.fleet.node_rank if engine.nodes > 1 else 0
+    found = {name: settings.model_copy(deep=True) for name in names_of(place, engine, node)}
     for rank, own in enumerate(found.values(), node * engine.local_members):
-        own.worker.gang, own.worker.gang_rank = place, rank
+        own.worker.gang, own.worker.gang_rank = ("", 0) if engine.members == 1 else (place, rank)
     return found
 
 

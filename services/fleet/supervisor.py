@@ -146,7 +146,7 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
         roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
     if settings.fleet.node_rank:
         raise ConfigError(
-            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on the others say "
+            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on others say "
             "`baton node`"
         )
     for one in shapes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ class WorkerGang:
             own.gang_rank,
             settings.engine.members,
             identity.worker_id,
-            _facts(identity, settings),
+            _facts(identity, settings, own_host),
         )
         self._leader_of = leader_of
         self._own_host = own_host
@@ -165,13 +166,13 @@ class WorkerGang:
         return gang_pb2.World(life=self.link.seat.worker_id, host=host, store_port=self._store.port)
 
 
-def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings) -> dict[str, str]:
+def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
     """Return what must be equal in all members, in words."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
-    one_machine = {"its machine, as engine.nodes is 1,": identity.host} if settings.engine.nodes == 1 else {}
+    near = ipaddress.ip_address(own_host).is_loopback
     return {
-        **one_machine,
+        "its machine (for several set engine.nodes and worker.listen)": identity.host if near else "any",
         "its role": scheduler_pb2.Role.Name(identity.role),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
