@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton.services import roles
 from baton.services.cli import node, up
 from baton.services.cli.main import app
 from baton.services.config import Settings
@@ -72,9 +73,11 @@ def words(plan: Plan) -> str:
         engine = plan.settings_of(role).engine
         check_model(engine)
         validation.check(engine)
+        roles.check(roles.role(role), plan.settings_of(role))
         size, each = engine.data_parallel_size, engine.data_parallel_size * engine.ranks
         said = [f"gang of {size}"] if size > 1 else []
-        said.append(f"{each} GPUs" + (" each" if number > 1 else ""))
+        machines = f" on {engine.nodes} machines" if engine.nodes > 1 else ""
+        said.append(f"{each} GPUs{machines}" + (" each" if number > 1 else ""))
         said += ["drafts"] if engine.speculative_config else []
         parts.append(f"{f'{number} ' if number > 1 else ''}{role}: {', '.join(said)}")
     return "; ".join(parts)

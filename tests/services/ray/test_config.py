@@ -199,7 +199,7 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             cluster({"engine_kwargs": {"tensor_parallel_size": 2, "nodes": 2}}),
             ["engine.nodes is 2", "set security.plain_ranks"],
         ),
-        (cluster({"engine_kwargs": {"nodes": 2}}), ["prefill_config.engine_kwargs", "evenly"]),
+        (cluster({"engine_kwargs": {"nodes": 2}}), ["engine.nodes (value 2)", "not divided evenly"]),
         (cluster({"engine_kwarg": {}}), ["'prefill_config.engine_kwarg'", "did you mean 'engine_kwargs'?"]),
         (
             cluster(decode_confg={"engine_kwargs": {}}),
