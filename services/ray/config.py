@@ -33,6 +33,12 @@ WORKER_ROLES = ("prefill", "decode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
+# Keys of `fleet` that are said otherwise on Ray.
+_ELSEWHERE = {
+    "prefill_engine": "it is prefill_config.engine_kwargs",
+    "decode_engine": "it is decode_config.engine_kwargs",
+    "node_rank": "Ray chooses the nodes",
+}
 # vLLM's names of Baton's own keys.
 _RENAMED = {"enable_expert_parallel": "expert_parallel", "nnodes": "nodes"}
 
@@ -205,6 +211,9 @@ class ClusterSettings(Settings):
                 "fleet.devices: on Ray a worker's GPUs are those of its bundle; leave it out, and let "
                 "workers share a GPU by placement_group_config: {bundle_per_worker: {CPU: 1, GPU: 0.5}}"
             )
+        for key, instead in _ELSEWHERE.items():
+            if getattr(self.fleet, key):
+                raise ConfigError(f"fleet.{key}: leave it out; on Ray {instead}")
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a trusted network")
         for key in ("join", "token", "token_file", "folder"):

@@ -158,6 +158,11 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
     [
         (cluster(models={"a": {}}), ["models: a deployment on Ray serves one model"]),
         (cluster(fleet={"devices": [0, 0]}), ["fleet.devices: on Ray ", " GPU: 0.5"]),
+        (
+            cluster(fleet={"decode_engine": {"nodes": 2}}),
+            ["fleet.decode_engine", "decode_config.engine_kwargs"],
+        ),
+        (cluster(fleet={"node_rank": 1}), ["fleet.node_rank", "Ray chooses"]),
         (cluster(HALF), ["prefill_config", ": with 0.5 GPUs ", "kv_cache_gib"]),
         (
             cluster(HALF | {"engine_kwargs": {"tensor_parallel_size": 2}}, engine={"kv_cache_gib": 8}),
