@@ -146,8 +146,7 @@ def build_config(plan: EnginePlan) -> Any:
     if current_platform.is_cpu():
         _add_cpu_blocks(args)
     data_parallel.add_arguments(args, settings.engine, plan.gang)
-    limb = args.get("node_rank", 0) % settings.engine.spread > 0
-    config = AsyncEngineArgs(**args).create_engine_config(headless=limb)
+    config = AsyncEngineArgs(**args).create_engine_config()
     _check_verification(config)
     _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
@@ -159,7 +158,7 @@ def build_config(plan: EnginePlan) -> Any:
             )
         logger.warning("this model keeps states, and a prefix cache of them: it is served without handoffs")
         args["kv_transfer_config"] = None
-        config = AsyncEngineArgs(**args).create_engine_config(headless=limb)
+        config = AsyncEngineArgs(**args).create_engine_config()
     if "long_prefill_token_threshold" not in args:
         step = config.scheduler_config.max_num_batched_tokens
         config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
