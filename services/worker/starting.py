@@ -18,7 +18,8 @@ PROGRESS_EVERY_S = 10.0
 
 def stop_on_signals() -> asyncio.Event:
     """Return an event that a signal sets. A second SIGTERM or SIGINT ends the process at once."""
-    stop, told = asyncio.Event(), []
+    stop = asyncio.Event()
+    told: list[int] = []
 
     def on_signal(number: int) -> None:
         if number in signals.HURRYING:

@@ -179,12 +179,18 @@ def test_streams_survive_the_end_of_a_member(model: Path, expected: list[list[in
                 ask.check(number)
             handoffs = one.status()["handoffs"]
             assert any(int(each["cost"].get("handoff_bytes", 0)) for each in handoffs), handoffs
-            ask.stream(lambda: one.dies_with("prefill-0", 1))
-            ask.check(1)
-            one.start_gang("prefill-0", PREFILL)
-            one.wait_ready("prefill-0.r0")
             ask.stream(lambda: one.dies_with("decode-0", 1))
             ask.check(2)
+            one.dies_with("prefill-0", 1)
+
+
+def test_a_limb_that_never_comes(model: Path, tmp_path: Path) -> None:
+    with spread(tmp_path, model) as one:
+        one.start("scheduler", 0, "scheduler")
+        wait = {"baton.services.worker.gang:MEET_S": 2.0}
+        leader = one.start("leader", 0, *PREFILL, "--gang", "prefill-0", constants=wait)
+        assert leader.wait(CALL_S) == 1
+        assert "gang prefill-0: rank 1 of 2 did not join within 2 s; see why it did not start" in leader.text
 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: everything starts twice")
