@@ -32,7 +32,7 @@ class GangRank:
 
     rank: int
     host: str
-    store_port: int  # of torch's TCPStore
+    store_port: int  # torch's TCPStore listens there
     own_host: str  # IP address at which ranks on the other machines reach this one's
 
 
@@ -52,7 +52,7 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts, machines and a gang. Raises ConfigError for a gang that cannot be."""
+    """Add engine arguments for experts, machines and a gang. Raises ConfigError for an impossible gang."""
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
@@ -109,7 +109,7 @@ def meet(config: Any, mine: GangRank) -> Any:
 
 
 def lockstep_of(engine: Any, ring: Callable[[int], None]) -> Lockstep | None:
-    """Return what keeps an engine of a gang in step; None for an engine of its own. `ring`: see Lockstep."""
+    """Return the Lockstep of an engine in a gang; None without a gang. `ring`: see Lockstep."""
     if engine.dp_group is None:
         return None
     from vllm.config import ParallelConfig

@@ -1,4 +1,4 @@
-"""A worker's life in a gang: it meets the others before its engine loads, and drains and ends with them."""
+"""Tie a worker to its gang: meet the others before the engine loads, and drain and end with them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class WorkerGang:
         return GangRank(seat.rank, world.host, world.store_port, own)
 
     def drain(self) -> None:
-        """Let the others drain, too."""
+        """Have the others drain, too."""
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
