@@ -97,7 +97,7 @@ def submit(
     )
     seal(manifest)
     parts = (Part(0, 0, ids),)
-    loader.reserve(LoadJob(name, 1, tokens, parts, time.monotonic(), manifest=manifest, complete=complete))
+    loader.reserve(LoadJob(name, 1, tokens, parts, manifest=manifest, complete=complete))
     return manifest
 
 

@@ -1,7 +1,8 @@
 """Gangs of vLLM engines in child processes, each stepped by a host's thread and linked to the others.
 
 `with Gang(options) as gang: gang.add(rank, name, prompt, tokens); gang.answers(names)`. A gang of one engine
-is a plain engine. There is no scheduler: members find rank 0's address in a file.
+is a plain engine. There is no scheduler: members find rank 0's address in a file. If engines are spread over
+hosts (harness/netns.py), some members are limbs, which take no requests.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from baton.handoff.reports import Loaded, Saved
 from harness import zygote
+from harness.netns import Host, move_to
+from harness.ranks import fork_ranks
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Options:
     model: Path
-    size: int = 2
+    size: int = 2  # engines
     engine: dict[str, Any] = field(default_factory=dict)  # settings
+    worker_id: str = "member"  # a handoff's ends tell each other
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Place:
     rank: int
     folder: str  # folder of the gang's files
     cores: str
+    host: tuple[str, int] = (LOOPBACK, 0)  # its address, and the id of a process on it; 0: this machine
 
 
 @dataclass
@@ -45,6 +52,8 @@ class Look:
 
     answers: dict[str, list[int]]
     ended: set[str]
+    saved: dict[str, Saved]
+    loaded: dict[str, Loaded]
     dummies: int
     steps: int
     wave: int
@@ -57,11 +66,12 @@ class Member:
     """A member in its child process. Its methods are called by name, in the loop."""
 
     def __init__(self, place: Place) -> None:
+        from baton import rpc
         from baton.services.config import Settings, load
         from baton.services.engine.build import EnginePlan
         from baton.services.engine.host import EngineHost
 
-        options = place.options
+        options, address = place.options, place.host[0]
         engine: dict[str, Any] = {
             "model": str(options.model),
             "dtype": "float32",
@@ -74,60 +84,81 @@ class Member:
         settings: Settings = load(
             {
                 "engine": engine | options.engine,
-                "handoff": {"host": "127.0.0.1", "staging_mib": 64},
+                "handoff": {"host": address, "staging_mib": 64},
                 "worker": {"cpu": place.cores},
+                "security": {"insecure": address != LOOPBACK},
             }
         )
-        self._place = place
-        self._host = EngineHost(
-            EnginePlan(settings, f"member-{place.rank}", "fingerprint", needs_handoffs=True)
-        )
+        rpc.act_as(None, insecure=settings.security.insecure)
+        self._place, self._size = place, settings.engine.members
+        plan = EnginePlan(settings, options.worker_id, "fingerprint", needs_handoffs=True)
+        self._limb = place.rank % settings.engine.spread > 0
+        self._plan = plan
+        self._host: Any = None if self._limb else EngineHost(plan)
         self._answers: dict[str, list[int]] = {}
         self._ended: set[str] = set()
+        self._saved: dict[str, Saved] = {}
+        self._loaded: dict[str, Loaded] = {}
         self._steps = 0
         self._failure = ""
         self._link: Any = None
 
     async def start(self) -> None:
+        from baton.services.engine.data_parallel import GangRank
+        from baton.services.engine.limb import LimbHost
+
+        place, own = self._place, self._place.host[0]
+        if self._size == 1:
+            await self._host.load(self)
+            return
+        await self._connect(own, (lambda _: None) if self._limb else self._host.rung)
+        world = await self._link.meet(START_S)
+        rank = GangRank(place.rank, world.host, world.store_port, own)
+        if not self._limb:
+            await self._host.load(self, rank, self._link.ring)
+            return
+        self._host = LimbHost(replace(self._plan, gang=rank))
+        self._link.lost.add_done_callback(lambda _: os._exit(1))  # as a limb's process does
+        self._host.failed.add_done_callback(lambda _: os._exit(1))
+        await self._host.load()
+
+    async def _connect(self, own: str, rung: Any) -> None:
         from baton import rpc
         from baton.protos import gang_pb2, gang_pb2_grpc
-        from baton.services.engine.data_parallel import GangRank, open_store
+        from baton.services.engine.data_parallel import open_store
         from baton.services.gang.link import Leader, Seat, Silence
         from baton.services.gang.link import Member as LinkOfMember
 
         place = self._place
-        if place.options.size == 1:
-            await self._host.load(self)
-            return
-        seat = Seat("gang", place.rank, place.options.size, f"member-{place.rank}", {})
+        seat = Seat("gang", place.rank, self._size, f"member-{place.rank}", {})
         address = Path(place.folder) / "leader"
         if place.rank:
 
             async def find() -> str:
                 return address.read_text() if address.exists() else ""
 
-            self._link = LinkOfMember(seat, Silence(30.0, 30.0), self._host.rung, find)
-        else:
+            self._link = LinkOfMember(seat, Silence(30.0, 30.0), rung, find)
+            return
 
-            def open_world() -> gang_pb2.World:
-                self._store = open_store("127.0.0.1")
-                return gang_pb2.World(life="one", host="127.0.0.1", store_port=self._store.port)
+        def open_world() -> gang_pb2.World:
+            self._store = open_store(own)
+            return gang_pb2.World(life="one", host=own, store_port=self._store.port)
 
-            self._link = Leader(seat, Silence(30.0, 30.0), self._host.rung, open_world)
-            self._server = rpc.aio_server()
-            gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
-            port = rpc.listen(self._server, "worker.listen", "127.0.0.1:0")
-            await self._server.start()
-            draft = address.with_suffix(".draft")
-            draft.write_text(f"127.0.0.1:{port}")
-            draft.rename(address)
-        world = await self._link.meet(START_S)
-        await self._host.load(self, GangRank(place.rank, world.host, world.store_port), self._link.ring)
+        self._link = Leader(seat, Silence(30.0, 30.0), rung, open_world)
+        self._server = rpc.aio_server()
+        gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
+        port = rpc.listen(self._server, "worker.listen", f"{own}:0")
+        await self._server.start()
+        draft = address.with_suffix(".draft")
+        draft.write_text(f"{own}:{port}")
+        draft.rename(address)
 
     # Called by the host.
 
     def on_step(self, step: Any) -> None:
         self._steps += step.executed
+        self._saved |= {one.request_id: one for one in step.saved}
+        self._loaded |= {one.request_id: one for one in step.loaded}
         for output in (one for group in step.outputs.values() for one in group.outputs):
             self._answers[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
@@ -142,7 +173,9 @@ class Member:
 
     # Called by the test.
 
-    async def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
+    async def add(
+        self, name: str, prompt: list[int], max_tokens: int, params: Mapping[str, Any] | None = None
+    ) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -160,16 +193,19 @@ class Member:
                 data_parallel_rank=None,
             )
         )
+        request.kv_transfer_params = params
         self._answers[name] = []
         self._host.submit(request)
 
     async def look(self) -> Look:
-        lockstep = self._host._lockstep
+        lockstep = getattr(self._host, "_lockstep", None)
         lost = self._link.lost.result() if self._link is not None and self._link.lost.done() else ""
         return Look(
             self._answers,
             self._ended,
-            self._host.dummy_steps,
+            self._saved,
+            self._loaded,
+            getattr(self._host, "dummy_steps", 0),
             self._steps,
             lockstep.wave if lockstep is not None else 0,
             lockstep.running if lockstep is not None else False,
@@ -180,10 +216,21 @@ class Member:
     async def stop(self) -> bool:
         return await asyncio.to_thread(self._host.stop)
 
+    async def ranks(self) -> list[int]:
+        """Return the process ids of a limb's ranks."""
+        return [one.proc.pid for one in self._host._executor.workers]
+
+    async def clock(self) -> float:
+        return time.monotonic()
+
 
 def serve(connection: Connection) -> None:
     """Run a member in the forked process: receive its place, then methods to call."""
     place: Place = connection.recv()
+    if place.host[1]:
+        move_to(place.host[1])
+    if len(place.cores.split(",")) > 1 or place.options.engine.get("nodes", 1) > 1:
+        fork_ranks()
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     asyncio.run(_serve(connection, place))
     os._exit(0)  # a worker exits this way, too
@@ -208,16 +255,25 @@ async def _serve(connection: Connection, place: Place) -> None:
 class Gang:
     """The processes of a gang, forked from the zygote."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, hosts: Sequence[Host] = ()) -> None:
+        """hosts: one for each member; without any, all are on this machine."""
+        from baton.services.config import EngineSettings
+
         self._folder = tempfile.TemporaryDirectory(prefix="baton-gang-")
         self.processes: list[zygote.Forked] = []
         self._connections: list[Connection] = []
+        settings = EngineSettings(**({"data_parallel_size": options.size} | options.engine))
+        self.heads = range(0, settings.members, settings.spread)
         cores = sorted(os.sched_getaffinity(0))
-        for rank in range(options.size):
+        for rank in range(settings.members):
             folder = Path(self._folder.name) / str(rank)
             folder.mkdir()
             process, connection = zygote.connected(f"member-{rank}", f"{__name__}:serve", folder)
-            connection.send(Place(options, rank, self._folder.name, str(cores[rank % len(cores)])))
+            own = ",".join(str(cores[(rank + n) % len(cores)]) for n in range(settings.local_ranks))
+            place = Place(options, rank, self._folder.name, own)
+            if hosts:
+                place = Place(options, rank, self._folder.name, own, (hosts[rank].address, hosts[rank].pid))
+            connection.send(place)
             self.processes.append(process)
             self._connections.append(connection)
 
@@ -232,11 +288,19 @@ class Gang:
             connection.close()
         self._folder.cleanup()
 
-    def add(self, rank: int, name: str, prompt: list[int], max_tokens: int) -> None:
-        self._call(rank, "add", name, prompt, max_tokens)
+    def add(
+        self,
+        rank: int,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.call(rank, "add", name, prompt, max_tokens, params)
 
     def looks(self) -> list[Look]:
-        return [self._call(rank, "look") for rank in range(len(self.processes))]
+        """Look at the members with engines."""
+        return [self.call(rank, "look") for rank in self.heads]
 
     def answers(self, names: Collection[str]) -> dict[str, list[int]]:
         """Wait for answers."""
@@ -264,11 +328,12 @@ class Gang:
 
     def stop(self) -> list[bool]:
         """Let all members end their engines. Return whether each ended in time."""
-        for connection in self._connections:
-            connection.send(("stop", ()))
-        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
+        for rank in self.heads:
+            self._connections[rank].send(("stop", ()))
+        return [self._receive(rank, CALL_S) for rank in self.heads]
 
-    def _call(self, rank: int, name: str, *arguments: Any) -> Any:
+    def call(self, rank: int, name: str, *arguments: Any) -> Any:
+        """Call a member's method."""
         self._connections[rank].send((name, arguments))
         return self._receive(rank, CALL_S)
 

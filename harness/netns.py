@@ -264,7 +264,8 @@ class Network:
 def move_to(pid: int) -> None:
     """Move this single-threaded process to the host whose first process is `pid`.
 
-    It keeps its process id and the machine's /proc, and gets a new /dev/shm.
+    It keeps its process id and the machine's /proc, gets a new /dev/shm, and has no name server: torch looks
+    up names of addresses, and would wait for a server that does not answer.
     """
     for kind in ("net", "uts", "ipc"):
         namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
@@ -272,8 +273,15 @@ def move_to(pid: int) -> None:
         os.close(namespace)
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare failed")
-    own = "mount --make-rprivate / && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-    subprocess.run(["sh", "-c", own], check=True, timeout=END_S)
+    own = """
+mount --make-rprivate /
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mkdir /dev/shm/etc
+cp "$0" /dev/shm/etc/hosts
+mount --bind /dev/shm/etc/hosts /etc/hosts
+mount --bind /dev/null /etc/resolv.conf
+"""
+    subprocess.run(["sh", "-ec", own, f"/proc/{pid}/root/etc/hosts"], check=True, timeout=END_S)
 
 
 def _move(namespace: int) -> None:

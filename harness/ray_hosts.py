@@ -106,8 +106,8 @@ def _ray(network: Network, environment: Mapping[str, str], name: str, core: int,
     return network.host(name, command, env=environment, cwd=ROOT, shm_mib=512, setup=setup)
 
 
-def _cluster_file(folder: Path, routers: int) -> Path:
-    """Write cluster.yaml: prefill on the first host, decode on any other."""
+def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Path:
+    """Write cluster.yaml: prefill on the first host, decode on any other. `sections` replace these."""
     sides = {
         f"{role}_config": {
             "label_selector": {"host": host},
@@ -123,13 +123,16 @@ def _cluster_file(folder: Path, routers: int) -> Path:
         "handoff": {"staging_mib": 64},
     }
     path = folder / "cluster.yaml"
-    path.write_text(yaml.safe_dump({**own, **sides}))
+    path.write_text(yaml.safe_dump({**own, **sides, **sections}))
     return path
 
 
 @contextmanager
-def ray_hosts(folder: Path, routers: int = 1) -> Iterator[RayHosts]:
-    """Run a deployment on two hosts during the block. Yield it when it is ready."""
+def ray_hosts(folder: Path, routers: int = 1, **sections: Any) -> Iterator[RayHosts]:
+    """Run a deployment on two hosts during the block. Yield it when it is ready.
+
+    sections: of cluster.yaml, instead of those for the demo model with prefill and decode on a host each
+    """
     environment = {**os.environ, **RAY, **QUICK, "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
         head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
@@ -146,7 +149,7 @@ def ray_hosts(folder: Path, routers: int = 1) -> Iterator[RayHosts]:
         second = _ray(network, environment, "second", cores[-1], f"--address={address}")
         output = folder / "up.log"
         with output.open("wb") as out:
-            file, logs = _cluster_file(folder, routers), folder / "logs"
+            file, logs = _cluster_file(folder, routers, sections), folder / "logs"
             command = [str(BATON), "ray", "up", str(file), "--log-dir", str(logs)]
             up = first.start([*command, "--address", address], env=environment, cwd=ROOT, out=out)
         one = RayHosts(network, first, second, up, output, environment)

@@ -25,6 +25,7 @@ from harness import netns, zygote
 from harness.deployment import ENGINE, START_S, status_of
 from harness.links import Links
 from harness.netns import Host, Network
+from harness.ranks import fork_ranks
 from harness.support import BATON, CALL_S, ROOT, eventually
 from harness.zygote import Forked
 
@@ -95,10 +96,17 @@ def wired(folder: Path, config: Mapping[str, Mapping[str, Any]]) -> Iterator[Wir
             zygote.end_all(list(one.processes.values()), END_S)
 
 
-def run_inside(pid: int, arguments: list[str]) -> None:
-    """Move this forked process to the host whose first process is `pid` and run Baton's command line."""
+def run_inside(
+    pid: int, arguments: list[str], forks_ranks: bool = False, constants: Mapping[str, float] | None = None
+) -> None:
+    """Move this forked process to the host whose first process is `pid` and run Baton's command line.
+
+    forks_ranks: its engine has ranks in processes of their own; constants: see zygote.prepare
+    """
     netns.move_to(pid)
-    zygote.run_baton(arguments)
+    if forks_ranks:
+        fork_ranks()
+    zygote.run_baton(arguments, constants=constants or {})
 
 
 def _write(folder: Path, scheduler: str, config: Mapping[str, Mapping[str, Any]]) -> None:

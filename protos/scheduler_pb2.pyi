@@ -270,22 +270,20 @@ class BlocksKnown(_message.Message):
     def __init__(self, instance: _Optional[int] = ..., operations: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain", "peer_reference", "log_level", "clock_s", "blocks", "gang_leader")
+    __slots__ = ("known", "drain", "peer_reference", "log_level", "clock_s", "blocks")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PEER_REFERENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    GANG_LEADER_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
     peer_reference: float
     log_level: str
     clock_s: float
     blocks: BlocksKnown
-    gang_leader: str
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ..., log_level: _Optional[str] = ..., clock_s: _Optional[float] = ..., blocks: _Optional[_Union[BlocksKnown, _Mapping]] = ..., gang_leader: _Optional[str] = ...) -> None: ...
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., peer_reference: _Optional[float] = ..., log_level: _Optional[str] = ..., clock_s: _Optional[float] = ..., blocks: _Optional[_Union[BlocksKnown, _Mapping]] = ...) -> None: ...
 
 class DeregisterRequest(_message.Message):
     __slots__ = ("worker_id", "epoch")
@@ -911,3 +909,15 @@ class TryHandoffReply(_message.Message):
     seconds: float
     problem: str
     def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class FindLeaderRequest(_message.Message):
+    __slots__ = ("gang",)
+    GANG_FIELD_NUMBER: _ClassVar[int]
+    gang: str
+    def __init__(self, gang: _Optional[str] = ...) -> None: ...
+
+class FindLeaderReply(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...

@@ -99,6 +99,11 @@ class SchedulerStub:
                 request_serializer=baton_dot_protos_dot_scheduler__pb2.OrdersRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_scheduler__pb2.OrdersReply.FromString,
                 _registered_method=True)
+        self.FindLeader = channel.unary_unary(
+                '/baton.scheduler.v1.Scheduler/FindLeader',
+                request_serializer=baton_dot_protos_dot_scheduler__pb2.FindLeaderRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_scheduler__pb2.FindLeaderReply.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -182,6 +187,12 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindLeader(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -249,6 +260,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Orders,
                     request_deserializer=baton_dot_protos_dot_scheduler__pb2.OrdersRequest.FromString,
                     response_serializer=baton_dot_protos_dot_scheduler__pb2.OrdersReply.SerializeToString,
+            ),
+            'FindLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindLeader,
+                    request_deserializer=baton_dot_protos_dot_scheduler__pb2.FindLeaderRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_scheduler__pb2.FindLeaderReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -602,6 +618,33 @@ class Scheduler:
             '/baton.scheduler.v1.Scheduler/Orders',
             baton_dot_protos_dot_scheduler__pb2.OrdersRequest.SerializeToString,
             baton_dot_protos_dot_scheduler__pb2.OrdersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.scheduler.v1.Scheduler/FindLeader',
+            baton_dot_protos_dot_scheduler__pb2.FindLeaderRequest.SerializeToString,
+            baton_dot_protos_dot_scheduler__pb2.FindLeaderReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -217,6 +217,13 @@ class SchedulerClient:
         asked = self._of_worker(worker_id, scheduler)
         await self._schedulers.ask(asked, "Deregister", request, CALL_TIMEOUT_S)
 
+    async def leader_of(self, gang: str) -> str:
+        """Return the address of the worker that leads a gang, or "" while no scheduler knows it."""
+        replies: dict[str, pb.FindLeaderReply] = await self._schedulers.each(
+            "FindLeader", pb.FindLeaderRequest(gang=gang), CALL_TIMEOUT_S
+        )
+        return next((one.address for one in replies.values() if one.address), "")
+
     async def describe(self) -> pb.Description:
         """Return all that the schedulers know, for operators.
 

@@ -104,16 +104,12 @@ class Roster:
         self._remove(worker_id, epoch, over=True)
         return True
 
-    def leader_of(self, worker_id: str) -> str:
-        """Return the address of the newest rank 0 of the gang that a worker is to meet, or ""."""
-        worker = self._workers.get(worker_id)
-        if worker is None or not worker.identity.HasField("gang") or worker.identity.gang.life:
-            return ""  # it has no gang, or has met it
-        name = worker.identity.gang.name
+    def leader_of(self, gang: str) -> str:
+        """Return the address of the newest rank 0 of a gang, or ""."""
         leaders = [
             one.identity.address
             for one in self._workers.values()
-            if one.identity.gang.name == name and not one.identity.gang.rank
+            if one.identity.HasField("gang") and (one.identity.gang.name, one.identity.gang.rank) == (gang, 0)
         ]
         return leaders[-1] if leaders else ""
 

@@ -228,7 +228,6 @@ class SchedulerServicer(rpc.SchedulerServicer):
             log_level=self._processes.level(request.worker_id),
             clock_s=time.time(),
             blocks=known,
-            gang_leader=self._roster.leader_of(request.worker_id),
         )
 
     async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
@@ -236,6 +235,10 @@ class SchedulerServicer(rpc.SchedulerServicer):
         if not self._roster.deregister(request.worker_id, request.epoch):
             self._metrics.stale("worker")
         return pb.DeregisterReply()
+
+    async def FindLeader(self, request: pb.FindLeaderRequest, context: Context) -> pb.FindLeaderReply:
+        del context
+        return pb.FindLeaderReply(address=self._roster.leader_of(request.gang))
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         del request, context

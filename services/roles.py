@@ -42,6 +42,24 @@ def role(name: str) -> Role:
 
 def check(one: Role, settings: Settings) -> None:
     """Raise ConfigError if a role cannot serve with these settings."""
+    engine, nodes = settings.engine, settings.engine.nodes
+    if not engine.divides:
+        raise ConfigError(
+            f"engine.nodes (value {nodes}): {engine.data_parallel_size} engine(s) (data_parallel_size) of "
+            f"{engine.ranks} rank(s) (tensor_parallel_size * pipeline_parallel_size) are not divided evenly "
+            f"among {nodes} machines"
+        )
+    if nodes > 1 and not settings.security.plain_ranks:
+        raise ConfigError(
+            f"engine.nodes is {nodes}: torch, NCCL and vLLM's queues carry data between the machines without "
+            "TLS and without keys, and whoever reaches their ports can run code. If nobody else reaches that "
+            "network, set security.plain_ranks (--security-plain-ranks)"
+        )
+    if settings.fleet.node_rank >= nodes > 1:
+        raise ConfigError(
+            f"fleet.node_rank (value {settings.fleet.node_rank}): engine.nodes is {nodes}: machines are 0 to "
+            f"{nodes - 1}"
+        )
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "

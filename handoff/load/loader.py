@@ -174,7 +174,8 @@ class Loader:
             self._loads[job.key] = load
             load.has_token = job.complete
             if job.manifest is not None:
-                whole_s = job.arrived_s if job.complete or job.manifest.saved_at_s else 0.0
+                whole = job.complete or job.manifest.saved_at_s
+                whole_s = time.monotonic() - job.waited_s if whole else 0.0
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:

@@ -44,7 +44,7 @@ class LoadJob:
     epoch: int
     tokens: int  # must equal the manifest's
     parts: tuple[Part, ...]
-    arrived_s: float  # arrival at the engine; CLOCK_MONOTONIC
+    waited_s: float = 0.0  # since its arrival at the engine, which may be on another machine
     saved_as: str = ""  # request id at the source, if different
     manifest: Manifest | None = None  # set if it came before the blocks were allocated
     complete: bool = False  # the prompt is complete: the request waits only for its KV

@@ -88,6 +88,11 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         """The ranks' Handoff services, as this machine dials them, in rank order."""
         return self._scheduler_side.addresses
 
+    @property
+    def published_addresses(self) -> list[str]:
+        """The ranks' Handoff services, as other machines dial them, in rank order."""
+        return self._scheduler_side.published_addresses
+
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Make the ranks pull test payloads from another worker's ranks."""
         return self._scheduler_side.client.try_handoff(self.kv_addresses, sources, transport, size, timeout_s)

@@ -97,7 +97,7 @@ class Loads:
                 epoch=wish.epoch,
                 tokens=wish.tokens,
                 parts=loaded_parts(self._groups, tables, wish.tokens, end, end - num_external),
-                arrived_s=load.arrived_s,
+                waited_s=time.monotonic() - load.arrived_s,
                 saved_as=wish.saved_as,
                 manifest=load.manifest,
                 complete=load.complete,

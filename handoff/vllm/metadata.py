@@ -54,7 +54,9 @@ class RankHandshake(KVConnectorHandshakeMetadata):
     """A rank's description for the scheduler's side, sent once."""
 
     rank: int
-    address: str  # its Handoff service, as this machine dials it
+    host: str  # its machine (rpc.host_id)
+    local_address: str  # its Handoff service, as its machine dials it
+    address: str  # the same, as other machines dial it
     slots: int  # size of staging
     windows: bool  # whether one of its transports supports windows
     compatibility_hash: str

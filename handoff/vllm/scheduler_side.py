@@ -104,8 +104,13 @@ class SchedulerSide:
 
     @property
     def addresses(self) -> list[str]:
-        """The ranks' Handoff services, in rank order."""
-        return [rank.address for rank in self._ranks]
+        """The ranks' Handoff services as this machine dials them, in rank order."""
+        return [one.local_address if one.host == self._host else one.address for one in self._ranks]
+
+    @property
+    def published_addresses(self) -> list[str]:
+        """The ranks' Handoff services as other machines dial them, in rank order."""
+        return [one.address for one in self._ranks]
 
     def idle_loads(self, *, told: bool) -> int:
         """Return how many requests wait for a load and need no step until a message arrives.
@@ -338,7 +343,9 @@ class SchedulerSide:
         self._room.forget(key[0])
         problem = next((done.problem for done in save.done if done.problem is not None), None)
         manifest = self._manifest(key, save.num_tokens, save.done)
-        manifest.saved_at_s = max(done.saved_at_s for done in save.done)
+        # other machines' clocks differ
+        near = {one.rank for one in self._ranks if one.host == self._host}
+        manifest.saved_at_s = max(done.saved_at_s for done in save.done if done.rank in near)
         manifest.save_ms = max(done.save_ms for done in save.done)
         manifest.chunks = save.chunks
         seal(manifest)

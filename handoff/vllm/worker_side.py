@@ -178,7 +178,9 @@ class WorkerSide:
     def handshake(self) -> RankHandshake:
         return RankHandshake(
             self._rank,
+            rpc.host_id(),
             self._service.local_address,
+            self._service.address,
             self.staging.capacity,
             any(transport.windows for transport in self._transports),
             self._hash,

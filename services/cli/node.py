@@ -45,18 +45,18 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
 
 
 def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
-    for role in fleet.roles:
-        roles.check(roles.role(role), settings)
-    plan, node = Plan(settings, fleet.roles), os.uname().nodename
+    plan = Plan(settings, fleet.roles)
+    for role in set(fleet.roles):
+        roles.check(roles.role(role), plan.settings_of(role))
     members = [
         (name, role, own)
         for number, role in enumerate(fleet.roles)
         for name, own in members_of(
-            f"{role}-{node}-{fleet.roles[:number].count(role)}", plan.settings_of(role)
+            _place(role, fleet.roles[:number].count(role), plan.settings_of(role)), plan.settings_of(role)
         ).items()
     ]
     engines = [own.engine for _, _, own in members]
-    shares = devices.assign([one.ranks for one in engines], settings.fleet.devices)
+    shares = devices.assign([one.local_ranks for one in engines], settings.fleet.devices)
     devices.check_memory(shares, engines)
     return [
         PartOrder(
@@ -68,3 +68,10 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
         )
         for (name, role, own), share in zip(members, shares, strict=True)
     ]
+
+
+def _place(role: str, number: int, settings: Settings) -> str:
+    """Return a place's name: unique, but the same on all machines of a gang, and there as `baton up` says."""
+    if settings.engine.nodes == 1:
+        return f"{role}-{os.uname().nodename}-{number}"
+    return "-".join(filter(None, (role, settings.worker.gang, str(number))))

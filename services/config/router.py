@@ -140,6 +140,9 @@ class SecuritySettings(Section):
     them."""
     insecure: bool = False
     """Accept connections from other machines without TLS: only on a network that you trust."""
+    plain_ranks: bool = False
+    """Let the ranks of an engine or gang on several machines (engine.nodes) exchange data without TLS and
+    without keys, even if tls is on: only on a network that nobody else can reach (docs/security.md)."""
 
     @model_validator(mode="after")
     def _is_on_where_it_is_meant(self) -> SecuritySettings:

@@ -54,6 +54,9 @@ class EngineSettings(Section):
     data_parallel_size: Positive = 1
     """Workers of a gang, which compute a mixture of experts together (docs/gangs.md). The numbers of prefill,
     decode and mixed workers count gangs."""
+    nodes: Positive = 1
+    """Machines among which the ranks of each worker or gang are divided evenly (docs/gangs.md). More than one
+    needs security.plain_ranks."""
     expert_parallel: bool = False
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
@@ -76,6 +79,32 @@ class EngineSettings(Section):
     def ranks(self) -> int:
         """The number of one worker's ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def spread(self) -> int:
+        """The number of machines of one worker's ranks."""
+        return max(1, self.nodes // self.data_parallel_size)
+
+    @property
+    def local_ranks(self) -> int:
+        """The number of one worker's ranks on each of its machines."""
+        return self.ranks // self.spread
+
+    @property
+    def members(self) -> int:
+        """The number of a gang's members: its workers, and one more on each further machine of a worker."""
+        return self.data_parallel_size * self.spread
+
+    @property
+    def local_members(self) -> int:
+        """The number of a gang's members on each machine."""
+        return self.members // self.nodes
+
+    @property
+    def divides(self) -> bool:
+        """Whether each machine gets an equal part."""
+        fewer, more = sorted((self.data_parallel_size, self.nodes))
+        return more % fewer == 0 and self.ranks % self.spread == 0
 
     @field_validator("speculative_config", "lora", mode="before")
     @classmethod
@@ -213,9 +242,9 @@ class WorkerSettings(Section):
     worker_id: str = ""
     """Unique name, by which a drain is remembered. By default role, host and process id."""
     gang: str = ""
-    """Name of the worker's gang, if engine.data_parallel_size is above 1."""
+    """Name of the worker's gang, if engine.data_parallel_size or engine.nodes is above 1."""
     gang_rank: Count = 0
-    """The worker's rank in its gang, from 0."""
+    """Rank in the gang, from 0 (docs/gangs.md)."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of worker.listen; 0 takes a free one on loopback."""
     cpu: str = ""
@@ -280,6 +309,8 @@ class FleetSettings(Section):
     """GPUs in the order in which workers take them, by index or UUID; a GPU listed several times is shared by
     as many workers (docs/operations.md). If unset, each worker has a GPU of its own, from
     CUDA_VISIBLE_DEVICES or from all."""
+    node_rank: Count = 0
+    """The number of this machine among the engine.nodes machines of each worker or gang, from 0."""
     prefill_engine: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Keys of `engine` that differ for prefill workers, such as data_parallel_size."""
     decode_engine: dict[str, Any] = Field(default_factory=dict, repr=False)

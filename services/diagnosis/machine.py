@@ -30,7 +30,7 @@ class Needs:
     def of_worker(cls, settings: Settings, weights: int) -> Needs:
         """Return the needs of one worker; `weights`: bytes of its model's files."""
         own, engine = settings.handoff, settings.engine
-        ranks = engine.ranks
+        ranks = engine.local_ranks
         cache = int((engine.kv_cache_gib or 0) * 2**30)
         return cls(
             shm=(own.staging_mib or 0) * 2**20 * ranks,

@@ -30,6 +30,7 @@ _OURS = {
     "spec_tokens": "engine.speculative_config (--speculative-config)",
     "distributed_executor_backend": "nothing: Baton chooses it",
     "data_parallel_size": "engine.data_parallel_size (--data-parallel-size)",
+    "nnodes": "engine.nodes (--nodes)",
     "enable_expert_parallel": "engine.expert_parallel (--expert-parallel)",
     "tensor_parallel_size": "engine.tensor_parallel_size (--tensor-parallel-size)",
     "pipeline_parallel_size": "engine.pipeline_parallel_size (--pipeline-parallel-size)",
@@ -44,9 +45,9 @@ _UNSERVED = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
-# A worker is one engine on one machine; for more, run more workers.
+# Engines find each other (services/gang), and more engines are more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
-_OTHER_MACHINES = ("nnodes", "node_rank", "master_addr", "master_port", "enable_elastic_ep")
+_PLACES = ("node_rank", "master_addr", "master_port", "enable_elastic_ep")
 _VARIABLES = "VLLM_DP_"  # prefix of variables that turn an engine into one rank of several
 # Short forms of vLLM's flags.
 _SHORT = {
@@ -180,10 +181,10 @@ def _check_key(key: str) -> None:
             f"engine.extra.{key}: {name} is not served; leave it out, and split the model with "
             "engine.tensor_parallel_size (--tensor-parallel-size)"
         )
-    if name.startswith(_MORE_WORKERS) or name in _OTHER_MACHINES:
+    if name.startswith(_MORE_WORKERS) or name in _PLACES:
         raise ConfigError(
-            f"engine.extra.{key}: {name} is not served, because a worker is one engine on one machine; leave "
-            "it out, and run more workers instead"
+            f"engine.extra.{key}: {name} is not for you to set: engines of a gang, or on several machines "
+            "(engine.nodes), find each other; leave it out, or run more workers instead"
         )
 
 

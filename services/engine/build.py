@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +90,9 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
     cores = parse_cores(cpu) if cpu else sorted(os.sched_getaffinity(0))
     if len(cores) < ranks:
         raise ConfigError(
-            f"the engine has {ranks} ranks (engine.tensor_parallel_size * engine.pipeline_parallel_size), "
-            f"and this worker has {len(cores)} core(s): give it as many in worker.cpu"
+            f"the engine has {ranks} ranks here (engine.tensor_parallel_size * "
+            f"engine.pipeline_parallel_size), and this worker has {len(cores)} core(s): give it as many in "
+            "worker.cpu"
         )
     share = len(cores) // ranks
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
@@ -116,21 +118,15 @@ def build_config(plan: EnginePlan) -> Any:
 
     settings = plan.settings
     alone = settings.engine.ranks == 1
+    if plan.gang is not None:
+        data_parallel.choose_network(settings.engine, plan.gang)
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
         _check_on_cpu(args)
         _cpu_arguments(args)
-        # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
-        # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-        if alone:
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        else:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
-                settings.worker.cpu, settings.engine.ranks
-            )
+        _cpu_environment(settings)
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
     args.setdefault("use_tqdm_on_load", False)
@@ -167,6 +163,18 @@ def build_config(plan: EnginePlan) -> Any:
         step = config.scheduler_config.max_num_batched_tokens
         config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
     return config
+
+
+def _cpu_environment(settings: Settings) -> None:
+    """Set the variables by which libraries learn about memory and cores."""
+    # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
+    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    engine = settings.engine
+    if engine.ranks == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    else:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(settings.worker.cpu, engine.local_ranks)
 
 
 def _refuse_embeddings(config: Any) -> None:
@@ -343,7 +351,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
-    try:
+    with _explaining(settings.engine):
         config = build_config(plan)
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
@@ -353,16 +361,42 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
         engine = EngineCore(config, executor, log_stats=True, executor_fail_callback=on_rank_lost)
         engine.dp_group = group  # as in vLLM's own engines of a gang
         _load_adapters(engine, plan.adapters)
+    _check_plugin()
+    return engine
+
+
+def build_limb(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
+    """Load the ranks of an engine on a further machine; return their executor.
+
+    The engine has no state here: its ranks get every step from the machine of its first rank. Calls
+    `on_rank_lost` and raises as `build_engine` does.
+    """
+    process.lead_engine_processes()
+    with _explaining(plan.settings.engine):
+        from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+        executor = MultiprocExecutor(build_config(plan))
+    executor.register_failure_callback(on_rank_lost)
+    _check_plugin()
+    return executor
+
+
+@contextmanager
+def _explaining(engine: EngineSettings) -> Iterator[None]:
+    try:
+        yield
     except (ConfigError, StartError):
         raise
     except Exception as error:
-        why = reason(error, settings.engine.extra)
-        raise StartError(f"the engine could not load {settings.engine.model!r}: {why}") from error
+        why = reason(error, engine.extra)
+        raise StartError(f"the engine could not load {engine.model!r}: {why}") from error
+
+
+def _check_plugin() -> None:
     if not continuation.installed():
         raise StartError(
             "vLLM did not load Baton's plug-in: pip install the package, and name it in VLLM_PLUGINS if set"
         )
-    return engine
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:

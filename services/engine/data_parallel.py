@@ -1,40 +1,46 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
 Each rank is the only engine of its process, as with vLLM's external load balancing. The ranks' torch world
-spans all of them, so they meet while they load. A second group lets them agree on whether any has work
-(lockstep.py).
+spans all of them, so they meet while they load. Besides, they have a group with which they agree whether any
+has work (lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of
+the ranks on each further machine (limb.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
-has_unfinished_dp}, vllm.distributed.utils.create_tcp_store.
+has_unfinished_dp, nnodes, node_rank, master_addr, master_port}, vllm.distributed.utils.create_tcp_store,
+VLLM_HOST_IP, at which vLLM's queues listen; and torch's TORCHELASTIC_USE_AGENT_STORE, with which rank 0 does
+not serve the store itself.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
+from baton import addresses
 from baton.services.config import EngineSettings
 from baton.services.engine.lockstep import Lockstep
-from baton.services.errors import ConfigError
+from baton.services.errors import ConfigError, StartError
 
 
 @dataclass(frozen=True)
 class GangRank:
-    """An engine's rank in its gang, and where the engines meet."""
+    """A process's rank in its gang, and where the gang meets."""
 
     rank: int
     host: str
     store_port: int  # torch's TCPStore listens there
+    own_host: str  # IP address at which ranks on the other machines reach this one's
 
 
 def open_store(host: str) -> Any:
     """Return a TCPStore at which engines can meet, with its `port`. It is served until it is deleted."""
     from vllm.distributed.utils import create_tcp_store
 
-    with socket.create_server((host, 0)) as listener:  # otherwise it listens on all addresses
+    with addresses.listen(host, 0) as listener:  # otherwise it listens on all addresses
         return create_tcp_store(
             host,
             listener.getsockname()[1],
@@ -46,10 +52,15 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts and for a gang. Raises ConfigError for an impossible gang."""
+    """Add engine arguments for experts, machines and a gang. Raises ConfigError for an impossible gang."""
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
+        return
+    if settings.spread > 1:
+        args["nnodes"], args["node_rank"] = settings.nodes, mine.rank
+        args["master_addr"], args["master_port"] = mine.host, mine.store_port
+    if settings.data_parallel_size == 1:
         return
     if settings.pipeline_parallel_size > 1:
         raise ConfigError(
@@ -64,14 +75,34 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
             "experts that engines could share: leave it out, and run more workers"
         )
     args["data_parallel_size"] = settings.data_parallel_size
-    args["data_parallel_rank"] = mine.rank
+    args["data_parallel_rank"] = mine.rank // settings.spread
     args["data_parallel_address"] = mine.host
 
 
+def choose_network(settings: EngineSettings, mine: GangRank) -> None:
+    """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
+
+    By default gloo takes the address of the machine's name, and NCCL the first network. Raises StartError.
+    """
+    networks = psutil.net_if_addrs().items()
+    own = (name for name, found in networks if mine.own_host in {one.address for one in found})
+    if not (interface := next(own, "")):
+        raise StartError(
+            f"no network of this machine has the address {mine.own_host}, at which the other machines of its "
+            "gang would reach its ranks: set handoff.host or worker.advertise to one that it has"
+        )
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, interface)
+    if settings.spread > 1:
+        os.environ.setdefault("VLLM_HOST_IP", mine.own_host)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the gang's leader serves it
+
+
 def meet(config: Any, mine: GangRank) -> Any:
-    """Wait for the engines of all ranks. Return the group in which they `agree`."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are on one machine
+    """Wait for the engines of all ranks. Return the group in which they `agree`; None for a single engine."""
     parallel = config.parallel_config
+    if parallel.data_parallel_size == 1:
+        return None
     parallel.data_parallel_rank_local = 0  # each rank sees its own devices alone
     parallel._coord_store_port = mine.store_port
     return parallel.stateless_init_dp_group()

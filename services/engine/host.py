@@ -190,8 +190,8 @@ class EngineHost:
 
     @property
     def kv_addresses(self) -> list[str]:
-        """Addresses of the ranks' Handoff services, as this machine dials them."""
-        return list(self._connector.kv_addresses) if self._connector is not None else []
+        """Addresses of the ranks' Handoff services, as other machines dial them."""
+        return list(self._connector.published_addresses) if self._connector is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's ranks. Blocks."""
@@ -228,7 +228,7 @@ class EngineHost:
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
                 failure = RankLost(f"the process of a rank died: {describe(error)}")
-            if self._lockstep is not None:
+            if self._plan.gang is not None:
                 time.sleep(_SIBLING_S)
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))

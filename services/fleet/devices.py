@@ -12,7 +12,7 @@ from itertools import accumulate
 from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError, StartError
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,15 @@ class Devices:
     @property
     def gpus(self) -> list[str]:
         """Its GPUs, named as in CUDA_VISIBLE_DEVICES."""
-        return _split(self.environment.get(_VISIBLE, ""))
+        return _split(self.environment.get(VISIBLE, ""))
+
+    def split(self, number: int) -> list[Devices]:
+        """Divide the GPUs evenly."""
+        each = len(self.gpus) // number
+        shares = [self.gpus[at * each : (at + 1) * each] for at in range(number)]
+        return [
+            Devices(self.cpu, self.environment | ({VISIBLE: ",".join(own)} if own else {})) for own in shares
+        ]
 
 
 def assign(gpus: Sequence[int], named: Sequence[str] | None = None) -> list[Devices]:
@@ -114,7 +122,7 @@ def _gpus(needs: Sequence[int], named: Sequence[str] | None) -> list[Devices]:
     if sum(needs) > len(gpus):
         kinds = " and ".join(f"{count} workers of {each} GPU(s)" for each, count in Counter(needs).items())
         there = f"fleet.devices names {len(gpus)}" if named else f"{len(gpus)} are visible"
-        cure = "name more there" if named else f"list more GPUs in {_VISIBLE}"
+        cure = "name more there" if named else f"list more GPUs in {VISIBLE}"
         share = "by naming it again" if named else "with fleet.devices"
         raise StartError(
             f"{kinds} need {sum(needs)} GPUs, {there}: "
@@ -127,16 +135,16 @@ def _gpus(needs: Sequence[int], named: Sequence[str] | None) -> list[Devices]:
                 f"fleet.devices ({','.join(gpus)}): a worker of {len(own)} GPUs would get GPU {twice} twice; "
                 f"name them in the order in which workers take them, as {','.join(_in_turns(gpus))}"
             )
-    return [Devices(environment={_VISIBLE: ",".join(own)}) for own in shares]
+    return [Devices(environment={VISIBLE: ",".join(own)}) for own in shares]
 
 
 def _all_gpus(named: Sequence[str] | None) -> list[str]:
     """Return the GPUs to assign. Raises ConfigError for one that is hidden from this process."""
-    visible = _split(os.environ.get(_VISIBLE, ""))
+    visible = _split(os.environ.get(VISIBLE, ""))
     if twice := _repeated(visible):
         listed = ",".join(visible)
         raise ConfigError(
-            f"{_VISIBLE} ({listed}) names GPU {twice} twice, and CUDA then finds none: name each once; to "
+            f"{VISIBLE} ({listed}) names GPU {twice} twice, and CUDA then finds none: name each once; to "
             f"let workers share GPUs set fleet.devices to {listed}"
         )
     if not named:
@@ -144,7 +152,7 @@ def _all_gpus(named: Sequence[str] | None) -> list[str]:
     hidden = next((gpu for gpu in named if visible and gpu not in visible), "")
     if hidden:
         raise ConfigError(
-            f"fleet.devices names GPU {hidden}, which {_VISIBLE} ({','.join(visible)}) hides: name GPUs as "
+            f"fleet.devices names GPU {hidden}, which {VISIBLE} ({','.join(visible)}) hides: name GPUs as "
             "that variable does, or add it there"
         )
     return list(named)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from baton.services.config import Settings, laid_over
+from baton.services.config import EngineSettings, Settings, laid_over
 from baton.services.fleet import devices
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
@@ -78,8 +78,8 @@ def places_of(
             needed += each
             own.append(role)
     settings = [[one.settings_of(role) for role in own] for one, own in zip(fleets, roles, strict=True)]
-    engines = [each.engine for each in chain(*settings) for _ in range(each.engine.data_parallel_size)]
-    shares = devices.assign([one.ranks for one in engines], gpus)
+    engines = [each.engine for each in chain(*settings) for _ in range(each.engine.local_members)]
+    shares = devices.assign([one.local_ranks for one in engines], gpus)
     devices.check_memory(shares, engines)
     left = iter(shares)
     return [
@@ -89,7 +89,7 @@ def places_of(
 
 
 def _gpus(place: Settings) -> int:
-    return place.engine.ranks * place.engine.data_parallel_size
+    return place.engine.local_ranks * place.engine.local_members
 
 
 class Places:
@@ -163,11 +163,18 @@ class Places:
 
 
 def members_of(place: str, settings: Settings) -> dict[str, Settings]:
-    """Return the settings of a place's workers, by the workers' names: one, or all of a gang."""
-    size = settings.engine.data_parallel_size
-    if size == 1:
-        return {place: settings}
-    found = {f"{place}.r{rank}": settings.model_copy(deep=True) for rank in range(size)}
-    for rank, own in enumerate(found.values()):
-        own.worker.gang, own.worker.gang_rank = place, rank
+    """Return the settings of a place's processes on this machine, by name: a worker, or a gang's members."""
+    engine = settings.engine
+    node = settings.fleet.node_rank if engine.nodes > 1 else 0
+    found = {name: settings.model_copy(deep=True) for name in names_of(place, engine, node)}
+    for rank, own in enumerate(found.values(), node * engine.local_members):
+        own.worker.gang, own.worker.gang_rank = ("", 0) if engine.members == 1 else (place, rank)
     return found
+
+
+def names_of(place: str, engine: EngineSettings, node: int) -> list[str]:
+    """Return the names of a place's processes on machine `node` of its gang's, from 0."""
+    if engine.members == 1:
+        return [place]
+    first = node * engine.local_members
+    return [f"{place}.r{rank}" for rank in range(first, first + engine.local_members)]

@@ -142,8 +142,13 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     fleet.check()
     check_names(settings.router)
     shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
-    for role in fleet.roles:
-        roles.check(roles.role(role), settings)
+    for role in set(fleet.roles):
+        roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
+    if settings.fleet.node_rank:
+        raise ConfigError(
+            f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on others say "
+            "`baton node`"
+        )
     for one in shapes:
         check_model(one.engine)
         validation.check(one.engine)
@@ -151,6 +156,10 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     identities.check(settings)
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
+    if settings.autoscale.mode == "on" and any(one.engine.nodes > 1 for one in shapes):
+        raise ConfigError(
+            "engine.nodes is above 1, and gangs on several machines are not scaled: leave out autoscale.mode"
+        )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 
 

@@ -8,6 +8,7 @@
     pauses.py      its pauses and reports when Ray fails
     nodes.py       the nodes in use and their keepers, and the routers on them
     slots.py       the wanted workers and their placement groups
+    gangs.py       the processes of a gang on each of its nodes
     orders.py      the scheduler's orders for workers, and requests to Ray's autoscaler
     desk.py        the actor that other processes call: `baton ray status`, `scale`, `down`
     trust.py       the CA and the tokens of the parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Place:
-    """A placement group's state and node."""
+    """A placement group's state and nodes."""
 
     state: str  # PENDING, CREATED, RESCHEDULING, REMOVED
-    node: str = ""  # the node's id, once created
+    nodes: tuple[str, ...] = ()  # the id of each bundle's node, once created
 
 
 def connect(address: str) -> bool:
@@ -123,12 +123,18 @@ def kill(one: Any) -> None:
     ray.kill(one)
 
 
-def reserve(name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Any:
-    """Create a placement group for one worker. Ray places it once there is room, and again if a node dies."""
+def reserve(name: str, bundles: Sequence[Mapping[str, float]], labels: Mapping[str, str]) -> Any:
+    """Create a placement group for one worker or gang, with each bundle on a node of its own.
+
+    Ray places it once there is room, and again if a node dies.
+    """
     from ray.util import placement_group
 
-    selectors = [dict(labels)] if labels else None
-    return placement_group([dict(bundle)], "STRICT_PACK", name=name, bundle_label_selector=selectors)
+    selectors = [dict(labels)] * len(bundles) if labels else None
+    strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
+    return placement_group(
+        [dict(one) for one in bundles], strategy, name=name, bundle_label_selector=selectors
+    )
 
 
 def give_up(group: Any) -> None:
@@ -152,19 +158,20 @@ def places() -> dict[str, Place]:
 
     found = {}
     for key, entry in placement_group_table().items():
-        nodes = entry["bundles_to_node_id"]
-        found[key] = Place(entry["state"], nodes.get(0, "") if entry["state"] == "CREATED" else "")
+        nodes = entry["bundles_to_node_id"] if entry["state"] == "CREATED" else {}
+        found[key] = Place(entry["state"], tuple(nodes[bundle] for bundle in sorted(nodes)))
     return found
 
 
-def visible(group: Any, bundle: Mapping[str, float]) -> Any:
-    """Return a reference to the environment variables that give a worker its bundle's devices."""
+def visible(group: Any, bundle: Mapping[str, float], number: int = 0) -> Any:
+    """Return a reference to the environment variables that show the devices of a group's bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     gpus = bundle.get("GPU", 0)
     task = ray.remote(num_cpus=0, num_gpus=gpus, max_retries=0)(_visible)
-    return task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group)).remote()
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+    return task.options(scheduling_strategy=strategy).remote()
 
 
 def get(references: list[Any], timeout_s: float = TIMEOUT_S) -> list[Any]:

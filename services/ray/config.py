@@ -32,7 +32,15 @@ from baton.services.ray.sections import Deploying, Routers, Workers
 WORKER_ROLES = ("prefill", "decode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
-_DONE_HERE = ("kv_transfer_config",)
+_DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
+# Keys of `fleet` that are said otherwise on Ray.
+_ELSEWHERE = {
+    "prefill_engine": "it is prefill_config.engine_kwargs",
+    "decode_engine": "it is decode_config.engine_kwargs",
+    "node_rank": "Ray chooses the nodes",
+}
+# vLLM's names of Baton's own keys.
+_RENAMED = {"enable_expert_parallel": "expert_parallel", "nnodes": "nodes"}
 
 
 class Security(SecuritySettings):
@@ -79,9 +87,10 @@ class ClusterSettings(Settings):
                 "model": loading.model_source or loading.model_id,
                 "served_model_name": loading.model_id,
             }
-        for key, value in group.engine_kwargs.items():
-            if key in _DONE_HERE:
+        for given, value in group.engine_kwargs.items():
+            if given in _DONE_HERE:
                 continue
+            key = _RENAMED.get(given, given)
             into = values if key in EngineSettings.model_fields else values["extra"]
             into[key] = value
         try:
@@ -90,17 +99,19 @@ class ClusterSettings(Settings):
             raise ConfigError(f"{section}.engine_kwargs: {one_line(error)}") from None
 
     def bundle(self, role: str) -> dict[str, float]:
-        """Return the resources that one worker of a role reserves, by Ray's names."""
-        group, ranks = self.workers(role), self.engine_of(role).ranks
+        """Return what one worker or gang of a role reserves on each of its nodes, by Ray's names."""
+        group, engine = self.workers(role), self.engine_of(role)
+        ranks = engine.ranks * engine.data_parallel_size
         placing = group.placement_group_config
         bundles = placing.bundles or [placing.bundle_per_worker] * ranks
         total: dict[str, float] = {}
         for bundle in bundles:
             for name, amount in bundle.items():
-                total[name] = total.get(name, 0.0) + amount
+                total[name] = total.get(name, 0.0) + amount / engine.nodes
         total = {name: amount for name, amount in total.items() if amount}
         if not total:
-            total = {"CPU": float(ranks)} if cpu_build() else {"CPU": 1.0, "GPU": float(ranks)}
+            here = float(ranks // engine.nodes)
+            total = {"CPU": here} if cpu_build() else {"CPU": float(engine.local_members), "GPU": here}
         if group.accelerator_type:
             total[f"accelerator_type:{group.accelerator_type}"] = TYPE_SHARE
         return total
@@ -200,6 +211,9 @@ class ClusterSettings(Settings):
                 "fleet.devices: on Ray a worker's GPUs are those of its bundle; leave it out, and let "
                 "workers share a GPU by placement_group_config: {bundle_per_worker: {CPU: 1, GPU: 0.5}}"
             )
+        for key, instead in _ELSEWHERE.items():
+            if getattr(self.fleet, key):
+                raise ConfigError(f"fleet.{key}: leave it out; on Ray {instead}")
         if not (self.security.tls or self.security.insecure):
             raise ConfigError("security: turn tls on, or set insecure on a trusted network")
         for key in ("join", "token", "token_file", "folder"):
@@ -212,7 +226,7 @@ class ClusterSettings(Settings):
             engine = self.engine_of(role)
             check_model(engine)
             validation.check(engine)
-            roles.check(roles.role(role), self)
+            roles.check(roles.role(role), self.model_copy(update={"engine": engine}))
             if not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
             self._check_gpus(role, engine)
@@ -224,13 +238,21 @@ class ClusterSettings(Settings):
         if not self.deploying("router").initial:
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
+        self._check_gangs()
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
+    def _check_gangs(self) -> None:
+        changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
+        if changes and any(self.engine_of(role).members > 1 for role in WORKER_ROLES):
+            raise ConfigError(
+                "engine.data_parallel_size or engine.nodes is above 1, and gangs on Ray are neither scaled "
+                "nor change their roles: leave out autoscale.mode and scheduler.rebalance_after_s"
+            )
+
     def _check_gpus(self, role: str, engine: EngineSettings) -> None:
-        if engine.data_parallel_size > 1:
-            raise ConfigError("engine.data_parallel_size: gangs cannot be placed on Ray: leave it out")
-        ranks = engine.ranks
-        gpus, where = self.bundle(role).get("GPU", ranks), f"{role}_config.placement_group_config"
+        ranks = engine.ranks * engine.data_parallel_size
+        gpus = self.bundle(role).get("GPU", ranks / engine.nodes) * engine.nodes
+        where = f"{role}_config.placement_group_config"
         if ranks == 1 and gpus < 1:
             if not devices.says_memory(engine):
                 raise ConfigError(
@@ -240,7 +262,7 @@ class ClusterSettings(Settings):
         elif gpus != ranks:
             raise ConfigError(
                 f"{where}: {gpus:g} GPUs, but a worker has {ranks} ranks (engine.tensor_parallel_size *"
-                " engine.pipeline_parallel_size): make them equal"
+                " engine.pipeline_parallel_size, * engine.data_parallel_size for a gang): make them equal"
             )
 
 

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ from baton.services.ray import cluster
 from baton.services.ray.cluster import Machine
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
 from baton.services.ray.desk import NAME, Desk, checked, namespace
+from baton.services.ray.gangs import members_of
 from baton.services.ray.nodes import ANSWER_S, Node, Nodes, place_routers
 from baton.services.ray.orders import OrderedWorkers, Room
 from baton.services.ray.pauses import TURN_S, Pauses
@@ -190,7 +192,8 @@ class Deployment:
             self._slots.match(self._chosen.roles if self._chosen else self._slots.by_number(self._numbers))
             self._slots.locate(cluster.places(), machines)
             if self._chosen:
-                self._room.want([(slot.bundle, slot.labels) for slot in self._slots if not slot.leaving])
+                wanted = [slot for slot in self._slots if not slot.leaving for _ in range(slot.count)]
+                self._room.want([(slot.bundle, slot.labels) for slot in wanted])
             self._place_routers()
             orders = self._orders()
         if why := self._port_taken():
@@ -246,9 +249,10 @@ class Deployment:
         for name, node in self._routers.items():
             put(self._ordered(name, "router", node), node)
         for slot in self._slots:
-            if slot.starts:
-                part = self._ordered(slot.name, slot.role, slot.node, slot)
-                put(part, slot.node, self.settings.workers(slot.side).runtime_env)
+            for number, node in enumerate(slot.nodes if slot.starts else ()):
+                place = self._placed(slot, number)
+                for part in members_of(place, number):
+                    put(part, node, self.settings.workers(slot.side).runtime_env)
         return orders
 
     async def _look(self, client: SchedulerClient) -> None:
@@ -262,10 +266,11 @@ class Deployment:
             one.identity.name: pb.WorkerState.Name(one.state).removeprefix("WORKER_STATE_").lower()
             for one in description.workers
         }
+        ready = {name for name, state in self._workers.items() if state == "ready"}
         for one in description.workers:
             name = one.identity.name
-            if self._workers[name] == "ready" != was.get(name):
-                self._tell(name, f"ready: {one.identity.address}{self._slots.back(name)}")
+            if name in ready and was.get(name) != "ready":
+                self._tell(name, f"ready: {one.identity.address}{self._slots.back(name, ready)}")
         with self._lock:
             self._follow({one.identity.name: roles.name_of(one.identity.role) for one in description.workers})
         states = self._nodes.states
@@ -296,12 +301,16 @@ class Deployment:
             raise StartError(f"the actor on this node ({machine.name}) does not answer: see Ray's logs")
         return addresses.join(machine.address, port)
 
-    def _ordered(self, name: str, role: str, node: str, slot: Slot | None = None) -> PartOrder:
-        side = slot.side if slot else role
-        tree = self._trees.get((side, node)) or self._tree(side, self._machines[node])
-        self._trees[side, node] = tree
-        cores = max(1, round(slot.bundle.get("CPU", 1.0))) if slot else 0
-        return PartOrder(name, role, tree, (slot.environment or {}) if slot else {}, cores)
+    def _placed(self, slot: Slot, number: int) -> PartOrder:
+        """Return the order for a slot's processes on one of its nodes."""
+        one = self._ordered(slot.name, slot.role, slot.nodes[number], slot.side)
+        environment = (slot.environments or [{}] * slot.count)[number]
+        return replace(one, environment=environment, cores=max(1, round(slot.bundle.get("CPU", 1.0))))
+
+    def _ordered(self, name: str, role: str, node: str, side: str = "") -> PartOrder:
+        key = side or role, node
+        self._trees[key] = self._trees.get(key) or self._tree(key[0], self._machines[node])
+        return PartOrder(name, role, self._trees[key])
 
     def _tree(self, role: str, machine: Machine) -> dict[str, Any]:
         """Return the settings of a role's parts on a node, with addresses that other nodes can reach."""
@@ -327,8 +336,9 @@ class Deployment:
     def _status(self) -> dict[str, Any]:
         states = self._nodes.states
         told = [
-            (slot.name, slot.role, slot.node, self._state(slot, states.get(slot.name, "")))
+            (name, slot.role, node, self._state(slot, worker, node, states.get(name, "")))
             for slot in self._slots
+            for name, worker, node in slot.seats
         ]
         told += [
             (name, "router", node, "ready" if name in self._healthy else states.get(name, "starting"))
@@ -356,13 +366,13 @@ class Deployment:
     def _name_of(self, node: str) -> str:
         return self._machines[node].name if node in self._machines else ""
 
-    def _state(self, slot: Slot, local: str) -> str:
+    def _state(self, slot: Slot, worker: str, node: str, local: str) -> str:
         if slot.leaving:
             return "draining"
-        if not slot.node:
+        if not node:
             return slot.waits
-        if self._nodes.is_silent(slot.node):
-            return f"{slot.host} does not answer"
+        if self._nodes.is_silent(node):
+            return f"{self._name_of(node)} does not answer"
         if local == "running":
-            return self._workers.get(slot.name, "starting")
+            return self._workers.get(worker, "starting")
         return local or "starting"

@@ -125,7 +125,7 @@ class Deploying(_Section):
 
 
 class Placing(_Section):
-    """The resources of one worker. It runs on one node, so bundles are added up."""
+    """The resources of one worker or gang: bundles are added up, and divided among its nodes."""
 
     bundles: list[dict[str, Amount]] = Field(default_factory=list, description="Resources by Ray's names.")
     bundle_per_worker: dict[str, Amount] = Field(

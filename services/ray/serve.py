@@ -1,10 +1,10 @@
 """Baton as an application of Ray Serve, in place of `ray.serve.llm.build_pd_openai_app`.
 
 Serve starts replicas, checks their health, scales them, and drains those that it removes. Each replica owns a
-`baton node` that runs one part:
+`baton node` that runs one part, or one gang of workers:
 
     Scheduler         one replica
-    Prefill, Decode   one worker per replica; gets no requests from Serve, reports how many Baton placed there
+    Prefill, Decode   one worker or gang per replica; Serve sends it no requests, and is told how many it has
     Router            the ingress: one router per replica, and a proxy that forwards Serve's requests to it
 
 The scheduler's replica is also the parts' CA: the others ask it for the scheduler's address and for tokens,
@@ -38,11 +38,13 @@ from baton.security.names import Role
 from baton.services import identities
 from baton.services.config import Settings
 from baton.services.errors import StartError
+from baton.services.fleet.devices import VISIBLE
 from baton.services.fleet.node import PartOrder
 from baton.services.fleet.parts import STOP_TIMEOUT_S
 from baton.services.fleet.watch import healthy
 from baton.services.ray import cluster, serve_args
 from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.gangs import members_of
 from baton.services.ray.keeper import Keeper
 from baton.services.ray.proxy import Proxy
 from baton.services.ray.trust import Trust
@@ -73,6 +75,7 @@ class _Part:
         self._role = role
         self._name = f"{role}-{serve.get_replica_context().replica_id.unique_id}"
         self._tree: dict[str, Any] = copy.deepcopy(dict(tree))
+        self._members = [self._name]  # or the names of a gang's workers
         self._drain_s = STOP_TIMEOUT_S
 
     async def _meet(self, scheduler: Any) -> str:
@@ -87,9 +90,12 @@ class _Part:
 
     async def _run(self, cores: int, ready: Callable[[], Awaitable[bool]]) -> None:
         """Start the part and wait until it is ready. Raises StartError."""
-        part = PartOrder(self._name, self._role, self._tree, cores=cores)
+        gpus = {name: os.environ[name] for name in (VISIBLE,) if name in os.environ}
+        part = PartOrder(self._name, self._role, self._tree, gpus, cores)
         self._drain_s = part.end_s
-        self._keeper.run(0, [part.to_json()])
+        parts = members_of(part) if self._role in WORKER_ROLES else [part]
+        self._members = [one.name for one in parts]
+        self._keeper.run(0, [one.to_json() for one in parts])
         said: list[str] = []
         async with asyncio.timeout(START_S):
             while not await ready():
@@ -100,9 +106,9 @@ class _Part:
                 await asyncio.sleep(POLL_S)
 
     def check_health(self) -> None:
-        """Raise if the part was given up, so that Serve replaces this replica."""
+        """Raise if the part, or a worker of its gang, was given up, so that Serve replaces this replica."""
         report = self._keeper.report()
-        if report.failed or report.states.get(self._name) == "given up":
+        if report.failed or "given up" in map(report.states.get, self._members):
             raise RuntimeError(f"{self._name} is gone: {report.failed or 'it died too often'}")
 
     async def __del__(self) -> None:
@@ -153,18 +159,17 @@ class Worker(_Part):
         await self._run(cores, self._is_ready)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return how many requests are placed on this worker."""
-        worker = await self._status()
-        return {_REQUESTS: float(worker.reserved_requests) if worker else 0.0}
+        """Return how many requests are placed on this worker or gang."""
+        return {_REQUESTS: float(sum(one.reserved_requests for one in await self._workers()))}
 
     async def _is_ready(self) -> bool:
-        worker = await self._status()
-        return worker is not None and worker.state == pb.WORKER_STATE_READY
+        ready = [one for one in await self._workers() if one.state == pb.WORKER_STATE_READY]
+        return len(ready) == len(self._members)
 
-    async def _status(self) -> pb.WorkerStatus | None:
+    async def _workers(self) -> list[pb.WorkerStatus]:
         description = await _describe(self._scheduler)
         found = description.workers if description else []
-        return next((one for one in found if one.identity.name == self._name), None)
+        return [one for one in found if one.identity.name in self._members]
 
 
 class Router(_Part):

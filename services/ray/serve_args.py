@@ -65,6 +65,12 @@ def read(args: Any) -> ServeArgs:
         _log.warning("ignored, because Baton has no use for them: %s", ", ".join(ignored))
     settings = load(given, None, ClusterSettings)
     settings.check()
+    for role in WORKER_ROLES:
+        if (nodes := settings.engine_of(role).nodes) > 1:
+            raise ConfigError(
+                f"{role}_config.engine_kwargs.nodes (value {nodes}): a replica of Ray Serve is on one node: "
+                "use `baton ray up` for more"
+            )
     return ServeArgs(settings, options)
 
 

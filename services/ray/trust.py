@@ -88,4 +88,5 @@ class Trust:
         if self._service is None:
             return self._plain
         role = Role.WORKER if part in WORKER_ROLES else Role(part)
-        return {"tls": True, "join": self._service.address, "token": str(self._given[role])}
+        own = {"tls": True, "join": self._service.address, "token": str(self._given[role])}
+        return own | {"plain_ranks": self._plain["plain_ranks"]}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ipaddress
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from baton.protos import gang_pb2, gang_pb2_grpc, scheduler_pb2
+from baton.scheduler.errors import SchedulerUnavailable
 from baton.services.config import Settings
 from baton.services.engine.errors import SiblingLost
 from baton.services.errors import ConfigError, StartError
@@ -16,9 +18,8 @@ from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence
 
 if TYPE_CHECKING:  # see node.py
     from baton.services.engine.data_parallel import GangRank
-    from baton.services.engine.host import EngineHost
 
-HOST = "127.0.0.1"  # where the engines meet: a gang is served on one machine
+LOOPBACK = "127.0.0.1"  # where the members meet, if all are on one machine
 MEET_S = 600.0  # a member may be waiting for its restart
 # Seconds without a message after which a member counts as dead until all serve. After that schedulers' limit
 # (scheduler.worker_lease_s) holds. The end of a process is noticed at once.
@@ -26,51 +27,82 @@ LOADING_SILENCE_S = 20.0
 
 
 def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
-    """Return the gang that a worker is to join, if any. Raises ConfigError if the settings disagree."""
-    own, size = settings.worker, settings.engine.data_parallel_size
+    """Return the gang that a worker or limb is to join, if any, as the scheduler sees it: without limbs.
+
+    Raises ConfigError if the settings disagree.
+    """
+    own, engine = settings.worker, settings.engine
+    size, why = engine.members, f"engine.data_parallel_size is {engine.data_parallel_size}"
+    if engine.nodes > 1:
+        why += f" and engine.nodes {engine.nodes}"
     if size == 1:
         if own.gang:
-            raise ConfigError(
-                f"worker.gang (value {own.gang!r}): engine.data_parallel_size is 1: set it to the gang's size"
-            )
+            raise ConfigError(f"worker.gang (value {own.gang!r}): {why}: set it to the gang's size")
         return None
     if not own.gang:
         raise ConfigError(
-            f"engine.data_parallel_size is {size}, and this worker has no gang: name it with worker.gang "
-            "(--gang) and its rank with worker.gang_rank, or let `baton up` start them all"
+            f"{why}, and this worker has no gang: name it with worker.gang (--gang) and its rank with "
+            "worker.gang_rank, or let `baton up` or `baton node` start its members"
         )
     if own.gang_rank >= size:
-        raise ConfigError(
-            f"worker.gang_rank (value {own.gang_rank}): engine.data_parallel_size is {size}: ranks are 0 to "
-            f"{size - 1}"
-        )
-    return scheduler_pb2.Gang(name=own.gang, rank=own.gang_rank, size=size)
+        raise ConfigError(f"worker.gang_rank (value {own.gang_rank}): {why}: ranks are 0 to {size - 1}")
+    return scheduler_pb2.Gang(
+        name=own.gang, rank=own.gang_rank // engine.spread, size=engine.data_parallel_size
+    )
+
+
+def is_limb(settings: Settings) -> bool:
+    """Return whether a process has ranks of an engine on another machine, and is no worker."""
+    return settings.worker.gang_rank % settings.engine.spread > 0
+
+
+async def own_host(settings: Settings, kv_host: str) -> str:
+    """Return the IP address at which a gang's other members reach ranks here. Raises StartError.
+
+    kv_host: the host at which others reach saved KV
+    """
+    if settings.engine.nodes == 1:
+        return LOOPBACK
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(kv_host, None)
+    except OSError as error:
+        raise StartError(
+            f"ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
+            "worker.advertise or handoff.host to one"
+        ) from None
+    return str(found[0][4][0])
 
 
 class WorkerGang:
-    """The gang of one worker."""
+    """The gang of one worker or limb."""
 
     def __init__(
         self,
         identity: scheduler_pb2.WorkerIdentity,
         settings: Settings,
-        host: EngineHost,
-        ask: Callable[[], None],
+        rung: Callable[[int], None],
+        leader_of: Callable[[str], Awaitable[str]],
+        own_host: str,
     ) -> None:
-        """ask: has the scheduler tell the `leader` soon."""
-        mine = identity.gang
-        seat = Seat(mine.name, mine.rank, mine.size, identity.worker_id, _facts(identity, settings))
-        self.leader = ""  # address of rank 0's worker; empty while it is unknown
-        self._ask = ask
+        """rung: see GangLink; leader_of: asks the scheduler; own_host: see the function."""
+        own = settings.worker
+        seat = Seat(
+            own.gang,
+            own.gang_rank,
+            settings.engine.members,
+            identity.worker_id,
+            _facts(identity, settings, own_host),
+        )
+        self._leader_of = leader_of
+        self._own_host = own_host
         self._store: Any = None
-        self._rank = mine.rank
         silence = Silence(LOADING_SILENCE_S, settings.scheduler.worker_lease_s)
         self.link: GangLink = (
-            Member(seat, silence, host.rung, self._find)
-            if mine.rank
-            else Leader(seat, silence, host.rung, self._open_world)
+            Member(seat, silence, rung, self._find)
+            if seat.rank
+            else Leader(seat, silence, rung, self._open_world)
         )
-        self.life = ""
+        self.life = ""  # the id of rank 0's worker
 
     def add_to(self, server: Any) -> None:
         """Serve the other members, if this is rank 0."""
@@ -82,12 +114,11 @@ class WorkerGang:
         from baton.services.engine.data_parallel import GangRank
 
         world = await self.link.meet(MEET_S)
-        if world.host != HOST:  # the engines trust whatever serves their store
-            raise StartError(
-                f"gang {self.link.seat.gang}: rank 0 names {world.host!r} as a place to meet, not {HOST}"
-            )
+        own, seat = self._own_host, self.link.seat
+        if own == LOOPBACK != world.host:  # the engines trust whatever serves their store
+            raise StartError(f"gang {seat.gang}: rank 0 names {world.host!r} as a place to meet, not {own}")
         self.life = world.life
-        return GangRank(self._rank, world.host, world.store_port)
+        return GangRank(seat.rank, world.host, world.store_port, own)
 
     def serve(self) -> None:
         """Tell that this worker's engine is loaded."""
@@ -104,12 +135,16 @@ class WorkerGang:
         """
         if not failed.done():
             self.link.tell(gang_pb2.STAGE_DRAINED)
-            drained = asyncio.create_task(self.link.drained.wait())
-            waited: list[asyncio.Future[Any]] = [drained, self.link.lost, failed]
-            await asyncio.wait(waited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            drained.cancel()
+            await self.drained(within_s, failed)
         if failed.done():
             await self.link.close()
+
+    async def drained(self, within_s: float, failed: asyncio.Future[Any]) -> None:
+        """Wait until all are drained, or `within_s` seconds, or until the gang is over or `failed`."""
+        drained = asyncio.create_task(self.link.drained.wait())
+        waited: list[asyncio.Future[Any]] = [drained, self.link.lost, failed]
+        await asyncio.wait(waited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
 
     def check(self) -> None:
         """Raise SiblingLost if the gang is over."""
@@ -123,26 +158,32 @@ class WorkerGang:
         return SiblingLost(f"gang {self.link.seat.gang} is over: {self.link.lost.result()}")
 
     async def _find(self) -> str:
-        self._ask()
-        return self.leader
+        try:
+            return await self._leader_of(self.link.seat.gang)
+        except SchedulerUnavailable as error:
+            raise ConnectionError(str(error)) from None
 
     def _open_world(self) -> gang_pb2.World:
         from baton.services.engine.data_parallel import open_store
 
-        self._store = open_store(HOST)
-        return gang_pb2.World(life=self.link.seat.worker_id, host=HOST, store_port=self._store.port)
+        host = self._own_host
+        self._store = open_store(host)
+        return gang_pb2.World(life=self.link.seat.worker_id, host=host, store_port=self._store.port)
 
 
-def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings) -> dict[str, str]:
-    """Return the facts that must be equal in all members, as texts."""
+def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
+    """Return what must be equal in all members, in words."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
+    near = ipaddress.ip_address(own_host).is_loopback
     return {
-        "its machine": identity.host,
+        "its machine (for several set engine.nodes and worker.listen)": identity.host if near else "any",
         # Prefill and decode may differ: a member may have been started before a change of role.
         "whether it is a mixed worker": str(identity.role == scheduler_pb2.ROLE_MIXED),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
+        "handoff.enabled": str(settings.handoff.enabled is not False),
+        "handoff.kv_wire_dtype": settings.handoff.kv_wire_dtype,
         "engine.extra's digest": hashlib.sha256(extra.encode()).hexdigest()[:16],
         **{f"engine.{key}": json.dumps(value, sort_keys=True) for key, value in engine.items()},
     }

@@ -21,6 +21,7 @@ from baton.services.errors import StartError
 from baton.services.imports import import_all
 from baton.services.leave import ENGINE_FAILED, leave
 from baton.services.printing import complain
+from baton.services.worker.gang import is_limb
 
 # Seconds. How long the engine's thread and the event loop's wait for the interpreter while the other one runs
 # Python code. On two busy cores a step's outputs reached the loop in 22 us (p50), against 215 to 335 us with
@@ -56,18 +57,20 @@ def preload() -> None:
 
 
 def run_worker(settings: Settings, role: str) -> None:
-    """Run a worker of `role` until a signal, an operator or a failure ends it.
+    """Run a worker of `role`, or a limb of one, until a signal, an operator or a failure ends it.
 
     Raises ConfigError, StartError, PeerRefused or SecurityError if it cannot start. Otherwise it exits: if
     the engine failed, with a line on stderr and status ENGINE_FAILED (1 if a rank was lost). SIGTERM, SIGINT
     and SIGHUP drain; a second SIGTERM or SIGINT ends it at once.
     """
+    from baton.services.worker.limb import Limb
     from baton.services.worker.node import Node
 
     worker_id = settings.worker.worker_id or f"{role}-{socket.gethostname()}-{os.getpid()}"
     names = worker_id, worker_id.removesuffix(f".{os.getpid()}")  # as `baton up` names its workers
     logs.configure(settings.log_format, worker_id)
-    house = GrammarHouse(fork_helper())  # first, because joining a CA may start threads
+    # First, because joining a CA may start threads.
+    house = None if is_limb(settings) else GrammarHouse(fork_helper())
     the_role = roles.role(role)
     roles.check(the_role, settings)
     check_model(settings.engine)
@@ -82,8 +85,11 @@ def run_worker(settings: Settings, role: str) -> None:
     identities.take_on(settings, Role.WORKER, worker_id)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        node = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house)
-        status = asyncio.run(node.run())
+        if house is None:
+            run = Limb(settings, the_role, worker_id, fingerprint, preload, adapters=adapters).run
+        else:
+            run = Node(settings, the_role, names, fingerprint, preload, adapters=adapters, house=house).run
+        status = asyncio.run(run())
     except EngineFailed as error:
         # `leave` does not wait for threads and ranks, which may hang.
         complain(f"baton: error: {error}")

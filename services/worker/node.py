@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton import addresses, rpc, signals
+from baton import addresses, rpc
 from baton.handoff import transports
 from baton.handoff.reports import Staged
 from baton.keeping import keep
@@ -35,8 +34,9 @@ from baton.services.engine.errors import EngineFailed
 from baton.services.errors import PeerRefused, StartError, describe
 from baton.services.roles import Role
 from baton.services.worker.advertise import advertised
-from baton.services.worker.gang import WorkerGang, gang_of
+from baton.services.worker.gang import WorkerGang, gang_of, own_host
 from baton.services.worker.metrics import WorkerMetrics
+from baton.services.worker.starting import done_or_stopped, stop_on_signals
 
 if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seconds
     from baton.services.engine.build import EngineInfo
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 SCHEDULER_WAIT_S = 60.0  # wait for a scheduler at the start
 ENGINE_STALL_S = 300.0  # a step that takes longer counts as hung
 STAGED_TIMEOUT_S = 0.8
-PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
 FLUSH_S = 1.0  # limit for sending the last replies to routers
 # Time for routers to read their last replies before their streams end: gRPC drops unread ones.
@@ -96,9 +95,7 @@ class Node:
         )
         self._gang: WorkerGang | None = None
         self._metrics = WorkerMetrics()
-        self._stop = asyncio.Event()
         self._handed_back = 0  # requests returned to routers when the drain timed out
-        self._told_to_stop = False  # a second signal ends the process at once
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._dispatcher: Dispatcher | None = None
         self._drafting: Drafting | None = None
@@ -111,7 +108,7 @@ class Node:
 
         Raises StartError, PeerRefused, ConfigError, EngineFailed.
         """
-        self._handle_signals()
+        self._stop = stop_on_signals()
         server = rpc.aio_server()
         port = self._bind(server)
         deadline = time.monotonic() + SCHEDULER_WAIT_S
@@ -179,12 +176,13 @@ class Node:
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)
-        servicer = WorkerServicer(mine, dispatcher, heartbeat_s, become, host=host, kv_host=self._kv_host)
+        servicer = WorkerServicer(mine, dispatcher, heartbeat_s, become, host=host)
         worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         await self._set_health(_NOT_SERVING)
         if mine.HasField("gang"):
-            self._gang = WorkerGang(mine, self._settings, host, session.wake)
+            own, ask = await own_host(self._settings, self._kv_host), session.client.leader_of
+            self._gang = WorkerGang(mine, self._settings, host.rung, ask, own)
             self._gang.add_to(server)
         await server.start()
         return await self._run_engine(session, host, dispatcher, grammars)
@@ -303,25 +301,7 @@ class Node:
     # Starting.
 
     async def _done_or_stopped(self, work: asyncio.Future[Any], what: str) -> bool:
-        """Wait for `work`, and log that it takes long; return False if a signal comes first.
-
-        Raises SiblingLost if the worker's gang ends first.
-        """
-        began = time.monotonic()
-        stopping = asyncio.create_task(self._stop.wait())
-        waited: list[asyncio.Future[Any]] = [work, stopping]
-        if self._gang is not None:
-            waited.append(self._gang.link.lost)
-        while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[
-            0
-        ]:
-            logger.info("still %s, %.0f s", what, time.monotonic() - began)
-        stopping.cancel()
-        if not work.done():
-            if self._gang is not None:
-                self._gang.check()
-            logger.info("ended by a signal while %s", what)
-        return work.done()
+        return await done_or_stopped(work, what, self._stop, self._gang)
 
     def _bind(self, server: grpc.aio.Server) -> int:
         """Bind the gRPC port. Raises StartError if it is taken, and NotSecured."""
@@ -341,18 +321,6 @@ class Node:
         self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
         logger.info("listens on %s, advertises %s; its KV is at %s", listen, found.worker, found.kv_host)
-
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in signals.ending():
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: int) -> None:
-        if number in signals.HURRYING:
-            if self._told_to_stop:
-                os._exit(128 + number)
-            self._told_to_stop = True
-        self._stop.set()
 
     # Change of role.
 
@@ -415,8 +383,6 @@ class Node:
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
-        if self._gang is not None:
-            self._gang.leader = reply.gang_leader
         if reply.clock_s and took_s < QUICK_S:
             self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:

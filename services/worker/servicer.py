@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from baton import addresses, machine
+from baton import machine
 from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.engine import wire
 from baton.services.engine.host import EngineHost
@@ -31,18 +31,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         become: Callable[[scheduler_pb2.Role, int], Awaitable[str]],
         *,
         host: EngineHost,
-        kv_host: str,
     ) -> None:
         """Send a message at least every `heartbeat_s` on each stream.
 
-        become: changes the role, and returns why not; kv_host: the host at which others reach saved KV
+        become: changes the role, and returns why not
         """
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s
         self._become = become
         self._host = host
-        self._kv_host = kv_host
 
     async def Hello(self, request: worker_pb2.HelloRequest, context: Any) -> worker_pb2.HelloReply:
         """Identify this worker, and refuse a router with another protocol, vLLM or model."""
@@ -60,9 +58,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if request.clock_alone:
             return scheduler_pb2.Inspection(unix_s=time.time())
         found = await asyncio.to_thread(machine.inspection)
-        for address in self._host.kv_addresses:
-            host, port = addresses.split(address)
-            found.kv_addresses.append(addresses.join(self._kv_host or host, port))
+        found.kv_addresses.extend(self._host.kv_addresses)
         return found
 
     async def TryHandoff(self, request: worker_pb2.TryHandoffRequest, context: Any) -> handoff_pb2.TrialReply:

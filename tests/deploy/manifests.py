@@ -19,13 +19,19 @@ from baton.services.config import Settings, load
 from baton.services.ray.serve_args import ServeArgs, read
 from harness import dockerfile
 from harness.support import ROOT
+from tests.deploy.leader_worker_set import LABELS, as_workload
 from tests.deploy.network_policies import Doc, Place, matches
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "clusters.md"
 NAMESPACE = "baton"
 WORKERS = ("prefill", "decode")
-FIELDS = {"status.podIP": "10.20.30.40", "metadata.name": "a-pod"}  # values of the downward API
+FIELDS = {  # values of the downward API
+    "status.podIP": "10.20.30.40",
+    "metadata.name": "a-pod",
+    f"metadata.labels['{LABELS}/group-key']": "0f3a",
+    f"metadata.labels['{LABELS}/worker-index']": "1",
+}
 UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
@@ -38,7 +44,7 @@ def render(overlay: str) -> list[Doc]:
 
 
 class Workload:
-    """A Deployment, a StatefulSet or a group of Ray's nodes."""
+    """A Deployment, a StatefulSet, a LeaderWorkerSet or a group of Ray's nodes."""
 
     def __init__(self, document: Doc, manifests: Manifests) -> None:
         self.document = document
@@ -143,6 +149,7 @@ class Manifests:
     def __init__(self, documents: list[Doc]) -> None:
         self.documents = documents
         self.workloads = [Workload(one, self) for one in self.of("Deployment", "StatefulSet")]
+        self.workloads += [Workload(as_workload(one), self) for one in self.of("LeaderWorkerSet")]
 
     def of(self, *kinds: str) -> list[Doc]:
         return [one for one in self.documents if one["kind"] in kinds]

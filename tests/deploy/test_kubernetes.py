@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import kubernetes_validate
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -32,10 +31,11 @@ from baton.services.config import ENV_PREFIX
 from baton.services.router.http.authentication import OPEN
 from harness import dockerfile
 from harness.support import ROOT, eventually, free_port, listening
+from tests.deploy.leader_worker_set import validate
 from tests.deploy.manifests import FIELDS, NAMESPACE, Manifests, Workload, quantity, rendered, secrets
 from tests.deploy.network_policies import Doc, matches
 
-OVERLAYS = ("cpu", "gpu")
+OVERLAYS = ("cpu", "gpu", "lws")
 VERSIONS = ("1.30", "1.37")  # the oldest in docs/clusters.md, and the newest known
 OTHER_VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS"}  # read by Baton's libraries
 KUBELET_GRACE_S = 15.0  # time that a process has to end after its drain
@@ -65,7 +65,7 @@ def test_every_overlay_is_tested() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_documents_match_kubernetes_schemas(every: Manifests, version: str) -> None:
     for one in every.documents:
-        kubernetes_validate.validate(one, version, strict=True)
+        validate(one, version)
 
 
 def test_config_maps_secrets_claims_and_volumes_exist(every: Manifests) -> None:

@@ -41,8 +41,11 @@ def manifests(request: pytest.FixtureRequest) -> Manifests:
     return rendered(request.param)
 
 
-def network(manifests: Manifests) -> list[str]:
-    """Compare the policies with DIALS."""
+Needed = set[tuple[str, str, Port]]
+
+
+def network(manifests: Manifests, more: Callable[[Needed], Needed] = set) -> list[str]:
+    """Compare the policies with DIALS. `more` returns further connections that are needed, from those."""
     own = [one.place for one in manifests.workloads]
     others = [DNS, PROMETHEUS, *STRANGERS]
     by_kind = {"client": [one.name for one in [*own, *others]], "prometheus": [PROMETHEUS.name]}
@@ -57,7 +60,7 @@ def network(manifests: Manifests) -> list[str]:
     }
     # Our own pods are not clients.
     no_clients = {(name, "router") for name in ("ca", "scheduler", "router", "redis", *WORKERS)}
-    return differences(manifests.of("NetworkPolicy"), own, others, needed, no_clients)
+    return differences(manifests.of("NetworkPolicy"), own, others, needed | more(needed), no_clients)
 
 
 def test_policies_allow_exactly_the_table(manifests: Manifests) -> None:

@@ -48,7 +48,7 @@ def _inline(page: Page) -> Iterator[list[str]]:
 def _check(words: list[str], *, whole: bool) -> None:
     """Raise for an invalid command. whole: required arguments must be present, too."""
     if words[0] == "baton":
-        _check_baton(words[1:], whole=whole)
+        check_baton(words[1:], whole=whole)
     elif words[0] == "make":
         named = [one for one in words[1:] if "=" not in one]
         assert set(named) <= TARGETS, f"make has no target {set(named) - TARGETS}"
@@ -62,7 +62,7 @@ def _baton() -> Any:
     return typer.main.get_command(app)
 
 
-def _check_baton(words: list[str], *, whole: bool) -> None:
+def check_baton(words: list[str], *, whole: bool) -> None:
     group = _baton()
     context = group.make_context("baton", list(words))
     name, command, arguments = group.resolve_command(context, words)

@@ -43,7 +43,7 @@ import ray
 from baton.services.ray import cluster
 cluster.connect(sys.argv[1])
 bundles = [{"CPU": 0.1, "GPU": 1.0}] * 2
-groups = [cluster.reserve(f"worker-{at}", bundle, {}) for at, bundle in enumerate(bundles)]
+groups = [cluster.reserve(f"worker-{at}", [bundle], {}) for at, bundle in enumerate(bundles)]
 ray.get([group.ready() for group in groups], timeout=float(sys.argv[2]))
 asked = [cluster.visible(group, bundle) for group, bundle in zip(groups, bundles)]
 print(json.dumps(cluster.get(asked, float(sys.argv[2]))))

@@ -183,7 +183,7 @@ class Pair:
     def load(
         self, manifest: Manifest, *parts: Part, request_id: str = "r", epoch: int = 1, early: bool = False
     ) -> None:
-        order = request_id, epoch, manifest.num_tokens, parts, time.monotonic()
+        order = request_id, epoch, manifest.num_tokens, parts
         self.loader.reserve(LoadJob(*order, manifest=manifest, complete=not early))
 
     def finished(self) -> ShardLoad:

@@ -221,7 +221,7 @@ class Range:
             described = Manifest.FromString(manifest)
         except DecodeError as error:
             return ShardLoad(request_id, epoch, 0, problem=Problem.of(MalformedManifest(error)))
-        job = LoadJob(request_id, epoch, TOKENS, self._parts, time.monotonic())
+        job = LoadJob(request_id, epoch, TOKENS, self._parts)
         if self.random.random() < 0.5:
             self._loader.reserve(replace(job, manifest=described, complete=True))
         else:

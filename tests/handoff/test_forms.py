@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -311,7 +310,7 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
     with workers(there, here, transport, wire) as made:
         manifest, rest = made.begin(blocks, 6 * TOKENS, first=4)
         parts = (Part(0, 0, into), Part(1, 6, into))
-        job = LoadJob("r", 1, manifest.num_tokens, parts, time.monotonic(), manifest=manifest)
+        job = LoadJob("r", 1, manifest.num_tokens, parts, manifest=manifest)
         for loader in made.loaders:
             loader.reserve(job if loader is made.loaders[0] else replace(job, manifest=None))
         running = made.loaders[0]._loads["r", 1].progress
@@ -364,9 +363,7 @@ def test_a_window_serves_every_rank(
         manifest = made.save(SaveJob("r", 1, parts, 12, slots=4), 6 * TOKENS)
         assert {shard.slots for shard in manifest.shards} == {4}
         into_both = (Part(0, 0, into), Part(1, 6, into))
-        job = LoadJob(
-            *("r", 1, manifest.num_tokens, into_both, time.monotonic()), manifest=manifest, complete=True
-        )
+        job = LoadJob("r", 1, manifest.num_tokens, into_both, manifest=manifest, complete=True)
         for loader in made.loaders:
             loader.reserve(job)
         for loader, right in zip(made.loaders, caches(1, here[0], stages=here[1]), strict=True):

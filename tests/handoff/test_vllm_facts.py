@@ -14,6 +14,9 @@ from baton.handoff.config import HandoffConfig
 from baton.handoff.errors import UnsupportedCache
 from baton.handoff.groups import CacheGroup
 from baton.handoff.params import save_params
+from baton.handoff.reports import ShardSave
+from baton.protos.handoff_pb2 import Shard
+from baton.rpc import host_id
 from baton.services.config import HandoffSettings
 from tests.handoff.caches import mixed_cache
 from tests.handoff.test_forms import caches
@@ -35,7 +38,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import RequestStatus
 
     from baton.handoff.vllm import facts
-    from baton.handoff.vllm.metadata import RankHandshake
+    from baton.handoff.vllm.metadata import RankHandshake, StepResults
     from baton.handoff.vllm.scheduler_side import SchedulerSide
 
 _HEADS: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
@@ -207,7 +210,7 @@ def test_a_step_that_overwrites_what_is_to_be_saved_saves_nothing(step: Step, wh
 def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
-    side.set_ranks({0: RankHandshake(0, "nowhere:0", 8, True, "00", {})})
+    side.set_ranks({0: RankHandshake(0, "", "nowhere:0", "nowhere:0", 8, True, "00", {})})
     step = Step(320, list(range(1, 11)))
     for max_tokens, slots in ((1, 2), (2, 10)):
         request = SimpleNamespace(
@@ -226,4 +229,31 @@ def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
         assert side.build_step(PREEMPTED).preempted == ([("r", 1)] if slots == 2 else [])
         assert side.finished(request) == (slots == 2)
         assert side.build_step(Step(0, [])).ended == ([("r", 1)] if slots == 2 else [])
+    side.close()
+
+
+def test_ranks_on_another_machine() -> None:
+    """They are dialled at their published addresses, and their clocks count for nothing here."""
+    extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
+    side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
+    here = RankHandshake(0, host_id(), "127.0.0.1:1", "a:1", 8, True, "00", {})
+    side.set_ranks({0: here, 1: RankHandshake(1, "elsewhere", "127.0.0.1:1", "b:1", 8, True, "00", {})})
+    assert side.addresses == ["127.0.0.1:1", "b:1"]
+    assert side.published_addresses == ["a:1", "b:1"]
+    request = SimpleNamespace(
+        request_id="r",
+        num_tokens=32,
+        num_computed_tokens=0,
+        num_output_tokens=0,
+        max_tokens=1,
+        kv_transfer_params=save_params(1),
+    )
+    side.add(request)
+    side.build_step(Step(32, [1]))
+    shard = Shard().SerializeToString()
+    saves = [ShardSave("r", 1, rank, shard, saved_at_s) for rank, saved_at_s in enumerate((7.0, 1e9))]
+    side.update(StepResults(saves=saves))
+    (saved,) = side.take_reports().saved
+    assert saved.manifest is not None
+    assert saved.manifest.saved_at_s == 7.0
     side.close()

@@ -85,18 +85,17 @@ def test_others_are_placed_on_as_before(workers: Workers) -> None:
     assert workers.placeable == {"alone"}
 
 
-def test_a_worker_that_waits_for_its_gang_learns_of_the_newest_rank_0(workers: Workers) -> None:
-    assert not workers.roster.leader_of("b")  # it has met its gang
-    workers.add("b2", 1, life="", state=STARTING)
+def test_the_newest_rank_0_leads(workers: Workers) -> None:
+    gang = workers.roster.view().workers["a"].identity.gang.name
     workers.add("a-much-newer", 0, life="", state=STARTING)
     newest = workers.roster.view().workers["a-much-newer"].identity.address
-    assert workers.roster.leader_of("b2") == newest
+    assert workers.roster.leader_of(gang) == newest
     workers.roster.deregister("a-much-newer")
-    assert workers.roster.leader_of("b2") == workers.roster.view().workers["a"].identity.address
+    assert workers.roster.leader_of(gang) == workers.roster.view().workers["a"].identity.address
     workers.roster.deregister("a")
-    assert not workers.roster.leader_of("b2")
+    assert not workers.roster.leader_of(gang)
     workers.roster.register(identity("alone"), READY)
-    assert not workers.roster.leader_of("alone")
+    assert not workers.roster.leader_of("")
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):

@@ -31,7 +31,7 @@ METHODS: dict[str, MethodDescriptor] = {
 HEALTH = {"Health/Check", "Health/List", "Health/Watch"}
 MAY = {
     Role.WORKER: {
-        *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister"),
+        *("Scheduler/Register", "Scheduler/Heartbeat", "Scheduler/Deregister", "Scheduler/FindLeader"),
         *("Handoff/Connect", "Handoff/Release", "Handoff/Renew", "Handoff/Taken", "Handoff/Staged"),
         *("Handoff/Sample", "Handoff/Trial", "Worker/Follow", "Gang/Join"),
     },

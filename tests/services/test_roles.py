@@ -6,6 +6,7 @@ import pytest
 
 from baton.protos import scheduler_pb2
 from baton.services import roles
+from baton.services.config import load
 from baton.services.errors import ConfigError
 
 
@@ -16,3 +17,19 @@ def test_an_unspecified_role_has_no_name() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed"):
         roles.role("encode")
+
+
+def test_ranks_on_several_machines_must_be_allowed() -> None:
+    engine = {"nodes": 2, "tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match=r"set security\.plain_ranks \(--security-plain-ranks\)$"):
+        roles.check(roles.MIXED, load({"engine": engine}))
+    security = {"plain_ranks": True}
+    roles.check(roles.MIXED, load({"engine": engine, "security": security, "fleet": {"node_rank": 1}}))
+    with pytest.raises(ConfigError, match=r"^fleet\.node_rank \(value 2\): .* machines are 0 to 1$"):
+        roles.check(roles.MIXED, load({"engine": engine, "security": security, "fleet": {"node_rank": 2}}))
+
+
+@pytest.mark.parametrize("engine", [{}, {"tensor_parallel_size": 3}, {"data_parallel_size": 3}])
+def test_machines_get_equal_parts(engine: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^engine\.nodes \(value 2\): .* evenly among 2 machines$"):
+        roles.check(roles.MIXED, load({"engine": {"nodes": 2} | engine, "security": {"plain_ranks": True}}))

@@ -42,6 +42,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         ),
         f"{_SCHEDULER}Heartbeat": _for(Role.WORKER, speaks_for=_its_worker),
         f"{_SCHEDULER}Deregister": _for(Role.WORKER, speaks_for=_its_worker),
+        f"{_SCHEDULER}FindLeader": _for(Role.WORKER),
         # a router places and reports
         f"{_SCHEDULER}Exchange": _for(Role.ROUTER),
         f"{_SCHEDULER}Snapshot": _for(Role.ROUTER),

@@ -42,7 +42,7 @@ def begin(pair: Pair, name: str = "r") -> tuple[SaveJob, Manifest]:
 def reserve(pair: Pair, into: tuple[int, ...] = (), name: str = "r") -> tuple[str, int]:
     """Reserve a load without a manifest."""
     blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
-    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),), time.monotonic()))
+    pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),)))
     return name, 1
 
 
@@ -92,7 +92,7 @@ def test_a_manifest_may_come_before_the_blocks_or_after(
     pair.loader.begin(("r", 1), manifest)
     if when == "before":  # ignored: the job will contain it
         assert state(pair) is None
-        job = LoadJob("r", 1, 310, (Part(0, 0, into),), time.monotonic(), manifest=manifest)
+        job = LoadJob("r", 1, 310, (Part(0, 0, into),), manifest=manifest)
         pair.loader.reserve(job)
         key = job.key
     eventually(lambda: state(pair) is State.HELD)

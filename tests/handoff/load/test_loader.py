@@ -151,7 +151,7 @@ def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Moc
     """It is refused even if the number of blocks is equal."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
-    job = LoadJob("r", 1, 309, parts, time.monotonic(), manifest=manifest, complete=True)
+    job = LoadJob("r", 1, 309, parts, manifest=manifest, complete=True)
     pair.loader.reserve(job)
     pair.fails("MalformedManifest", "of 310 tokens; 309 were announced")
     assert mock.pulls == []

@@ -43,7 +43,7 @@ ALL = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
 @pytest.mark.parametrize(
     "name",
     [name for name in ALL if name.startswith("data_parallel_") and name != "data_parallel_size"]
-    + ["nnodes", "node_rank", "master_addr"],
+    + ["node_rank", "master_addr"],
 )
 def test_an_engine_cannot_be_one_rank_of_several(name: str) -> None:
     for key in (name, f"--{name.replace('_', '-')}"):
@@ -76,6 +76,8 @@ def test_arguments_that_kill_a_cpu_engine_are_refused(name: str) -> None:
         ("-pp", "pipeline_parallel_size"),
         ("data_parallel_size", "data_parallel_size"),
         ("dp", "data_parallel_size"),
+        ("nnodes", "nodes"),
+        ("-n", "nodes"),
         ("--enable-expert-parallel", "expert_parallel"),
     ],
 )

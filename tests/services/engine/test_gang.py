@@ -64,5 +64,5 @@ def test_the_end_of_one_is_told_to_the_others(tmp_path: Path) -> None:
         gang.still()
         gang.processes[1].kill()
         began = time.monotonic()
-        eventually(lambda: gang._call(0, "look").lost, 5.0, "rank 0 learns of it")
+        eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it")
         assert time.monotonic() - began < 1.0

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.services.config import Settings
+from baton.services.config import Settings, load
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import Part, Parts, Patience
-from baton.services.fleet.places import Places, Plan, places_of
+from baton.services.fleet.places import Places, Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
 from harness.support import eventually
 
@@ -206,3 +206,21 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
     leaving = [one.name for one in parts.members if one.leaves_by is not None]
     assert leaving == ["decode-0.r0", "decode-0.r1"]
     parts.stop(0.0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "first", "second"),
+    [
+        ({}, ["p"], ["p"]),
+        ({"data_parallel_size": 2}, ["p.r0", "p.r1"], ["p.r0", "p.r1"]),  # a gang on each machine
+        ({"nodes": 2, "tensor_parallel_size": 2}, ["p.r0"], ["p.r1"]),
+        ({"nodes": 2, "data_parallel_size": 4}, ["p.r0", "p.r1"], ["p.r2", "p.r3"]),
+    ],
+)
+def test_each_machine_has_its_members(engine: dict[str, int], first: list[str], second: list[str]) -> None:
+    for node_rank, expected in enumerate((first, second)):
+        settings = load({"engine": engine, "fleet": {"node_rank": node_rank}, "worker": {"gang": "given"}})
+        found = members_of("p", settings)
+        assert list(found) == expected
+        gangs = {(one.worker.gang, f"p.r{one.worker.gang_rank}") for one in found.values()}
+        assert gangs == ({("", "p.r0")} if expected == ["p"] else {("p", name) for name in expected})

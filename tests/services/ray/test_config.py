@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.services.config import Settings
+from baton.services.config import Settings, load
 from baton.services.errors import ConfigError
 from baton.services.ray.config import ClusterSettings, read
 from baton.services.ray.sections import SERVES_OWN, Autoscaling
@@ -35,6 +35,25 @@ def test_engine_kwargs_lie_over_the_engine_section_of_each_side() -> None:
     # vLLM gets its own arguments, without the one that Ray's users must give and Baton sets itself.
     assert prefill.extra == {"gpu_memory_utilization": 0.5}
     assert decode.extra == {}
+
+
+def test_the_shape_of_an_engine_by_vllms_names() -> None:
+    """The kwargs of Ray's guides for large models. Baton chooses what runs the ranks."""
+    drafts = {"method": "deepseek_mtp", "num_speculative_tokens": 1}
+    kwargs = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 4,
+        "enable_expert_parallel": True,
+        "speculative_config": drafts,
+        "distributed_executor_backend": "ray",
+        "data_parallel_backend": "ray",
+    }
+    engine = load(cluster({"engine_kwargs": kwargs}), None, ClusterSettings).engine_of("prefill")
+    assert (engine.ranks, engine.data_parallel_size, engine.expert_parallel) == (2, 4, True)
+    assert engine.speculative_config is not None
+    assert (engine.speculative_config.method, engine.speculative_config.limit) == ("deepseek_mtp", 1)
+    assert engine.extra == {}
 
 
 HALF = {"placement_group_config": {"bundle_per_worker": {"CPU": 1, "GPU": 0.5}}}
@@ -94,6 +113,15 @@ def test_what_a_worker_reserves_unasked(
     """A core or a GPU for each rank, depending on the installed vLLM, which the test replaces."""
     monkeypatch.setattr("baton.services.ray.config.cpu_build", lambda: on_cpu)
     assert read(cluster({"engine_kwargs": {"tensor_parallel_size": 2}})).bundle("prefill") == bundle
+    gang = {"tensor_parallel_size": 2, "data_parallel_size": 4, "speculative_config": None}
+    four = {name: 4 * amount for name, amount in bundle.items()}
+    assert read(cluster({"engine_kwargs": gang})).bundle("prefill") == four
+    # Over two nodes, on each: a part of the ranks.
+    plain = {"security": {"plain_ranks": True}}
+    half = {name: 2 * amount for name, amount in bundle.items()}
+    assert read(cluster({"engine_kwargs": gang | {"nodes": 2}}, **plain)).bundle("prefill") == half
+    wide = {"engine_kwargs": {"tensor_parallel_size": 4, "nodes": 2}}
+    assert read(cluster(wide, **plain)).bundle("prefill") == bundle
 
 
 @pytest.mark.parametrize(
@@ -130,11 +158,53 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
     [
         (cluster(models={"a": {}}), ["models: a deployment on Ray serves one model"]),
         (cluster(fleet={"devices": [0, 0]}), ["fleet.devices: on Ray ", " GPU: 0.5"]),
+        (
+            cluster(fleet={"decode_engine": {"nodes": 2}}),
+            ["fleet.decode_engine", "decode_config.engine_kwargs"],
+        ),
+        (cluster(fleet={"node_rank": 1}), ["fleet.node_rank", "Ray chooses"]),
         (cluster(HALF), ["prefill_config", ": with 0.5 GPUs ", "kv_cache_gib"]),
         (
             cluster(HALF | {"engine_kwargs": {"tensor_parallel_size": 2}}, engine={"kv_cache_gib": 8}),
             ["prefill_config.placement_group_config: 1 GPUs, but a worker has 2 ranks (engine.tensor_p"],
         ),
+        (
+            cluster(
+                {
+                    "engine_kwargs": {"data_parallel_size": 2},
+                    "placement_group_config": {"bundles": [{"GPU": 1}]},
+                }
+            ),
+            ["prefill_config.placement_group_config: 1 GPUs, but a worker has 2 ranks", "data_parallel_size"],
+        ),
+        (
+            scaled({"engine_kwargs": {"data_parallel_size": 2}, **limits()}, limits()),
+            ["data_parallel_size or engine.nodes is above 1", "gangs on Ray are neither", "autoscale.mode"],
+        ),
+        *(
+            (cluster({"engine_kwargs": {key: 2}}), [f"engine.extra.{key}", said])
+            for key, said in (
+                ("data_parallel_size_local", "leave it out"),
+                ("data_parallel_rank", "leave it out"),
+                ("prefill_context_parallel_size", "is not served"),
+            )
+        ),
+        (
+            cluster(
+                {
+                    "engine_kwargs": {
+                        "data_parallel_size": 2,
+                        "speculative_config": {"method": "mtp"},
+                    }
+                }
+            ),
+            ["num_speculative_tokens", "the engines of a gang", "set it"],
+        ),
+        (
+            cluster({"engine_kwargs": {"tensor_parallel_size": 2, "nodes": 2}}),
+            ["engine.nodes is 2", "set security.plain_ranks"],
+        ),
+        (cluster({"engine_kwargs": {"nodes": 2}}), ["engine.nodes (value 2)", "not divided evenly"]),
         (cluster({"engine_kwarg": {}}), ["'prefill_config.engine_kwarg'", "did you mean 'engine_kwargs'?"]),
         (
             cluster(decode_confg={"engine_kwargs": {}}),

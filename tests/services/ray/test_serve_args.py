@@ -184,12 +184,16 @@ def loading(source: Any) -> dict[str, Any]:
             "prefill_config.placement_group_config.strategy",
         ),
         ({"deployment_config": ["a"]}, "prefill_config.deployment_config: expected a mapping, not list"),
+        (
+            {"engine_kwargs": {"tensor_parallel_size": 2, "nnodes": 2}},
+            "prefill_config.engine_kwargs.nodes (value 2): a replica of Ray Serve is on one node",
+        ),
         ({"engine_kwarg": {}}, "'prefill_config.engine_kwarg'; did you mean 'engine_kwargs'"),
         (loading("other/model"), "name different models"),
     ],
 )
 def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None:
-    test_arguments_are_refused_in_one_line(args({**SIDE, **more}), said)
+    test_arguments_are_refused_in_one_line(args({**SIDE, **more}, security={"plain_ranks": True}), said)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Placement groups are faked, because a cluster would take longer than all other t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from baton.services.ray.slots import Slots
 from harness.deployment import MODEL
 
 HERE = {"n": Machine("n", "here", "127.0.0.1")}
+BOTH = HERE | {"m": Machine("m", "there", "10.0.0.2")}
 
 
 class Groups:
@@ -25,10 +26,12 @@ class Groups:
 
     def __init__(self) -> None:
         self.there: list[str] = []
+        self.bundles: dict[str, int] = {}
 
-    def reserve(self, name: str, bundle: Mapping[str, float], labels: Mapping[str, str]) -> Any:
-        assert bundle
+    def reserve(self, name: str, bundles: Sequence[Mapping[str, float]], labels: Mapping[str, str]) -> Any:
+        assert all(bundles)
         del labels
+        self.bundles[name] = len(bundles)
         self.there.append(name)
         return SimpleNamespace(name=name, id=SimpleNamespace(hex=lambda: name))
 
@@ -107,11 +110,60 @@ def test_it_starts_where_it_has_room_and_waits_when_its_node_died(slots: Slots) 
     (slot,) = slots
     slots.locate({}, HERE)
     assert (slot.starts, slot.waits) == (False, "waits for room: 1 CPU")
-    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, HERE)
     assert (slot.starts, slot.host) == (True, "here")
-    slots.locate({"t-decode-0": Place("CREATED", "n")}, {})
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, {})
     assert (slot.starts, slot.waits) == (False, "lost with here; waits for room: 1 CPU")
-    assert slots.back("decode-0") == ""
-    slots.locate({"t-decode-0": Place("CREATED", "n")}, HERE)
-    assert "; back on here 0." in slots.back("decode-0")
-    assert slots.back("decode-0") == ""
+    assert slots.back("decode-0", {"decode-0"}) == ""
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, HERE)
+    assert "; back on here 0." in slots.back("decode-0", {"decode-0"})
+    assert slots.back("decode-0", {"decode-0"}) == ""
+
+
+def test_a_gang_is_one_slot_with_one_reservation(groups: Groups) -> None:
+    gang = {"engine_kwargs": {"data_parallel_size": 2, "enable_expert_parallel": True}}
+    slots = Slots(
+        read({"engine": {"model": str(MODEL)}, "decode_config": gang}), "t", lambda _name, _text: None
+    )
+    both = ["decode-0.r0", "decode-0.r1"]
+    by_number(slots, prefill=1, decode=1)
+    assert groups.there == ["t-prefill-0", "t-decode-0"]
+    prefill, decode = slots
+    assert (prefill.members, decode.members) == (["prefill-0"], both)
+    assert decode.waits == "waits for room: 2 CPU"
+    assert [slot.name for slot, _ in slots.follow(dict.fromkeys(both, "prefill"))] == ["decode-0"]
+    # It is back once both are ready, and has left once both have ended.
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, HERE)
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, {})
+    slots.locate({"t-decode-0": Place("CREATED", ("n",))}, HERE)
+    assert slots.back(both[0], {both[0]}) == ""
+    assert "; back on here" in slots.back(both[1], both)
+    slots.match({"prefill-0": "prefill"})
+    slots.let_go({both[1]})
+    assert "t-decode-0" in groups.there
+    slots.let_go(set())
+    assert groups.there == ["t-prefill-0"]
+
+
+def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups: Groups) -> None:
+    """Two engines of two ranks, one on each node, or one engine of which the second node has a limb."""
+    wide = {"engine_kwargs": {"data_parallel_size": 2, "tensor_parallel_size": 2, "nnodes": 2}}
+    long = {"engine_kwargs": {"tensor_parallel_size": 4, "nodes": 2}}
+    given = {"engine": {"model": str(MODEL)}, "security": {"plain_ranks": True}}
+    slots = Slots(
+        read(given | {"prefill_config": long, "decode_config": wide}), "t", lambda _name, _text: None
+    )
+    by_number(slots, prefill=1, decode=1)
+    assert groups.bundles == {"t-prefill-0": 2, "t-decode-0": 2}
+    prefill, decode = slots
+    assert decode.waits == "waits for room: 2 CPU on each of 2 nodes"
+    slots.locate({"t-prefill-0": Place("CREATED", ("n", "m"))}, BOTH)
+    assert (prefill.host, decode.host, prefill.starts) == ("here, there", "", True)
+    assert prefill.seats == [("prefill-0.r0", "prefill-0.r0", "n"), ("prefill-0.r1", "prefill-0.r0", "m")]
+    assert decode.seats == [("decode-0.r0", "decode-0.r0", ""), ("decode-0.r1", "decode-0.r1", "")]
+    # It is lost with either node, and back once its worker is.
+    slots.locate({"t-prefill-0": Place("CREATED", ("n", "m"))}, HERE)
+    assert not prefill.starts
+    assert prefill.waits.startswith("lost with here, there; waits")
+    slots.locate({"t-prefill-0": Place("CREATED", ("m", "n"))}, BOTH)
+    assert slots.back("prefill-0.r0", {"prefill-0.r0"}).startswith("; back on there, here")

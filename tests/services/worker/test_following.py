@@ -38,7 +38,7 @@ class Site(Worker):
         super().__init__()
         self.server = rpc.aio_server()
         nobody = cast(Any, None)
-        service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody, kv_host="")
+        service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)  # type: ignore[no-untyped-call]
         self.port = rpc.listen(self.server, "worker.listen", "127.0.0.1:0")
 

@@ -7,12 +7,12 @@ import pytest
 from baton.protos.scheduler_pb2 import Gang
 from baton.services.config import Settings, load
 from baton.services.errors import ConfigError
-from baton.services.worker.gang import gang_of
+from baton.services.worker.gang import gang_of, is_limb
 
 
-def settings(size: int, gang: str, rank: int) -> Settings:
+def settings(size: int, gang: str, rank: int, **engine: int) -> Settings:
     found: Settings = load(
-        {"engine": {"data_parallel_size": size}, "worker": {"gang": gang, "gang_rank": rank}}
+        {"engine": {"data_parallel_size": size} | engine, "worker": {"gang": gang, "gang_rank": rank}}
     )
     return found
 
@@ -20,6 +20,21 @@ def settings(size: int, gang: str, rank: int) -> Settings:
 def test_its_place() -> None:
     assert gang_of(settings(1, "", 0)) is None
     assert gang_of(settings(3, "decode-0", 2)) == Gang(name="decode-0", rank=2, size=3)
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "ranks"),
+    [(1, 2, [0, None]), (2, 2, [0, 1]), (4, 2, [0, 1, 2, 3]), (2, 4, [0, None, 1, None])],
+)
+def test_members_on_several_machines(size: int, nodes: int, ranks: list[int | None]) -> None:
+    """The scheduler sees workers alone. `ranks`: theirs; None for a limb."""
+    for rank, expected in enumerate(ranks):
+        one = settings(size, "g", rank, nodes=nodes, tensor_parallel_size=2)
+        assert is_limb(one) == (expected is None)
+        if expected is not None:
+            assert gang_of(one) == Gang(name="g", rank=expected, size=size)
+    with pytest.raises(ConfigError, match=rf"and engine\.nodes {nodes}: ranks are 0 to {len(ranks) - 1}$"):
+        gang_of(settings(size, "g", len(ranks), nodes=nodes, tensor_parallel_size=2))
 
 
 @pytest.mark.parametrize(

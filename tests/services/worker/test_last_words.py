@@ -38,7 +38,7 @@ async def test_a_router_is_told_of_all_its_requests(
     dispatcher = worker.dispatcher
     server = grpc.aio.server()
     nobody = cast(Any, None)
-    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody, kv_host="")
+    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody)
     rpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

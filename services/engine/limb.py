@@ -1,0 +1,52 @@
+"""Run the ranks of an engine on a further machine, and the thread that starts them.
+
+They load as the engine's other ranks do, and get each step from the machine of its first rank. They would
+wait for a dead engine for ever: the gang's link tells its end, and this process ends then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from baton.services.engine.build import EnginePlan, build_limb
+from baton.services.engine.errors import EngineFailed, RankLost
+
+
+class LimbHost:
+    """The ranks of one machine. One per process.
+
+    failed: resolves with the error once a rank has died
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._plan = plan
+        # The ranks end with the thread that forks them, so it does not end before the process.
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._loaded: Future[None] = Future()
+        self._loop = asyncio.get_running_loop()
+        self._executor: Any = None
+        self.failed: asyncio.Future[EngineFailed] = self._loop.create_future()
+
+    async def load(self) -> None:
+        """Load this machine's ranks. Raises StartError or ConfigError."""
+        self._thread.start()
+        await asyncio.wrap_future(self._loaded)
+
+    def _run(self) -> None:
+        try:
+            self._executor = build_limb(self._plan, self._lost)
+        except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(None)
+        threading.Event().wait()
+
+    def _lost(self) -> None:
+        def tell() -> None:
+            if not self.failed.done():
+                self.failed.set_result(RankLost("the process of a rank died"))
+
+        self._loop.call_soon_threadsafe(tell)

@@ -1,0 +1,55 @@
+"""Start a worker's or limb's process: end it on signals, and wait for its slow steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+from baton import signals
+from baton.services.worker.gang import WorkerGang
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 10.0
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that a signal sets. A second SIGTERM or SIGINT ends the process at once."""
+    stop = asyncio.Event()
+    told: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if number in signals.HURRYING:
+            if told:
+                os._exit(128 + number)
+            told.append(number)
+        stop.set()
+
+    for number in signals.ending():
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def done_or_stopped(
+    work: asyncio.Future[Any], what: str, stop: asyncio.Event, gang: WorkerGang | None
+) -> bool:
+    """Wait for `work`, and log that it takes long; return False if `stop` is set first.
+
+    Raises SiblingLost if the gang ends first.
+    """
+    began = time.monotonic()
+    stopping = asyncio.create_task(stop.wait())
+    waited: list[asyncio.Future[Any]] = [work, stopping]
+    if gang is not None:
+        waited.append(gang.link.lost)
+    while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+        logger.info("still %s, %.0f s", what, time.monotonic() - began)
+    stopping.cancel()
+    if not work.done():
+        if gang is not None:
+            gang.check()
+        logger.info("ended by a signal while %s", what)
+    return work.done()

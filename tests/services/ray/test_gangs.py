@@ -1,0 +1,48 @@
+"""The orders for the workers of a gang, from that of its place."""
+
+from __future__ import annotations
+
+from baton.services.config import REVEAL, load
+from baton.services.fleet.node import PartOrder
+from baton.services.ray.gangs import members_of
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def place(size: int, gpus: str = "", cores: int = 1, **engine: int) -> PartOrder:
+    settings = load({"engine": {"data_parallel_size": size, **engine}, "worker": {"listen": "10.0.0.1:0"}})
+    environment = {VISIBLE: gpus} if gpus else {}
+    return PartOrder(
+        "decode-0", "decode", settings.model_dump(mode="json", context=REVEAL), environment, cores
+    )
+
+
+def test_a_plain_worker_is_its_place() -> None:
+    one = place(1, "0,1")
+    assert members_of(one) == [one]
+
+
+def test_members_share_the_gpus_and_cores() -> None:
+    found = members_of(place(2, "4,5,6,7", 5))
+    seats = [(one.name, one.tree.worker.gang, one.tree.worker.gang_rank) for one in found]
+    assert seats == [("decode-0.r0", "decode-0", 0), ("decode-0.r1", "decode-0", 1)]
+    assert [one.environment for one in found] == [{VISIBLE: "4,5"}, {VISIBLE: "6,7"}]
+    assert [(one.cores, one.role, one.tree.worker.listen) for one in found] == [
+        (2, "decode", "10.0.0.1:0")
+    ] * 2
+
+
+def test_without_gpus_each_has_a_core() -> None:
+    found = members_of(place(3))
+    assert [(one.environment, one.cores) for one in found] == [({}, 1)] * 3
+
+
+def test_each_node_has_its_members() -> None:
+    four = place(4, "0,1", nodes=2)
+    assert [one.name for one in members_of(four, 0)] == ["decode-0.r0", "decode-0.r1"]
+    assert [(one.tree.worker.gang_rank, one.environment) for one in members_of(four, 1)] == [
+        (2, {VISIBLE: "0"}),
+        (3, {VISIBLE: "1"}),
+    ]
+    (limb,) = members_of(place(1, "0,1", tensor_parallel_size=4, nodes=2), 1)
+    assert (limb.name, limb.tree.worker.gang_rank, limb.environment) == ("decode-0.r1", 1, {VISIBLE: "0,1"})
