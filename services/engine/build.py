@@ -1,4 +1,4 @@
-"""Build one vLLM EngineCore from our settings: its configuration, its cores, its size once loaded.
+"""Build one vLLM EngineCore from our settings: its configuration and its cores.
 
 Leans on: on a CPU, VLLM_ENABLE_V1_MULTIPROCESSING=0 keeps a single rank in this process,
 VLLM_CPU_OMP_THREADS_BIND assigns cores to rank processes, and OpenMP's threads inherit the affinity of the
@@ -22,10 +22,10 @@ from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.patches import continuation, draft_length, undrafted
+from baton.services.engine.info import takes_images
+from baton.services.engine.patches import continuation, draft_length
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
-from baton.services.engine.step_checks import StepLimits
 from baton.services.errors import ConfigError, StartError
 from baton.services.prefill import fair_share
 
@@ -43,29 +43,6 @@ CPU_KV_CACHE_GIB = 1.0
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
 _NOT_ON_CPU = ("enable_eplb", "enable_dbo")
-
-
-@dataclass(frozen=True)
-class EngineInfo:
-    """The size and limits of a loaded engine."""
-
-    max_model_len: int  # tokens
-    block_size: int  # tokens
-    num_blocks: int  # blocks of `block_size` tokens of all layers
-    free_blocks: int  # when idle; vLLM keeps one for itself
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    lookahead_tokens: int  # 1 + the maximum number of drafted tokens
-    vocabulary: int
-    drafts_always: bool  # whether it drafts and cannot exempt single requests
-    block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens
-    runner_v2: bool = False  # whether it uses vLLM's model runner V2
-    prompt_logprobs: bool = True  # whether the model computes logits of prompts
-    images: bool = False  # whether it takes images
-
-    @property
-    def steps(self) -> StepLimits:
-        return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -141,7 +118,7 @@ def build_config(plan: EnginePlan) -> Any:
     model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if current_platform.is_cpu():
         _add_cpu_blocks(args, model_config)
-    if _takes_images(model_config):
+    if takes_images(model_config):
         args["ec_transfer_config"] = image_guard()
     data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
@@ -294,11 +271,6 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
         )
 
 
-def _takes_images(model_config: Any) -> bool:
-    modalities = model_config.multimodal_config
-    return modalities is not None and modalities.get_limit_per_prompt("image") > 0
-
-
 def image_guard() -> Any:
     """Return the connector that keeps a request without its images from ending the engine."""
     from vllm.config import ECTransferConfig
@@ -416,53 +388,3 @@ def _pin(cores: list[int]) -> None:
 
     os.sched_setaffinity(0, cores)  # 0: the calling thread
     torch.set_num_threads(len(cores))
-
-
-def info_of(engine: Any) -> EngineInfo:
-    """Return the size and limits of a loaded engine."""
-    config = engine.vllm_config
-    speculative = config.speculative_config
-    share = _block_share(engine)
-    return EngineInfo(
-        max_model_len=config.model_config.max_model_len,
-        block_size=_block_size(config.cache_config),
-        num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
-        free_blocks=int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * share),
-        block_share=share,
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        lookahead_tokens=1 + (speculative.num_speculative_tokens if speculative else 0),
-        vocabulary=config.model_config.get_vocab_size(),
-        drafts_always=speculative is not None and not undrafted.supported(),
-        runner_v2=config.use_v2_model_runner,
-        prompt_logprobs=not config.cache_config.kv_sharing_fast_prefill,
-        images=_takes_images(config.model_config),
-    )
-
-
-def _block_size(cache: Any) -> int:
-    """Return the tokens of a block of full attention, or of the smallest block without such a group."""
-    return int(cache.effective_attention_block_size or cache.block_size)
-
-
-def _block_share(engine: Any) -> float:
-    """Return the size of a vLLM block in our blocks of `_block_size` tokens.
-
-    Groups of layers that keep different tokens take separate blocks from one pool: a token has a block in
-    each group until it leaves the group's window. vLLM reports how many tokens the pool holds for requests of
-    the greatest length. The groups' blocks may differ in size, so a vLLM block may be larger than ours, up to
-    the largest group's block. (If all layers have windows, this limit keeps short requests, which never leave
-    a window, from being booked beyond the pool.)
-    """
-    cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
-    if len(groups) < 2 or not cache.num_gpu_blocks:
-        return 1.0
-    largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
-    held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
-    return float(min(max(largest, ours), held) / ours)
-
-
-def _is_attention(group: Any) -> bool:
-    from vllm.v1.kv_cache_interface import AttentionSpec
-
-    return isinstance(group.kv_cache_spec, AttentionSpec)  # a block of a state counts as a whole request

@@ -24,10 +24,11 @@ from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine import cache_events
-from baton.services.engine.build import EngineInfo, EnginePlan, build_engine, info_of, measures_share
+from baton.services.engine.build import EnginePlan, build_engine, measures_share
 from baton.services.engine.data_parallel import GangRank, lockstep_of
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
+from baton.services.engine.info import EngineInfo, info_of
 from baton.services.engine.lockstep import Lockstep
 from baton.services.engine.patches import (
     draft_length,

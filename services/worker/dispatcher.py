@@ -32,10 +32,10 @@ from baton.protos.worker_pb2 import (
 from baton.scheduler.types import PlacementLimits
 from baton.services.engine import outputs, wire
 from baton.services.engine.adapters import AdapterFiles
-from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost
+from baton.services.engine.info import EngineInfo
 from baton.services.engine.requests import EngineLimits
 from baton.services.engine.step import EngineLoad, EngineStep
 from baton.services.errors import describe

@@ -39,9 +39,9 @@ from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.starting import done_or_stopped, stop_on_signals
 
 if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seconds
-    from baton.services.engine.build import EngineInfo
     from baton.services.engine.grammars.house import GrammarHouse
     from baton.services.engine.host import EngineHost
+    from baton.services.engine.info import EngineInfo
     from baton.services.worker.dispatcher import Dispatcher
     from baton.services.worker.drafting import Drafting
     from baton.services.worker.grammars import Grammars

@@ -30,8 +30,6 @@ with warnings.catch_warnings():
 
     from baton.services.engine.build import (
         EnginePlan,
-        _block_share,
-        _block_size,
         _gpu_arguments,
         build_config,
         cores_of_ranks,
@@ -39,6 +37,7 @@ with warnings.catch_warnings():
         parse_cores,
     )
     from baton.services.engine.data_parallel import GangRank
+    from baton.services.engine.info import _block_share, _block_size
 
 OURS = sorted(os.sched_getaffinity(0))
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Failed, Phase, RunReply, Source, Start
 from baton.services.config import SchedulerSettings
 from baton.services.engine import wire
-from baton.services.engine.build import EngineInfo
+from baton.services.engine.info import EngineInfo
 from baton.services.engine.step import EngineStep
 from baton.services.roles import MIXED
 from baton.services.worker.dispatcher import Dispatcher
