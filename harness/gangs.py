@@ -42,7 +42,7 @@ class Place:
 
     options: Options
     rank: int
-    folder: str  # of the gang
+    folder: str  # folder of the gang's files
     cores: str
     host: tuple[str, int] = (LOOPBACK, 0)  # its address, and the id of a process on it; 0: this machine
 
@@ -153,7 +153,7 @@ class Member:
         draft.write_text(f"{own}:{port}")
         draft.rename(address)
 
-    # For the host.
+    # Called by the host.
 
     def on_step(self, step: Any) -> None:
         self._steps += step.executed
@@ -171,7 +171,7 @@ class Member:
         del running
         self._failure = f"{type(error).__name__}: {error}"
 
-    # For the test.
+    # Called by the test.
 
     async def add(
         self, name: str, prompt: list[int], max_tokens: int, params: Mapping[str, Any] | None = None
@@ -233,7 +233,7 @@ def serve(connection: Connection) -> None:
         fork_ranks()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
     asyncio.run(_serve(connection, place))
-    os._exit(0)  # as a worker leaves
+    os._exit(0)  # a worker exits this way, too
 
 
 async def _serve(connection: Connection, place: Place) -> None:

@@ -1,9 +1,9 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
 Each rank is the only engine of its process, as with vLLM's external load balancing. The ranks' torch world
-spans all of them, so they meet while they load. Besides, they have a group with which they agree whether any
-has work (lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of
-the ranks on each further machine (limb.py).
+spans all of them, so they meet while they load. A second group lets them agree on whether any has work
+(lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of the ranks
+on each further machine (limb.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
 has_unfinished_dp, nnodes, node_rank, master_addr, master_port}, vllm.distributed.utils.create_tcp_store,
@@ -32,7 +32,7 @@ class GangRank:
 
     rank: int
     host: str
-    store_port: int  # of torch's TCPStore
+    store_port: int  # torch's TCPStore listens there
     own_host: str  # IP address at which ranks on the other machines reach this one's
 
 
@@ -52,7 +52,7 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts, machines and a gang. Raises ConfigError for a gang that cannot be."""
+    """Add engine arguments for experts, machines and a gang. Raises ConfigError for an impossible gang."""
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
@@ -109,7 +109,7 @@ def meet(config: Any, mine: GangRank) -> Any:
 
 
 def lockstep_of(engine: Any, ring: Callable[[int], None]) -> Lockstep | None:
-    """Return what keeps an engine of a gang in step; None for an engine of its own. `ring`: see Lockstep."""
+    """Return the Lockstep of an engine in a gang; None without a gang. `ring`: see Lockstep."""
     if engine.dp_group is None:
         return None
     from vllm.config import ParallelConfig
