@@ -33,7 +33,7 @@ class Options:
     model: Path
     size: int = 2  # engines
     engine: dict[str, Any] = field(default_factory=dict)  # settings
-    worker_id: str = "member"  # of the handoff's ends
+    worker_id: str = "member"  # the name of its engines in handoffs
 
 
 @dataclass(frozen=True)
