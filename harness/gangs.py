@@ -24,7 +24,6 @@ from harness.netns import Host, move_to
 from harness.ranks import fork_ranks
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
-SILENCE_S = 30.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -77,6 +76,7 @@ class Member:
             "model": str(options.model),
             "dtype": "float32",
             "max_model_len": 1024,
+            "kv_cache_gib": 0.0625,
             "data_parallel_size": options.size,
             "expert_parallel": options.size > 1,
             "extra": {"skip_tokenizer_init": True},
@@ -126,7 +126,7 @@ class Member:
         from baton import rpc
         from baton.protos import gang_pb2, gang_pb2_grpc
         from baton.services.engine.data_parallel import open_store
-        from baton.services.gang.link import Leader, Seat
+        from baton.services.gang.link import Leader, Seat, Silence
         from baton.services.gang.link import Member as LinkOfMember
 
         place = self._place
@@ -137,14 +137,14 @@ class Member:
             async def find() -> str:
                 return address.read_text() if address.exists() else ""
 
-            self._link = LinkOfMember(seat, SILENCE_S, rung, find)
+            self._link = LinkOfMember(seat, Silence(30.0, 30.0), rung, find)
             return
 
         def open_world() -> gang_pb2.World:
             self._store = open_store(own)
             return gang_pb2.World(life="one", host=own, store_port=self._store.port)
 
-        self._link = Leader(seat, SILENCE_S, rung, open_world)
+        self._link = Leader(seat, Silence(30.0, 30.0), rung, open_world)
         self._server = rpc.aio_server()
         gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
         port = rpc.listen(self._server, "worker.listen", f"{own}:0")
@@ -231,7 +231,7 @@ def serve(connection: Connection) -> None:
         move_to(place.host[1])
     if len(place.cores.split(",")) > 1 or place.options.engine.get("nodes", 1) > 1:
         fork_ranks()
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     asyncio.run(_serve(connection, place))
     os._exit(0)  # a worker exits this way, too
 

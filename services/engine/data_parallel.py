@@ -57,6 +57,7 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
         args["enable_expert_parallel"] = True
     if mine is None:
         return
+    _choose_network(settings, mine)
     if settings.spread > 1:
         args["nnodes"], args["node_rank"] = settings.nodes, mine.rank
         args["master_addr"], args["master_port"] = mine.host, mine.store_port
@@ -79,7 +80,7 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
     args["data_parallel_address"] = mine.host
 
 
-def choose_network(settings: EngineSettings, mine: GangRank) -> None:
+def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
     """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
 
     By default gloo takes the address of the machine's name, and NCCL the first network. Raises StartError.

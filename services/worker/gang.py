@@ -14,16 +14,16 @@ from baton.scheduler.errors import SchedulerUnavailable
 from baton.services.config import Settings
 from baton.services.engine.errors import SiblingLost
 from baton.services.errors import ConfigError, StartError
-from baton.services.gang.link import GangLink, Leader, Member, Seat
+from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence
 
 if TYPE_CHECKING:  # see node.py
     from baton.services.engine.data_parallel import GangRank
 
 LOOPBACK = "127.0.0.1"  # where the members meet, if all are on one machine
 MEET_S = 600.0  # a member may be waiting for its restart
-# Seconds without a message after which another member counts as dead: longer than an event loop is held up
-# while an engine loads. The end of a process is noticed at once.
-SILENCE_S = 20.0
+# Seconds without a message after which a member counts as dead until all serve. After that schedulers' limit
+# (scheduler.worker_lease_s) holds. The end of a process is noticed at once.
+LOADING_SILENCE_S = 20.0
 
 
 def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
@@ -93,13 +93,14 @@ class WorkerGang:
             identity.worker_id,
             _facts(identity, settings, own_host),
         )
+        silence = Silence(LOADING_SILENCE_S, settings.scheduler.worker_lease_s)
         self._leader_of = leader_of
         self._own_host = own_host
         self._store: Any = None
         self.link: GangLink = (
-            Member(seat, SILENCE_S, rung, self._find)
+            Member(seat, silence, rung, self._find)
             if seat.rank
-            else Leader(seat, SILENCE_S, rung, self._open_world)
+            else Leader(seat, silence, rung, self._open_world)
         )
         self.life = ""  # the id of rank 0's worker
 
@@ -118,6 +119,10 @@ class WorkerGang:
             raise StartError(f"gang {seat.gang}: rank 0 names {world.host!r} as a place to meet, not {own}")
         self.life = world.life
         return GangRank(seat.rank, world.host, world.store_port, own)
+
+    def serve(self) -> None:
+        """Tell that this worker's engine is loaded."""
+        self.link.tell(gang_pb2.STAGE_SERVING)
 
     def drain(self) -> None:
         """Have the others drain, too."""
@@ -173,7 +178,8 @@ def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host:
     near = ipaddress.ip_address(own_host).is_loopback
     return {
         "its machine (for several set engine.nodes and worker.listen)": identity.host if near else "any",
-        "its role": scheduler_pb2.Role.Name(identity.role),
+        # Prefill and decode may differ: a member may have been started before a change of role.
+        "whether it is a mixed worker": str(identity.role == scheduler_pb2.ROLE_MIXED),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
         "handoff.enabled": str(settings.handoff.enabled is not False),

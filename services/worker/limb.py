@@ -106,6 +106,7 @@ class Limb:
         if not await done_or_stopped(loading, "loading", stop, gang):
             return
         await loading
+        gang.serve()
         logger.info("ready")
         await self._serve(stop, gang, host.failed)
 
