@@ -138,7 +138,7 @@ async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> N
 @pytest.mark.timeout(120)
 def test_every_api_refuses_by_name(deployed: Deployment) -> None:
     """Hostile files on all APIs; tests/services/router/media has the whole set."""
-    bomb, cut = data_url(png(13_000, 13_000)), A[:-400]
+    bomb, cut, held = data_url(png(13_000, 13_000)), A[:-400], "baton_router_image_pixels"
 
     def chat(part: dict[str, Any]) -> dict[str, Any]:
         return {"messages": [turn(A), reply("?"), {"role": "user", "content": [part]}]}
@@ -186,10 +186,11 @@ def test_every_api_refuses_by_name(deployed: Deployment) -> None:
         }
         with client.stream("POST", "/v1/chat/completions", json=streamed) as stream:
             next(stream.iter_lines())
-            # vLLM keeps no decoded image while it answers.
-            assert [
-                one.value for one in samples(deployed.url) if one.name == "baton_router_image_pixels"
-            ] == [0]
+            eventually(
+                lambda: [one.value for one in samples(deployed.url) if one.name == held] == [0],
+                10.0,
+                "vLLM keeps no decoded image while it answers",
+            )
 
 
 def shown(number: int, _: str) -> dict[str, Any]:
