@@ -32,7 +32,7 @@ class Options:
     model: Path
     size: int = 2  # engines
     engine: dict[str, Any] = field(default_factory=dict)  # settings
-    worker_id: str = "member"  # a handoff's ends tell each other
+    worker_id: str = "member"  # the name of its engines in handoffs
 
 
 @dataclass(frozen=True)

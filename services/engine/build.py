@@ -95,8 +95,6 @@ def build_config(plan: EnginePlan) -> Any:
 
     settings = plan.settings
     alone = settings.engine.ranks == 1
-    if plan.gang is not None:
-        data_parallel.choose_network(settings.engine, plan.gang)
     args = engine_args(settings.engine)
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)

@@ -1,9 +1,9 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
 Each rank is the only engine of its process, as with vLLM's external load balancing. The ranks' torch world
-spans all of them, so they meet while they load. Besides, they have a group with which they agree whether any
-has work (lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of
-the ranks on each further machine (limb.py).
+spans all of them, so they meet while they load. A second group lets them agree on whether any has work
+(lockstep.py). An engine on several machines (vLLM's nnodes) is a gang, too: of the engine, and of the ranks
+on each further machine (limb.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
 has_unfinished_dp, nnodes, node_rank, master_addr, master_port}, vllm.distributed.utils.create_tcp_store,
@@ -57,6 +57,7 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
         args["enable_expert_parallel"] = True
     if mine is None:
         return
+    _choose_network(settings, mine)
     if settings.spread > 1:
         args["nnodes"], args["node_rank"] = settings.nodes, mine.rank
         args["master_addr"], args["master_port"] = mine.host, mine.store_port
@@ -79,7 +80,7 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
     args["data_parallel_address"] = mine.host
 
 
-def choose_network(settings: EngineSettings, mine: GangRank) -> None:
+def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
     """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
 
     By default gloo takes the address of the machine's name, and NCCL the first network. Raises StartError.

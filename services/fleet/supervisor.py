@@ -158,7 +158,7 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if settings.autoscale.mode == "on" and any(one.engine.nodes > 1 for one in shapes):
         raise ConfigError(
-            "engine.nodes is above 1, and gangs on several machines are not scaled: leave out autoscale.mode"
+            "engine.nodes is above 1, and the other machines get no orders: leave out autoscale.mode"
         )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 

@@ -93,6 +93,7 @@ class WorkerGang:
             identity.worker_id,
             _facts(identity, settings, own_host),
         )
+        silence = Silence(LOADING_SILENCE_S, settings.scheduler.worker_lease_s)
         self._leader_of = leader_of
         self._own_host = own_host
         self._store: Any = None
@@ -172,7 +173,7 @@ class WorkerGang:
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
-    """Return what must be equal in all members, in words."""
+    """Return the facts that must be equal in all members, as texts."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     near = ipaddress.ip_address(own_host).is_loopback
