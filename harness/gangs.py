@@ -11,13 +11,15 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from harness import zygote
+from harness.ranks import fork_ranks
+from harness.support import free_port
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
 SILENCE_S = 30.0
@@ -28,6 +30,8 @@ class Options:
     model: Path
     size: int = 2
     engine: dict[str, Any] = field(default_factory=dict)  # settings
+    core: int = 0  # of the first engine
+    alone_in_step: bool = False  # of size 1, and yet in lock-step: a gang of one
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,15 @@ class Place:
     rank: int
     folder: str  # of the gang
     cores: str
+
+
+@dataclass
+class Times:
+    """When a request was added, had its first token and ended; CLOCK_MONOTONIC."""
+
+    added: float
+    first: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass
@@ -84,6 +97,9 @@ class Member:
         )
         self._answers: dict[str, list[int]] = {}
         self._ended: set[str] = set()
+        self._times: dict[str, Times] = {}
+        self._served: dict[str, asyncio.Future[None]] = {}
+        self._woken: dict[int, float] = {}
         self._steps = 0
         self._failure = ""
         self._link: Any = None
@@ -98,6 +114,8 @@ class Member:
         place = self._place
         if place.options.size == 1:
             await self._host.load(self)
+            if place.options.alone_in_step:
+                self._host._lockstep = _alone(self._host._engine)
             return
         seat = Seat("gang", place.rank, place.options.size, f"member-{place.rank}", {})
         address = Path(place.folder) / "leader"
@@ -129,9 +147,14 @@ class Member:
     def on_step(self, step: Any) -> None:
         self._steps += step.executed
         for output in (one for group in step.outputs.values() for one in group.outputs):
-            self._answers[output.request_id] += output.new_token_ids
+            name, times = output.request_id, self._times[output.request_id]
+            self._answers[name] += output.new_token_ids
+            times.first = times.first or time.monotonic()
             if output.finish_reason is not None:
-                self._ended.add(output.request_id)
+                times.ended = time.monotonic()
+                self._ended.add(name)
+                if name in self._served:
+                    self._served.pop(name).set_result(None)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
         self._failure = f"{internal_id}: {error}"
@@ -142,9 +165,12 @@ class Member:
 
     # For the test.
 
-    async def add(self, name: str, prompt: list[int], max_tokens: int) -> None:
+    async def add(self, name: str, prompt: list[int], max_tokens: int, drafts: Sequence[int] = ()) -> None:
+        """Queue a request. drafts: see first_drafts.give."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
+
+        from baton.services.engine.patches import first_drafts
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         request, _ = self._host._engine.preprocess_add_request(
@@ -160,8 +186,43 @@ class Member:
                 data_parallel_rank=None,
             )
         )
+        if drafts:
+            first_drafts.give(request, drafts)
         self._answers[name] = []
+        self._times[name] = Times(time.monotonic())
         self._host.submit(request)
+
+    async def serve(self, requests: dict[str, tuple[list[int], int]]) -> list[Times]:
+        """Answer requests (prompt and number of tokens, by name) and forget them."""
+        loop = asyncio.get_running_loop()
+        ends = [self._served.setdefault(name, loop.create_future()) for name in requests]
+        for name, (prompt, max_tokens) in requests.items():
+            await self.add(name, prompt, max_tokens)
+        await asyncio.gather(*ends)
+        for name in requests:
+            del self._answers[name]
+        self._ended -= requests.keys()
+        return [self._times.pop(name) for name in requests]
+
+    async def watch(self) -> None:
+        """Note for each wave when this member rings or, if it does not, begins the wave's first forward."""
+        lockstep = self._host._lockstep
+        assert lockstep is not None
+        ring, dummy = lockstep._ring, lockstep._dummy
+
+        def ringing(wave: int) -> None:
+            self._woken[wave] = time.monotonic()
+            ring(wave)
+
+        def computing() -> None:
+            self._woken.setdefault(lockstep.wave, time.monotonic())
+            dummy()
+
+        lockstep._ring, lockstep._dummy = ringing, computing
+
+    async def woken(self) -> dict[int, float]:
+        """Return what `watch` has noted, by wave; CLOCK_MONOTONIC."""
+        return self._woken
 
     async def look(self) -> Look:
         lockstep = self._host._lockstep
@@ -185,6 +246,8 @@ def serve(connection: Connection) -> None:
     """Run a member in the forked process: receive its place, then methods to call."""
     place: Place = connection.recv()
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if place.options.engine.get("tensor_parallel_size", 1) > 1:
+        fork_ranks()
     asyncio.run(_serve(connection, place))
     os._exit(0)  # as a worker leaves
 
@@ -205,6 +268,16 @@ async def _serve(connection: Connection, place: Place) -> None:
             connection.send((False, traceback.format_exc()))
 
 
+def _alone(engine: Any) -> Any:
+    """Return the lock-step of a gang of one, which agrees with itself in a group of gloo."""
+    from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+
+    from baton.services.engine.data_parallel import lockstep_of
+
+    engine.dp_group = stateless_init_torch_distributed_process_group("127.0.0.1", free_port(), 0, 1, "gloo")
+    return lockstep_of(engine, lambda _: None)
+
+
 class Gang:
     """The processes of a gang, forked from the zygote."""
 
@@ -217,7 +290,9 @@ class Gang:
             folder = Path(self._folder.name) / str(rank)
             folder.mkdir()
             process, connection = zygote.connected(f"member-{rank}", f"{__name__}:serve", folder)
-            connection.send(Place(options, rank, self._folder.name, str(cores[rank % len(cores)])))
+            ranks = options.engine.get("tensor_parallel_size", 1)
+            own = str(cores[(options.core + rank) % len(cores)]) if ranks == 1 else ""
+            connection.send(Place(options, rank, self._folder.name, own))
             self.processes.append(process)
             self._connections.append(connection)
 
@@ -232,11 +307,13 @@ class Gang:
             connection.close()
         self._folder.cleanup()
 
-    def add(self, rank: int, name: str, prompt: list[int], max_tokens: int) -> None:
-        self._call(rank, "add", name, prompt, max_tokens)
+    def add(
+        self, rank: int, name: str, prompt: list[int], max_tokens: int, drafts: Sequence[int] = ()
+    ) -> None:
+        self._call(rank, "add", name, prompt, max_tokens, drafts)
 
     def looks(self) -> list[Look]:
-        return [self._call(rank, "look") for rank in range(len(self.processes))]
+        return self.call("look")
 
     def answers(self, names: Collection[str]) -> dict[str, list[int]]:
         """Wait for answers."""
@@ -261,6 +338,19 @@ class Gang:
                 return looks
             time.sleep(0.01)
         raise TimeoutError(f"the gang goes on: {looks}")
+
+    def begin(self, requests: Sequence[dict[str, tuple[list[int], int]]]) -> None:
+        """Let each member answer its requests; see Member.serve."""
+        for connection, own in zip(self._connections, requests, strict=True):
+            connection.send(("serve", (own,)))
+
+    def end(self) -> list[list[Times]]:
+        """Wait for what `begin` began."""
+        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
+
+    def call(self, method: str) -> list[Any]:
+        """Call a method of all members."""
+        return [self._call(rank, method) for rank in range(len(self.processes))]
 
     def stop(self) -> list[bool]:
         """Let all members end their engines. Return whether each ended in time."""

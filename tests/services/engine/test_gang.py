@@ -10,6 +10,7 @@ import pytest
 
 from harness.architectures.experts import deepseek_v3, glm4_moe
 from harness.architectures.language import prompt
+from harness.engines import BLOCK_SIZE
 from harness.gangs import Gang, Options
 from harness.support import eventually
 
@@ -55,6 +56,20 @@ def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[st
         found = gang.answers([f"mixed-{name}" for name in prompts])
         assert {name: found[f"mixed-{name}"] for name in prompts} == expected
         assert gang.stop() == [True, True]
+
+
+def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path: Path) -> None:
+    """All but the prompt's last token is in the prefix cache, as after a handoff."""
+    model = tmp_path / "model"
+    glm4_moe(model)
+    tokens = (prompt(1) * 3)[: 2 * BLOCK_SIZE + 1]
+    with Gang(Options(model, engine=MTP)) as gang:
+        gang.add(0, "first", tokens, 3)
+        expected = gang.answers(["first"])["first"]
+        before = gang.still()[0].steps
+        gang.add(0, "again", tokens, 3, expected[:2])
+        assert gang.answers(["again"])["again"] == expected
+        assert gang.still()[0].steps == before + 1
 
 
 def test_the_end_of_one_is_told_to_the_others(tmp_path: Path) -> None:
