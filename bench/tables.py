@@ -206,7 +206,6 @@ TABLES = {
         lambda result: {"": result["forwards"] | result["wakes"]},
         "steps=its steps; dummies=its dummy steps; others_dummies=the other's dummy steps;"
         "p50_ms=wake-up, p50, ms; p99_ms=p99, ms",
-        ("one engine has all requests",),
     ),
     "router": Table(
         "router",
