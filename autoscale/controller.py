@@ -1,10 +1,10 @@
-"""Make one decision after another: scale up at once and down late, and compare predictions with what came.
+"""Decide at intervals: scale up at once, scale down after a delay, and check earlier predictions.
 
 The wanted numbers are those that the present demand needs. More workers are ordered at once. A worker is
-removed only if fewer would have done for `down_after_s` without a break: the highest number wanted in that
-time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes if one side is short and the other
+removed only if fewer would have sufficed for `down_after_s` without a break: the highest number wanted in
+that time counts, as in Kubernetes' HorizontalPodAutoscaler. A role changes if one side is short and the other
 could spare a worker for `flip_after_s`: that takes a second, where a new worker loads its model. A worker
-that has changed keeps its role for as long.
+that has changed its role keeps the new one for at least as long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START_S = 600.0  # s; an ordered worker that has not registered by then is given
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Hold a period's figures, predicted or actual; None where unknown."""
+    """A period's figures, predicted or actual; None where unknown."""
 
     requests_per_s: float
     prompt_tokens_per_s: float
@@ -36,7 +36,7 @@ class Outlook:
     gap_within: float | None
 
     def errors(self, came: Outlook) -> dict[str, float]:
-        """Return the errors against what came: per cent of the actual value, points for shares."""
+        """Return the prediction's errors: in per cent of the actual value, or in points for shares."""
         found = {}
         for name in ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s"):
             if real := getattr(came, name):
@@ -50,7 +50,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Compare an expired prediction with what came."""
+    """An expired prediction, and the actual figures."""
 
     predicted: Outlook
     came: Outlook
@@ -58,7 +58,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Hold the outcome of one step."""
+    """The outcome of one step."""
 
     present: Counts
     wanted: Counts
@@ -146,7 +146,7 @@ class Controller:
             draft.stop(role, present.of(role) - max(kept.of(role), bounds.least), bounds)
 
     def _remember(self, at: float, present: Counts, wanted: Counts) -> Counts:
-        """Remember what was wanted; return how many workers each side could spare for `flip_after_s`."""
+        """Record the wanted numbers; return how many workers each side could spare for `flip_after_s`."""
         if not self._history:  # no history: assume that all present workers were needed
             self._history.append((at, present))
         self._history.append((at, wanted))
@@ -170,7 +170,7 @@ class Controller:
                 del table[key]
 
     def _give_up(self, draft: Draft) -> None:
-        """Cancel orders for workers that never came; their places stay empty for as long again."""
+        """Cancel orders for workers that never registered; their places stay empty for `START_S` more."""
         at = draft.seen.at
         coming = {name for role in OTHER for name in draft.coming(role)}
         self._coming = {name: self._coming.get(name, at) for name in coming}
@@ -180,7 +180,7 @@ class Controller:
                 self._barred[name] = at + START_S
 
     def _predict(self, demand: Demand, todo: Work, ready: Counts) -> Settled | None:
-        """Predict the next `AHEAD_S` once the last prediction has expired; return that one with what came."""
+        """When the last prediction has expired, make the next one; return the expired one with the facts."""
         totals = self._demand.totals
         settled = None
         if self._forecast is not None:

@@ -16,7 +16,7 @@ FORGET_S = 600.0  # s; a router silent for longer starts afresh when heard again
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sum up everything that routers have counted since the meter started."""
+    """The sums of all routers' counts since the meter started."""
 
     at: float
     requests: float = 0.0
@@ -28,7 +28,7 @@ class Totals:
     gap: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
 
     def since(self, then: Totals) -> Totals:
-        """Return what was counted since `then`; `at` is the time between."""
+        """Return the counts since `then`; their `at` is the time that has passed."""
         return Totals(
             self.at - then.at,
             self.requests - then.requests,
@@ -43,7 +43,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Hold smoothed arrival rates."""
+    """Smoothed arrival rates."""
 
     requests_per_s: float
     prompt_tokens_per_s: float  # cached ones included

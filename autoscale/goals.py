@@ -12,7 +12,7 @@ TARGET = 0.99  # share of requests that should meet each goal
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the most workers of a role."""
+    """The minimum and maximum number of workers of a role."""
 
     least: int
     most: int

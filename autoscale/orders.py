@@ -29,7 +29,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         """Adopt what runs in the places of a new fleet, or of one whose workers changed roles."""
-        # A worker ordered away is leaving, though it does not know yet and still says ready.
+        # A worker that was ordered to leave counts as leaving, although it may still report that it is ready.
         away = {
             place.name
             for fleet, places in self.seen.places.items()
@@ -82,9 +82,9 @@ class Draft:
         return [(fleet, place) for _, fleet, place in free]
 
     def flip(self, to: Role, most: int, quiet: Mapping[str, float]) -> None:
-        """Give up to `most` workers of the other side this role, the idlest first; one must stay there.
+        """Change the role of up to `most` workers of the other side, the least busy first; one must keep it.
 
-        `quiet` holds the workers that changed their role recently.
+        `quiet`: workers that changed their role recently.
         """
         others = [one for one in self.seen.of(OTHER[to]) if not one.leaving]
         able = [
@@ -100,7 +100,7 @@ class Draft:
                     ordered[one.name] = to
 
     def start(self, role: Role, most: int) -> None:
-        """Order up to `most` workers of this role into empty places."""
+        """Order up to `most` workers of this role to start in empty places."""
         for fleet, place in self.empty():
             if most <= 0:
                 return
@@ -110,11 +110,11 @@ class Draft:
                 most -= 1
 
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
-        """Order up to `most` workers of this role away: those still to come first, then the idlest.
+        """Order up to `most` workers of this role to leave: first unregistered ones, then the least busy.
 
-        Among idle workers the last by name goes, `worker-3` before `decode-0`, so that temporary workers go
-        again, and their nodes with them. A worker that no fleet started stays, as nobody could start it
-        again. So does the last one that is ready.
+        Among idle workers the last by name goes, `worker-3` before `decode-0`, so temporary workers leave
+        first, and their nodes become free. A worker that no fleet started stays, because nobody could start
+        it again. So does the last worker that is ready.
         """
         for name in self.coming(role)[: max(0, most)]:
             self.remove(name)
@@ -128,7 +128,7 @@ class Draft:
                 most -= 1
 
     def remove(self, name: str) -> bool:
-        """Order that nothing runs in this place; return whether something was ordered there."""
+        """Order this place to be empty; return whether a worker was ordered there."""
         return any(ordered.pop(name, None) is not None for ordered in self.plan.values())
 
     def _as_it_is(self, name: str, ordered: Mapping[str, Role] | None) -> Role | None:

@@ -1,4 +1,4 @@
-"""The input of one decision: a deployment as seen at one moment."""
+"""The input of one decision: the state of a deployment at one moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Plan = Mapping[str, Mapping[str, pb.Role]]  # fleet -> place -> role of the work
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Describe one live prefill or decode worker."""
+    """One live prefill or decode worker."""
 
     worker_id: str
     name: str  # its place's name if a fleet started it
@@ -22,13 +22,13 @@ class Member:
     flips: bool  # it can take the other role
     load: pb.WorkerLoad
     queued_tokens: int  # prompt tokens placed on it and not prefilled yet
-    requests: int  # placed on it and not over
+    requests: int  # placed on it and not finished
     slots: int  # batch size, or fewer if the KV cache holds fewer
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Hold one moment of a deployment."""
+    """The state of a deployment at one moment."""
 
     at: float  # seconds on a monotonic clock
     members: Sequence[Member]

@@ -1,4 +1,4 @@
-"""Compute the least numbers of workers that meet the goals. Pure functions."""
+"""Compute the minimum numbers of workers that meet the goals. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = 0.9  # share of decode slots in use above which requests in routers count
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Hold the numbers of workers."""
+    """Numbers of workers by role."""
 
     prefill: int
     decode: int
@@ -32,7 +32,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Hold the shares of requests within each goal; None while unknown."""
+    """The share of requests within each goal; None while unknown."""
 
     first_token: float | None
     gap: float | None
@@ -40,7 +40,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Express the work of all workers in terms of one. None: no worker of that side has worked yet."""
+    """The work of all workers, in seconds of one worker. None: no worker of that side has worked yet."""
 
     prompts: Sequence[tuple[float, float]] | None  # prefill seconds of a prompt, share of the requests
     prefill_load: float  # prefill seconds arriving per second, including the backlog
@@ -69,10 +69,10 @@ class Work:
         return gaps_within(self.most, each)
 
     def wanted(self, goals: Goals, present: Counts, room: int) -> Counts:
-        """Return the least numbers that meet the goals, within their bounds and `room` workers in all.
+        """Return the minimum numbers that meet the goals, within their bounds and `room` workers in all.
 
-        A side of which nothing is known stays as it is; one without demand gets its minimum. A goal that no
-        number of workers meets (a single prompt takes longer) is met as far as possible.
+        A side without known figures keeps its number; one without demand gets its minimum. A goal that no
+        number of workers can meet (because a single prompt takes longer) is met as far as possible.
         """
         possible = sum(share for s, share in self.prompts or () if s < goals.first_token_s)
 
@@ -90,7 +90,7 @@ class Work:
         return self._fit(Counts(prefill, decode), goals, room)
 
     def _fit(self, counts: Counts, goals: Goals, room: int) -> Counts:
-        """Take workers from the side that misses them least, until all have room."""
+        """Reduce the numbers, from the side that needs them least, until all workers have room."""
         while counts.prefill + counts.decode > room:
             fewer = []
             if counts.prefill > goals.prefill.least:
@@ -131,7 +131,7 @@ def work(demand: Demand, capacity: Capacity, decodes: Sequence[Member], queued: 
 
 
 def _least(bounds: Bounds, enough: Callable[[int], bool]) -> int:
-    """Return the least number within bounds that is enough, or the maximum. More is never worse."""
+    """Return the smallest number within bounds that is enough, or the maximum. More is never worse."""
     low, high = bounds.least, bounds.most
     while low < high:
         middle = (low + high) // 2

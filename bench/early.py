@@ -79,7 +79,7 @@ async def measure(url: str, rounds: int, step: int, *, apart: bool) -> dict[str,
 async def probe(http: aiohttp.ClientSession, url: str, prompt: list[int], *, apart: bool) -> dict[str, float]:
     """Send a prompt and return the bytes and times of its handoff.
 
-    Clocks of two hosts differ: there the handoff's time begins when the decode worker is told of it.
+    Clocks of two hosts differ, so there the handoff's time begins when the decode worker hears of it.
     """
     before, had = stages(url), handed_over(url)
     answer = await stream(http, url, MODEL_NAME, prompt, 4)

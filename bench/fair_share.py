@@ -45,7 +45,7 @@ WAYS = {
 
 @dataclass
 class Round:
-    """Milliseconds from each arrival to its first token, and the whole round's."""
+    """Milliseconds from each arrival to its first token, and of the whole round."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)

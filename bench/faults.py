@@ -41,7 +41,7 @@ PAGE = ROOT / "docs" / "runbooks" / "README.md"
 SHOTS = ROOT / "docs" / "figures" / "faults"
 SHOT_MS = 10_000.0
 CLIENTS = 6
-SETTLED_S = 20.0  # the first fault waits for so long: rates need a few scrapes
+SETTLED_S = 20.0  # the first fault waits for this long: rates need a few scrapes
 WHOLE_S = 120.0
 EVERY = 4  # use every fourth prompt
 
@@ -55,7 +55,8 @@ CATALOGUE = f"""
 ## Fault catalogue
 
 The faults of the [chaos runs](../reliability.md) that an operator should hear of, each with the alert that
-names it. It must fire within {GOAL_S:g} s of Prometheus noticing the fault, with a scrape every {EVERY_S} s.
+names it. The alert must fire within {GOAL_S:g} s of Prometheus noticing the fault, with a scrape every
+{EVERY_S} s.
 
 """
 UNHEARD_HEAD = """
@@ -96,7 +97,7 @@ def main(arguments: list[str]) -> None:
         only=([str], "default: all", list(NAMED)),
         healthy=(1800.0, "seconds without a fault before"),
         seed=1,
-        page=(False, "write the page alone"),
+        page=(False, "only write the page"),
     )
     if not given.page:
         if why := why_not() or no_browser():
@@ -176,10 +177,13 @@ def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
         ]
         for one in ALERTS
     ]
-    unheard = [[f"`{name}`", why] for name, why in UNHEARD.items()]
+    unheard = [
+        [", ".join(f"`{name}`" for name, given in UNHEARD.items() if given == why), why]
+        for why in dict.fromkeys(UNHEARD.values())
+    ]
     tables = (
         markdown([["alert", "severity", "fires after", "in short"], *alerts]),
-        markdown([["fault", "why"], *unheard]),
+        markdown([["faults", "why"], *unheard]),
     )
     return f"{HEAD}{tables[0]}\n{CATALOGUE}{_catalogue(measured)}\n{UNHEARD_HEAD}{tables[1]}\n"
 

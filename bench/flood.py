@@ -43,16 +43,16 @@ from harness.scheduling import RedisServer
 from harness.stats import percentile, save
 from harness.support import free_port, listener
 
-TIMES = 10  # times the limit
+TIMES = 10  # the flood's rate, as a multiple of the limit
 GOAL_TTFT, GOAL_HELD = 1.2, 0.05
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
-CALM_PER_S = 10.0  # requests of the tenant that does not flood
+CALM_PER_S = 10.0  # requests/s of the calm tenant
 ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside a flood"
 SAMPLES = 1_000  # bootstrap samples of the rounds
 FLOOD_LIMIT = 2  # requests/s of the flooding tenant
 HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # a request's, prompt and answer together
-LONG_TOKENS = 200  # an answer's (0.4 s) when concurrent requests are counted
+HELD_TOKENS = 50  # per request, prompt and answer together
+LONG_TOKENS = 200  # per answer (0.4 s) when concurrent requests are counted
 HELD_STEP_MS = 2.0
 PAUSE_S = 0.25  # the pause after a refusal, which lets the generator keep up
 VOCABULARY = 1, 250
@@ -89,7 +89,7 @@ async def in_turns(port: int, router: psutil.Process, rounds: int, seconds: floa
     make = partial(body, draw, PROMPT_TOKENS, ANSWER_TOKENS, model=MODEL_NAME, vocabulary=VOCABULARY)
     found: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
     others: dict[str, list[Reply]] = {WITHIN: [], FLOODED: []}
-    cpu_s = dict.fromkeys(ARMS, 0.0)  # the router's
+    cpu_s = dict.fromkeys(ARMS, 0.0)  # CPU time of the router
     order = list(ARMS)
     await opened(calm, make, CALM_PER_S, min(5.0, seconds), draw)  # warm
     for number in range(rounds):
@@ -238,7 +238,7 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
         "statuses": dict(statuses),
         "usual": held(0.5),
         "p99": held(0.99),
-        "peak": held(1.0),  # by the clock of this process, which may lag
+        "peak": held(1.0),  # measured with this process's clock, which may lag
         "off": round(held(0.99) / most - 1, 4),
         "goal": GOAL_HELD,
     }

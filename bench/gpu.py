@@ -46,7 +46,7 @@ SPREAD = 3  # size of the cache, in prompts
 # shortly after its last record is complete.
 ROOMS = 3
 ROUNDS = 5
-STEPS = 50  # each arm's, over all rounds
+STEPS = 50  # per arm, over all rounds
 STEP_S = 0.02  # a decode step of a large model
 LEASE_S = 60.0
 WAIT_S = 60.0

@@ -34,7 +34,7 @@ CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
 COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's default captures about fifty sizes
 STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's default order
-KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # a worker's
+KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # per worker
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
@@ -44,11 +44,11 @@ FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 PROMPT, ANSWER = 256, 64  # tokens of a request
 CLIENTS = 4  # processes
 EACH = 16  # least clients of a process
-READY_S = 60.0  # time that the processes have to import this module,
-SOON_S = 0.2  # to receive their job,
-SLACK_S = 10.0  # and to send their figures
+READY_S = 60.0  # time for the processes to import this module
+SOON_S = 0.2  # time for them to receive their job
+SLACK_S = 10.0  # time for them to send their figures
 Figures = dict[str, float]
-# An error that ends one turn; the others go on.
+# An error that ends only one turn.
 PROBLEMS = (aiohttp.ClientError, RuntimeError, OSError, multiprocessing.TimeoutError)
 
 

@@ -182,7 +182,7 @@ async def opened(
 
 
 def ttfts(replies: list[Reply]) -> list[float]:
-    """Return the times to first token in ms, of replies that have one."""
+    """Return the times to first token in ms of the replies that have one."""
     return [1e3 * (one.arrivals[0] - one.asked) for one in replies if one.arrivals]
 
 

@@ -25,8 +25,8 @@ _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 _USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
-# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. More
-# tokens/s are better; everything else is better lower.
+# README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. For
+# tokens/s, higher is better; for everything else, lower is better.
 BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     (
         *("disaggregation", "median.{arm}.{key}", "1P1D", "2 aggregated", "two aggregated engines"),
@@ -50,7 +50,10 @@ BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     (
         *("speculation", "served.1P1D.mtp + suffix.{key}.1.{arm}"),
         *("mtp + suffix", "none", "Baton without drafts"),
-        {one: f"{one} answers with `mtp` and suffixes, ms an output token" for one in ("chat", "repetitive")},
+        {
+            one: f"{one} answers with `mtp` and suffixes, ms per output token"
+            for one in ("chat", "repetitive")
+        },
     ),
     (
         *("fair-share", "models.qwen2-80m.behind 4.{arm}.{key}"),

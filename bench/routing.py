@@ -53,8 +53,8 @@ class Load:
     """Users who chat at the same time. A token is a letter."""
 
     users: int = 12
-    chats: int = 2  # one after another, for each user
-    turns: int = 6  # in each chat
+    chats: int = 2  # per user, in sequence
+    turns: int = 6  # per chat
     systems: int = 4  # system prompts
     system: int = 384  # tokens of each
     message: int = 48

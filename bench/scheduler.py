@@ -192,7 +192,7 @@ def _figures(told: Sequence[dict[str, Any]], used: _Used, idle: _Used) -> dict[s
         "own_p50_ms": round(percentile(own, 0.5), 3),  # the scheduler's share
         "own_p99_ms": round(percentile(own, 0.99), 3),
         "late_p99_ms": round(percentile(late, 0.99), 3) if late else 0.0,  # lag of the routers' processes
-        "cpu_us": round(1e6 * cpu_s / many, 1),  # a placement's, all schedulers together
+        "cpu_us": round(1e6 * cpu_s / many, 1),  # per placement, all schedulers together
         "redis_us": round(1e6 * max(0.0, redis_s) / many, 1),
         "scheduler_cores": round(max(used.schedulers) / used.seconds, 3),
     }

@@ -31,7 +31,6 @@ ENGINE: dict[str, Any] = {
     "max_model_len": 2048,
     "max_num_seqs": 16,
     "kv_cache_gib": 0.25,
-    "block_size": 32,
     "enable_prefix_caching": False,
 }
 PLAIN, MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))

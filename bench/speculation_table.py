@@ -242,7 +242,9 @@ def render(results: dict[str, Any]) -> str:
     for row in ROWS:
         if withheld := results["rows"][row.name]["cells"]["1P1D"].get("withheld"):
             there, without = per_draft(results["rows"][row.name]["cells"]["1P1D"]), per_draft(withheld)
-            text = f"{row.name}, 1P1D: {there:.2f} accepted tokens a draft; {without:.2f} when the drafter's"
+            text = (
+                f"{row.name}, 1P1D: {there:.2f} accepted tokens per draft; {without:.2f} when the drafter's"
+            )
             lines += ["", f"{text} part of the handoff is withheld."]
     dates = sorted({results["rows"][row.name]["date"] for row in ROWS})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -269,7 +271,7 @@ def write_page(results: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    given = options(__doc__, arguments, "rows to measure", page=(False, "write the page alone"))
+    given = options(__doc__, arguments, "rows to measure", page=(False, "only write the page"))
     results = load()
     if not given.page:
         rows = chosen(given.names, [row.name for row in ROWS])
@@ -295,5 +297,5 @@ def _save(results: dict[str, Any]) -> None:
     import vllm
 
     results["vllm"] = vllm.__version__
-    results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one a worker"
+    results["machine"] = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, one per worker"
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

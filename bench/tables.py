@@ -121,7 +121,7 @@ _MIX = (
 _STREAMS = (
     "itl_p50_ms; itl_p99_ms; itl_max_ms=longest gap, ms; ttft_short_p50_ms; ttft_long_p50_ms; tokens_per_s"
 )
-_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU a token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
+_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
 _SERVERS = "concurrent requests", "server"
 
 TABLES = {
@@ -216,7 +216,7 @@ TABLES = {
     "router-processes": Table(
         "router-processes",
         lambda result: {f"{one['processes']}, flush_ms {one['flush_ms']:g}": one for one in result["arms"]},
-        f"{_ROUTER}; tokens_per_s_a_core=tokens/s a core",
+        f"{_ROUTER}; tokens_per_s_a_core=tokens/s per core",
         ("processes",),
     ),
     "scheduler": Table(
@@ -235,7 +235,7 @@ TABLES = {
         "overload",
         lambda result: {"overload": result["overload"] | result["load"] | result["goals"] | result["after"]},
         "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
-        "refused=refused with 503; refused_p50_ms=a refusal p50, ms; refused_p99_ms=a refusal p99, ms;"
+        "refused=refused with 503; refused_p50_ms=time of a refusal p50, ms; refused_p99_ms=p99;"
         "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
         "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
         turned=True,
@@ -244,13 +244,13 @@ TABLES = {
     "flood-ratio": Table(
         "flood",
         "felt.ttft_p99_against",
-        "ratio=TTFT p99 beside a flood; low=of nine in ten samples: from; high=to",
+        "ratio=TTFT p99 beside a flood; low=90 % interval: from; high=to",
         ("against",),
     ),
     "flood-held": Table(
         "flood",
         "held",
-        "limit; sent; statuses.200=admitted; allowed; p99=at a time, 99 % of the time; off|+.1%",
+        "limit; sent; statuses.200=admitted; allowed; p99=concurrent, 99 % of the time; off=deviation|+.1%",
         ("limit of",),
     ),
     "classes": Table(
@@ -260,30 +260,34 @@ TABLES = {
         "classes",
         _class_goals,
         "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
-        "left=left for batch; batch of what is left=batch, of what is left",
+        "left=share left for batch; batch of what is left=batch, relative to that",
     ),
     "prefixes-hashing": Table(
         "prefixes",
         lambda result: {f"{result['prompt_tokens']:,} tokens": result["hashing"]},
-        "whole_prompt_ms=hash all, ms; next_turn_ms=hash a next turn, ms; bytes_in_a_placement",
+        "whole_prompt_ms=hash all, ms; next_turn_ms=hash the next turn, ms;"
+        "bytes_in_a_placement=bytes in a placement",
         ("prompt",),
     ),
     "prefixes-index": Table(
         "prefixes",
         _fleets,
         "blocks; operations_a_s; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
-        "place_p50_ms=a turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s a core;"
-        "bytes_a_router_s=bytes/s a router; scheduler_cores=cores for routers",
+        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core;"
+        "bytes_a_router_s=bytes/s per router; scheduler_cores=cores for updates",
         ("workers",),
     ),
     "prefixes-sizes": Table(
-        "prefixes", "sizes", "gib=GiB; bytes_a_block; operations_a_s; look_up_us=look-up, µs", ("blocks",)
+        "prefixes",
+        "sizes",
+        "gib=GiB; bytes_a_block=bytes per block; operations_a_s; look_up_us=look-up, µs",
+        ("blocks",),
     ),
     "routing": Table(
         "routing",
         "median",
         "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_tokens=prompt tokens computed;"
-        "computed_share=of all|.0%",
+        "computed_share=share of all|.0%",
         ("policy",),
     ),
     "simulate": Table(
@@ -296,7 +300,7 @@ TABLES = {
         "simulate-size",
         "loads",
         "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
-        "simulated_per_s=a second of wall time",
+        "simulated_per_s=per second of wall time",
         ("trace", "policy"),
     ),
     "simulate-weights": Table(
@@ -318,8 +322,8 @@ TABLES = {
         "median",
         "alone_ttft_p50_ms=one long prompt alone: TTFT p50, ms;"
         "alone_second_p50_ms=its second token after the first, p50, ms;"
-        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=CPU time of it, s;"
-        f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time a token, ms",
+        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=its CPU time, s;"
+        f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
     ),
     "startup": Table(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # plain text needs no cryptography
 
 logger = logging.getLogger(__name__)
 
-MAX_CHANNELS = 64  # of a HandoffClient
+MAX_CHANNELS = 64  # per HandoffClient
 C = TypeVar("C")
 S = TypeVar("S")
 
@@ -35,7 +35,7 @@ class Kept(Generic[C, S]):
     """A channel and its stub. The stub is kept because making one takes as long as a call."""
 
     address: str
-    credentials: object  # those it was made with
+    credentials: object  # the channel was made with these
     channel: C
     stub: S
     calls: int = 0

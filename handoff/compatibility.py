@@ -33,12 +33,12 @@ class Facts:
     quantization: str
     groups: tuple[CacheGroup, ...]
     attention_kernels: str  # set on CPUs, where each kernel has its own KV layout; empty elsewhere
-    parallel_sizes: Mapping[str, int]  # by vLLM's name
+    parallel_sizes: Mapping[str, int]  # keyed by vLLM's name
     speculative_method: str  # empty without a drafter that keeps KV
     drafter: Mapping[str, Any]  # its configuration
     drafter_fingerprint: str  # hash of its weights; empty if they are the model's
     drafter_quantization: str
-    layers: tuple[CacheLayer, ...]  # of all stages, including the drafter's
+    layers: tuple[CacheLayer, ...]  # all stages' layers, including the drafter's
 
 
 def in_words(facts: Facts) -> dict[str, str]:

@@ -25,9 +25,9 @@ class HandoffConfig:
     port: int  # first port of rank 0 (ports.py); 0: free ports
     staging_mib: int | None  # per rank; None: see save/sizing.py
     kv_wire_dtype: str  # equal on all workers of a deployment
-    pull_timeout_s: float = 20.0  # of a complete prompt
+    pull_timeout_s: float = 20.0  # time to pull a complete prompt
     lease_s: float = 30.0  # how long saved KV waits to be pulled
-    chunk_mib: int = 4  # moved at a time
+    chunk_mib: int = 4  # MiB moved at a time
     advertise_host: str = ""  # host that others dial; `host` if empty
     model_fingerprint: str = ""  # hash of the weights
     identity: str = ""  # folder of the worker's certificate; plain text if empty

@@ -79,7 +79,7 @@ class Division:
 
     rank: int = 0
     ranks: int = 1
-    heads: Mapping[str, int] = field(default_factory=dict)  # by layer, total of all ranks; 1 for MLA
+    heads: Mapping[str, int] = field(default_factory=dict)  # layer -> heads of all ranks; 1 for MLA
 
 
 UNDIVIDED = Division()

@@ -12,7 +12,7 @@ from typing import Any
 
 from baton.protos.handoff_pb2 import Manifest
 
-KEY = "baton"  # of our entry in kv_transfer_params, in which vLLM looks for its own keys
+KEY = "baton"  # our entry in kv_transfer_params, in which vLLM looks for its own keys
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LoadWish:
 
     epoch: int
     tokens: int
-    manifest: Manifest | None  # of the complete prompt; None: it comes later, with the first token
+    manifest: Manifest | None  # the complete prompt's; None: it comes later, with the first token
     saved_as: str = ""  # request id at the source, if different
 
 

@@ -1,6 +1,6 @@
 """The KV ports. Each rank has two, one for calls and the next for records.
 
-`handoff.port` is the first port of rank 0; the other ranks follow. With 0, all ports are free ones.
+`handoff.port` is the first port of rank 0; the other ranks follow. With 0, the system chooses all ports.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Staged:
     handoffs: int = 0
     bytes: int = 0  # total of all ranks
     capacity: int = 0  # bytes, total of all ranks
-    overdue_s: float = 0.0  # by how much the oldest save exceeds one lease
+    overdue_s: float = 0.0  # time by which the oldest save exceeds one lease
 
 
 @dataclass(frozen=True)

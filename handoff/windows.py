@@ -8,8 +8,8 @@ slots wait while the others are being filled.
 from __future__ import annotations
 
 WHOLE_SHARE = 2  # saves larger than 1/n of staging get a window
-WINDOW_SHARE = 4  # of 1/n of staging
-PARTS = 4  # per window
+WINDOW_SHARE = 4  # each window is 1/n of staging
+PARTS = 4  # parts per window
 LEAST = 2  # slots: one to pull from, one to fill
 
 
@@ -26,5 +26,5 @@ def part(slots: int) -> int:
 
 
 def at_once(records: int, slots: int, saved: int) -> int:
-    """Limit a chunk of `records` records of a save to a part, if its `slots` are fewer than its `saved`."""
+    """Return the records of a chunk: at most one part if the save has fewer `slots` than `saved` records."""
     return max(1, records if slots >= saved else min(records, part(slots)))

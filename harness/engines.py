@@ -34,7 +34,7 @@ T = TypeVar("T")
 BLOCK_SIZE = 32
 # Log-probability gap: three bfloat16 steps between 32 and 64, the range of the checkpoints' best logits.
 CLEAR = 0.75
-QUIET_S = 0.3  # a pull that brings no bytes for so long has paused
+QUIET_S = 0.3  # a pull that brings no bytes for this long has paused
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: other engines may keep the machine busy
 _numbers = itertools.count()
 

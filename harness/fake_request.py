@@ -11,7 +11,7 @@ from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
 
 from baton.protos import handoff_pb2, worker_pb2
 
-EOS = 256  # the checkpoint's; token n is byte n below it
+EOS = 256  # the checkpoint's end token; lower tokens are bytes
 
 
 def answer(prompt: list[int], count: int, begin: int = 0) -> list[int]:
@@ -43,7 +43,7 @@ class Fault:
     loaded: bool = False  # ... except that its KV is loaded,
     crosses: bool = False  # and a token that was in flight when the next Start was sent
     hang: bool = False  # send no further message, but keep the connections open
-    goes_on: bool = False  # the engine goes on after `failed`
+    goes_on: bool = False  # the engine continues after `failed`
     early: bool = False  # while the request waits for its source
 
     @property
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass
 class Running:
-    work: asyncio.Event  # its router's
+    work: asyncio.Event  # set when its router has work
     start: worker_pb2.Start
     prompt: list[int]
     max_tokens: int
@@ -97,7 +97,7 @@ class Running:
         )
 
     def events(self, step_s: float) -> list[Any]:
-        """Return the events of a first output: queued on arrival, scheduled a step ago."""
+        """Return the events of a first output: queued on arrival, scheduled one step before now."""
         scheduled = max(self.queued, time.monotonic() - step_s)
         return [
             EngineCoreEvent(EngineCoreEventType.QUEUED, self.queued),

@@ -80,8 +80,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.hangs = False
         self.protocol = wire.PROTOCOL
         self.shares = 0  # KV blocks that each request shares with others
-        self.steps = 1  # a prefill's; KV can be pulled after the first of several
-        self.patience_s = 1.0  # a prefill waits so long for a pulled prefix
+        self.steps = 1  # steps of a prefill; KV can be pulled after the first of several
+        self.patience_s = 1.0  # how long a prefill waits for a pulled prefix
         self._followed = Followed()
         self._follower = Follower()
 
@@ -302,7 +302,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = tokens[-1] == EOS
         one.generated += len(tokens)
         one.generated_here += len(tokens)
-        reason = None  # a request that is prefilled goes on elsewhere
+        reason = None  # a request that is prefilled continues elsewhere
         if ends:
             reason = FinishReason.STOP
         elif one.generated >= one.max_tokens or one.generated_here == start.alone_tokens > 0:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.prompts import prompts
 
 TOKENS = 24  # limit of an answer
-ANSWERS = 20  # each feature's
+ANSWERS = 20  # per feature
 _SUBJECTS = (
     "rain", "Paris", "bread", "the moon", "Python", "a river", "music", "whales", "gravity", "salt",
     "Rome", "bicycles", "tea", "the sun", "clocks", "glass", "ants", "snow", "paper", "iron",

@@ -30,8 +30,8 @@ class Options:
     model: Path
     size: int = 2
     engine: dict[str, Any] = field(default_factory=dict)  # settings
-    core: int = 0  # of the first engine
-    alone_in_step: bool = False  # of size 1, and yet in lock-step: a gang of one
+    core: int = 0  # the first engine's
+    alone_in_step: bool = False  # size 1 and lock-step: a gang of one
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Place:
 
     options: Options
     rank: int
-    folder: str  # of the gang
+    folder: str  # folder of the gang's files
     cores: str
 
 
@@ -142,7 +142,7 @@ class Member:
         world = await self._link.meet(START_S)
         await self._host.load(self, GangRank(place.rank, world.host, world.store_port), self._link.ring)
 
-    # For the host.
+    # Called by the host.
 
     def on_step(self, step: Any) -> None:
         self._steps += step.executed
@@ -163,7 +163,7 @@ class Member:
         del running
         self._failure = f"{type(error).__name__}: {error}"
 
-    # For the test.
+    # Called by the test.
 
     async def add(self, name: str, prompt: list[int], max_tokens: int, drafts: Sequence[int] = ()) -> None:
         """Queue a request. drafts: see first_drafts.give."""
@@ -249,7 +249,7 @@ def serve(connection: Connection) -> None:
     if place.options.engine.get("tensor_parallel_size", 1) > 1:
         fork_ranks()
     asyncio.run(_serve(connection, place))
-    os._exit(0)  # as a worker leaves
+    os._exit(0)  # a worker exits this way, too
 
 
 async def _serve(connection: Connection, place: Place) -> None:

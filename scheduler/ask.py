@@ -16,7 +16,7 @@ from baton.scheduler.types import WorkerRecord
 from baton.security.names import Role
 
 INSPECT_TIMEOUT_S = 4.0  # shorter than the operator's own timeout
-ROLE_TIMEOUT_S = 4.0  # for the worker to register; the operator's call waits a little longer
+ROLE_TIMEOUT_S = 4.0  # limit for the worker to register; the operator's call waits a little longer
 TRY_TIMEOUT_S = 20.0
 MAX_TRY_BYTES = 64 << 20
 

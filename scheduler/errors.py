@@ -59,7 +59,7 @@ class StaleWorker(SchedulerError):
 
 
 class StoreUnavailable(SchedulerError):
-    """The store does not answer, or returns an error. The text omits the password and names a cure."""
+    """The store does not answer, or returns an error. The text omits the password and says what to do."""
 
 
 class StoreRefuses(StoreUnavailable):

@@ -28,7 +28,7 @@ class _Row:
     identity: pb.WorkerIdentity
     load: pb.WorkerLoad | None
     rest: tuple[object, ...]
-    status: pb.WorkerStatus  # with only the id of its identity
+    status: pb.WorkerStatus  # its identity has only the id
     identified: int  # revision in which the identity changed
     changed: int  # revision in which anything changed
 

@@ -21,7 +21,7 @@ KEYS: dict[str, tuple[str, str]] = {
 
 NAMES: tuple[str, ...] = tuple(KEYS)
 
-TOPIC_TTL_MS = 3_600_000  # of the keys of an idle topic, except its drains
+TOPIC_TTL_MS = 3_600_000  # lifetime of an idle topic's keys, except its drains
 DRAINS_TTL_MS = 30 * 86_400_000  # longer, because only an operator could repeat them
 
 

@@ -17,7 +17,7 @@ from baton.scheduler.types import FleetView
 
 LATE_S = 10.0  # s; a worker reports its blocks with its first heartbeats
 SWEPT = 10_000  # index entries swept at a time, which takes some 2 ms
-PIECES = 32  # in one call of `tend`
+PIECES = 32  # limit per call of `tend`
 
 log = logging.getLogger(__name__)
 

@@ -58,14 +58,14 @@ class Ledger:
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without bookings. A booking is released when it is not renewed for `lease_s` seconds."""
         self.generation = uuid.uuid4().hex  # when it changes, routers report everything again
-        self.expired = 0  # attempts not renewed in time
+        self.expired = 0  # number of attempts that were not renewed in time
         self.live: dict[str, Live] = {}  # keyed by request id
         self._lease_s = lease_s
         self._clock = clock
         # Heap of (`Live.look_at`, request id), with outdated entries.
         self._looks: list[tuple[float, str]] = []
         self._past: OrderedDict[str, Past] = OrderedDict()  # keyed by request id; see `forget`
-        self._reserved: Sums = {}  # of workers with bookings, and of all in `_members`
+        self._reserved: Sums = {}  # for workers with bookings, and all in `_members`
         self._members: set[str] = set()
         self._routers: dict[str, Sums] = {}  # keyed by router id; no empty entries
         self._handoffs: deque[tuple[pb.PastHandoff, float]] = deque(maxlen=HANDOFFS_KEPT)

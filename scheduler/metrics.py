@@ -57,7 +57,7 @@ class AutoscaleMetrics(baton_metrics.Metrics):
 class PrefixMetrics(baton_metrics.Metrics):
     prefix = "baton_scheduler_prefix_"
 
-    placements = counter("Placements, by what the prompt's worker holds of it", "holds")
+    placements = counter("Placements, by whether the prompt's worker holds any of it", "holds")
     tokens = counter("Prompt tokens that their worker already holds")
     blocks = gauge("KV blocks with known holders")
     workers = gauge("Workers with known caches")
@@ -101,7 +101,7 @@ class Metrics(baton_metrics.Metrics):
     workers = gauge("Workers alive", "role", "state")
     store_up = gauge("1 while the store answers")
     store_losses = counter("Times that the store stopped answering")
-    workers_lost = counter("Workers silent for scheduler.worker_lease_s without a farewell", "role")
+    workers_lost = counter("Workers silent for scheduler.worker_lease_s that had not deregistered", "role")
 
     def __init__(self) -> None:
         self.registry = baton_metrics.registry()

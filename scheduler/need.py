@@ -34,10 +34,10 @@ class Need:
     prefix: PromptKeys = NO_KEYS  # keys of the prompt's KV blocks
     exclude: frozenset[str] = frozenset()  # ids of workers that failed an earlier attempt
     vllm_version: str = ""  # the version that the router runs; empty: any
-    model_fingerprint: str = ""  # of the weights that generated the first tokens; empty: any
+    model_fingerprint: str = ""  # the weights that generated the first tokens; empty: any
     waited_s: float = 0.0  # since the request arrived; when all workers are full, the oldest goes first
     adapter: Adapter | None = None  # None: the base model
-    priority: int = 0  # of its class; when all workers are full, lower values go before older requests
+    priority: int = 0  # its class's; when all workers are full, lower values go before older requests
     room: float = 1.0  # share of each limit that may be in use with this request
     match: Match | None = None  # set by the scheduler: what each worker holds of the prompt; None: unknown
 

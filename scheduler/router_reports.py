@@ -75,7 +75,7 @@ class Reports:
         self._add(attempt_to_wire(attempt))
 
     def shared(self, attempt: Attempt, blocks: int) -> None:
-        """Report that `blocks` of its KV blocks on the decode worker are shared with other requests."""
+        """Report that other requests share `blocks` of the attempt's KV blocks on the decode worker."""
         if booking := self._holds(attempt):
             booking = replace(booking, blocks=max(0, booking.blocks - blocks))
             self._put(attempt.request_id, booking)

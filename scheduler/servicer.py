@@ -86,7 +86,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._peers = Peers()
         self._feed = FleetFeed(options.worker_lease_s)
         self._loads: dict[str, bytes] = {}  # router id -> load not yet written to the store
-        self._streams: set[asyncio.Task[Any]] = set()  # of routers
+        self._streams: set[asyncio.Task[Any]] = set()  # tasks of the routers' streams
 
     async def tend(self) -> None:
         """Write routers' loads to the store, for the scheduler that autoscales."""
@@ -367,7 +367,7 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
     """Return the worker with this id or unique prefix, or the problem in one line.
 
-    A gang is meant by its name: its workers drain together.
+    A gang's name stands for all of its workers, which drain together.
     """
     known = sorted(view.workers)
     matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]

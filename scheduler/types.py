@@ -189,7 +189,7 @@ class Booking:
         )
 
     def shares(self) -> Iterator[tuple[str, Reserved]]:
-        """Yield the id of each worker on which something is still booked, and what."""
+        """Yield the id of each worker on which something is still booked, with the booked amounts."""
         for worker_id in self.worker_ids:
             if not (share := self.share(worker_id)).empty:
                 yield worker_id, share

@@ -60,7 +60,7 @@ class WorkerSession:
         self.load = load
         self._on_heartbeat = on_heartbeat
         self.state: pb.WorkerState = pb.WORKER_STATE_STARTING
-        self.revision = 1  # of the registration that all schedulers should have
+        self.revision = 1  # revision of the registration that all schedulers should have
         self.heartbeat_s = 0.0  # from a scheduler's answer to a registration
         self.held: bool | None = None  # None: not known yet
         self.blocks: BlockLogs | None = None  # if the engine reports its cache

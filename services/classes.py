@@ -53,13 +53,13 @@ class ClassSettings(BaseModel):
     """Goal for the time to first token, seconds. While requests of the class arrive, an engine's steps
     without them take at most about a fifth of it."""
     itl_s: Goal | None = None
-    """Goal for the mean gap between tokens, seconds. Lower classes join an engine's steps only as far as it
-    allows; without a goal they join all steps."""
+    """Goal for the mean gap between tokens, seconds. Lower classes join an engine's steps only as far as this
+    goal allows; without a goal they join all steps."""
     share: Share = 0.1
     """Guaranteed share of placements, of an engine's time during prompts, and of the requests in a decode
     step. Lower classes also leave this share of the workers' room free."""
     preemptible: bool = False
-    """Whether an engine may preempt its requests. They go on later with the same answer."""
+    """Whether an engine may preempt requests of this class. They continue later, with the same answer."""
     patience_s: Patience = 30.0
     """After waiting this many seconds, a request goes before later ones of all classes."""
 

@@ -23,7 +23,7 @@ class StartError(ServiceError):
 
 
 class PeerRefused(ServiceError):
-    """Two processes of one deployment are incompatible, as by vLLM version or model."""
+    """Two processes of one deployment are incompatible, for example in vLLM's version or the model."""
 
 
 def one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The settings of `--lora`."""
+"""Define the settings of `--lora`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class LoraSettings(BaseModel):
 
     adapters: dict[Name, str] = Field(min_length=1)
     """Folders in PEFT's layout, by model name in the API."""
-    max_lora_rank: int | None = Field(None, ge=1, le=512)
-    """Highest rank of an adapter; if unset, that of these adapters."""
     max_loras: int | None = Field(None, ge=1)
-    """Most adapters in one batch, which takes device memory for each; if unset all, but at most 8."""
+    """Maximum number of adapters in one batch, each of which takes device memory; by default all, but at most
+    8."""

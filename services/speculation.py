@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 AUTO = "auto"
 MOST = 32
-AUTO_MAXIMUM = 5  # the most drafted tokens per step that "auto" chooses if no maximum is set
+AUTO_MAXIMUM = 5  # the maximum that "auto" may choose if no maximum is set
 
 Positive = Annotated[int, Field(ge=1)]
 Strategy = Literal["default", "with_ngram", "with_suffix"]
@@ -82,7 +82,7 @@ class SpeculativeSettings(BaseModel):
 
     @property
     def limit(self) -> int:
-        """The most drafted tokens per request and step."""
+        """The maximum number of drafted tokens per request and step."""
         if isinstance(self.num_speculative_tokens, int):
             return self.num_speculative_tokens
         return self.max_speculative_tokens or AUTO_MAXIMUM

@@ -13,7 +13,7 @@ from baton.scheduler import ask
 
 
 def test_a_hanging_nvidia_smi_is_reported_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the scheduler's call would time out, without the rest of the inspection."""
+    """If it were not, the scheduler's call would time out without the rest of the inspection."""
     assert machine.GPU_TIMEOUT_S < ask.INSPECT_TIMEOUT_S
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexec sleep 60\n")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-WINDOW = "$__rate_interval"  # Grafana's; at least four scrapes
+WINDOW = "$__rate_interval"  # Grafana's variable; at least four scrapes
 _MACRO = re.compile(r"(RATE|MEAN|QUANTILE)\(([^()]*)\)")
 
 

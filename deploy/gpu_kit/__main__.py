@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 KIT = ROOT / ".kit"
 WHEELS = ROOT / "build" / "gpu-kit-wheels"  # cache of downloads
-PYTHON = "3.12"  # the GPU machine's
+PYTHON = "3.12"  # on the GPU machine
 MIB = 1 << 20
 LIMIT = 40 * MIB
 # pip matches a platform exactly.

@@ -37,7 +37,7 @@ _NUMBER, _KIND = np.uint64(2), np.uint64(3)  # shift, mask
 # device, a prefill step some hundred times that; so the first interval is a fraction of the last wait.
 # Polling too often cost a decode worker on one core a tenth of that core.
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0001, 1.25, 0.002
-_LOOK_PART = 0.125  # of the last wait
+_LOOK_PART = 0.125  # share of the last wait
 
 Run = tuple[int, int]  # neighbouring slots: first, count
 

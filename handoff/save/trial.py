@@ -29,7 +29,7 @@ MAX_BYTES = 64 << 20
 SAMPLE_TIMEOUT_S = 5.0  # time to make a sample
 PULL_TIMEOUT_S = 5.0
 EPOCH = 1
-_SAMPLES = 4  # maximum; another one ends the oldest
+_SAMPLES = 4  # maximum; a further one ends the oldest
 _SHARE = 8  # a sample takes at most 1/n of free staging
 
 
@@ -118,7 +118,7 @@ class Trials:
         try:
             if not transport.reaches(sample.shard):
                 raise NoCommonTransport(f"{request.transport} does not reach {request.source} from here")
-            # Do not measure connecting and mapping: pull the first block before.
+            # Pull the first block in advance, so that connecting and mapping are not measured.
             self._pull(transport, sample, 1)
             began = time.monotonic()
             size = self._pull(transport, sample, sample.num_blocks)

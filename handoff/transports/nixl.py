@@ -35,7 +35,7 @@ from baton.protos.handoff_pb2 import NixlOffer, NixlRegion, Run, Shard
 
 _RDMA = Path("/sys/class/infiniband")
 _ADDRESSES = 1 << 57  # upper bound of a process's addresses
-_LINE = 64  # bytes
+_LINE = 64  # bytes per cache line
 _AHEAD = 512  # headers read at a time
 _LOOK_S, _LOOK_GROWTH, _LOOK_MOST_S = 0.0005, 1.2, 0.01  # polling intervals of a waiting reader
 

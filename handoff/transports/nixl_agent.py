@@ -91,8 +91,8 @@ class Read:
     """A read of a peer's memory into a buffer."""
 
     peer: str
-    what: str  # for error texts
-    handle: Any  # NIXL's
+    what: str  # named in error texts
+    handle: Any  # NIXL's handle
     state: State = State.UNDER_WAY
     began_s: float = field(default_factory=time.monotonic)
 

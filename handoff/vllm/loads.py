@@ -48,7 +48,7 @@ class Loads:
         self._groups = groups
         self._client = client
         self._host = host
-        self._wished: dict[str, _Load] = {}  # by request id, until blocks are allocated
+        self._wished: dict[str, _Load] = {}  # keyed by request id, until blocks are allocated
         self.ordered: dict[Key, _Load] = {}
         self._ended: list[Loaded] = []
 

@@ -68,7 +68,7 @@ class _Save:
     chunks: int = 0  # set with the last part
     begun: list[ShardSave] = field(default_factory=list)
     done: list[ShardSave] = field(default_factory=list)
-    manifest: Manifest | None = None  # for early pulls
+    manifest: Manifest | None = None  # used by early pulls
     wanted: bool = True
 
 
@@ -83,13 +83,13 @@ class SchedulerSide:
         self.client = HandoffClient()
         self._loads = Loads(groups, self.client, self._host)
         self._ranks: list[RankHandshake] = []
-        self._to_save: dict[str, _Prompt] = {}  # by request id, until the last part is ordered
+        self._to_save: dict[str, _Prompt] = {}  # keyed by request id, until the last part is ordered
         self._saving: dict[Key, _Save] = {}
         self._jobs = StepJobs()
-        self.ordered = StepJobs()  # of the last step
+        self.ordered = StepJobs()  # the last step's jobs
         self._begun: list[Begun] = []
         self._saved: list[Saved] = []
-        self._kept: dict[str, Key] = {}  # by request id: requests whose blocks a windowed save may read
+        self._kept: dict[str, Key] = {}  # keyed by request id: requests whose blocks a windowed save may read
         self._room = SaveRoom(cache_blocks)
 
     # ---- for the worker's host

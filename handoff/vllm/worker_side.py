@@ -127,7 +127,7 @@ class WorkerSide:
         )
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
-        self._jobs: StepJobs | None = None  # of the last step
+        self._jobs: StepJobs | None = None  # the last step's jobs
         self._ended: list[ShardLoad] = []  # loads to report with the step
         self._near = False  # the scheduler is in this process and calls `take_loads` before each step
         # the last steps' results, which the scheduler's side may have missed if a step failed

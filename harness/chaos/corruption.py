@@ -33,7 +33,7 @@ def corrupt(pid: int, draw: random.Random, seen: set[int], record_bytes: int) ->
         offset = records_at(slots_in(data.size, record_bytes))
         headers = data[:offset].view(np.uint64).reshape(-1, HEADER_BYTES // 8)
         for ticket in set(headers[:, 0].tolist()) - seen - {0}:
-            slots = np.flatnonzero(headers[:, 0] == ticket)  # in block order
+            slots = np.flatnonzero(headers[:, 0] == ticket)  # sorted by block
             view = SaveView(data, offset, record_bytes, [(int(slot), 1) for slot in slots])
             if view.whole < len(slots) or not _is_save(view, len(slots)):
                 continue

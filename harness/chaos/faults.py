@@ -335,11 +335,11 @@ _FAULTS = (
     Fault("corrupt-handoffs", "Flip a bit in each save of a prefill worker that waits to be pulled, as "
           "soon as it is complete.",
           corrupt_handoffs, hold_s=LONG),
-    Fault("drop-network", "Drop all traffic of a worker for longer than its lease, with its "
-          "connections open.",
+    Fault("drop-network", "Drop all traffic of a worker for longer than its lease, but "
+          "leave its connections open.",
           disturb(drop=True), hold_s=LONG),
-    Fault("interrupt-network", "Drop all traffic of a worker for less than its lease, with its "
-          "connections open.", disturb(drop=True),
+    Fault("interrupt-network", "Drop all traffic of a worker for less than its lease, but "
+          "leave its connections open.", disturb(drop=True),
           hold_s=SHORT),
     Fault("delay-network", "Delay all traffic of a worker by 200 ms.", disturb(drop=False), hold_s=LONG),
     Fault("kill-scheduler", "Kill a scheduler, and start another one at once.", kill("scheduler")),

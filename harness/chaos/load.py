@@ -18,7 +18,7 @@ from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
 from harness.chaos.victims import Part
 
-DEADLINE_S = 120.0  # a request's, including all retries
+DEADLINE_S = 120.0  # limit of a request, including all retries
 MOST_WAIT_S = 2.0  # longest wait after a 503, whatever Retry-After says
 END_S = 150.0  # timeout for the last answers
 

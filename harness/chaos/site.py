@@ -44,7 +44,7 @@ class Site:
         self.shape = shape
         self.folder = folder
         self.parts: list[Part] = []
-        self.pids: set[int] = set()  # all processes', past and present
+        self.pids: set[int] = set()  # all processes, past and present
         self.redis: RedisServer | None = None
         self.guests: set[str] = set()  # ids of other workers that must be ready, too
         self.restarts: Counter[str] = Counter()

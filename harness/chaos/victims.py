@@ -19,7 +19,7 @@ from harness.support import free_port
 if TYPE_CHECKING:
     from harness.chaos.site import Site
 
-DRAIN_S = 60.0  # a router's: batch work may wait for its `patience_s` of 30 s and more
+DRAIN_S = 60.0  # limit for a router: batch work may wait for longer than its `patience_s` of 30 s
 END_S = DRAIN_S + 15  # timeout for the end of a draining part
 
 
@@ -29,15 +29,15 @@ class Shape:
     decode: int = 1
     mixed: int = 0
     routers: int = 1
-    processes: int = 1  # each router's
+    processes: int = 1  # per router
     schedulers: int = 1
     redis: bool = False
     proxied: bool = False  # put a proxy that can delay and drop in front of each worker
     speculation: dict[str, Any] | None = None
-    lease_s: float = 3.0  # workers'
-    hold_lease_s: float = 6.0  # placements'; saved KV is held twice as long
+    lease_s: float = 3.0
+    hold_lease_s: float = 6.0  # saved KV is held twice as long
     staging_mib: int = 128
-    slots: int = ENGINE["max_num_seqs"]  # each engine's
+    slots: int = ENGINE["max_num_seqs"]  # per engine
     queue_factor: float = SchedulerSettings().max_queue_factor
     poison: bool = False  # load the plug-in of harness/poison
     supervised: bool = False  # let `baton up` start and repair all parts (supervised.py)

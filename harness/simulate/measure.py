@@ -27,9 +27,9 @@ from harness.stats import percentile
 
 Send = Callable[[int, int], Awaitable[Answer]]  # called with tokens of prompt and output
 
-ROUNDS = 9  # each size's
+ROUNDS = 9  # per size
 QUARTILE = 0.25
-TOKENS = 48  # each stream's
+TOKENS = 48  # per stream
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     handoffs: int = 0
-    gaps: list[list[float]] = field(default_factory=list)  # of each answer's tokens; see _gaps
+    gaps: list[list[float]] = field(default_factory=list)  # one list per answer, one gap per token; see _gaps
 
     @property
     def accepted_per_draft(self) -> float:

@@ -26,7 +26,7 @@ from harness.architectures import language
 
 LENGTH = 3  # tokens of an answer; the first is decoded without drafts
 DEADLINE_S = 240.0
-REQUESTS = 256  # a batch's
+REQUESTS = 256  # per batch
 LEAST = 0.0025  # probability below which answers share a cell
 
 
@@ -51,7 +51,7 @@ class Order:
     model: Path
     prompt: tuple[int, ...]
     ways: tuple[Way, ...]
-    samples: int  # each way's
+    samples: int  # per way
     speculative: dict[str, Any] | None = None  # --speculative-config
     more: dict[str, Any] = field(default_factory=dict)  # additions to vLLM's speculative_config
     seed: int = 0

@@ -27,7 +27,7 @@ def ngram_match(
 
     tokens [rows, width] int32: the texts, of which lengths [rows] int32 tokens count. rows [batch] int64:
     each request's row; None: the first `batch` rows. tails [batch, n], any integer type: tokens that follow a
-    request's text; None: no such tokens. limits [batch] int32: most drafts per request.
+    request's text; None: no such tokens. limits [batch] int32: maximum drafts per request.
 
     Fills drafts [batch, k], any integer type, and counts [batch] int32: min(limit, k) drafts per request,
     or none if its last min_n tokens do not occur earlier. Elements after a request's drafts are not written.

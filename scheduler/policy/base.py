@@ -36,7 +36,7 @@ class PolicyPart:
 class Filter(PolicyPart, ABC):
     """Keep the workers that may take a request. Has no side effects and does not raise."""
 
-    code: ClassVar[pb.Rejection.Code]  # of the rejection if no worker passes
+    code: ClassVar[pb.Rejection.Code]  # code of the rejection if no worker passes
     reason: ClassVar[str]  # its text, after "no worker can prefill: "; see `why`
 
     @abstractmethod

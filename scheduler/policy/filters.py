@@ -77,7 +77,7 @@ class SameRevision(Filter):
 
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = (
-        "all that are ready run another vLLM than the router, or other weights than began the output"
+        "all that are ready run a different vLLM than the router, or not the weights that began the output"
     )
 
     def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:

@@ -23,7 +23,7 @@ class _Worker:
     slot: int
     instance: int
     operations: int  # applied
-    heard: float  # on the clock
+    heard: float  # time of `clock`
 
 
 class PrefixLedger:

@@ -31,7 +31,7 @@ from baton.tasks import patiently
 
 CALL_TIMEOUT_S = 0.9  # limit for connecting and running the script
 SCRIPTS = ("drains", "tell", "lead", "told", "order")
-AWAY = "the store is away"  # logged once per outage
+AWAY = "the store is down"  # logged once per outage
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class RedisStore(Store):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply; None while the store is unreachable."""
+        """Return one script's reply; None while the store is down."""
         if self.problem:  # do not wait for a check, which may take until its timeout
             return None
         async with self._calling:

@@ -36,21 +36,22 @@ class RouterSettings(Section):
     """Port of /metrics, without a key, on router.host; 0 takes a free one on loopback. Several processes take
     consecutive ports."""
     request_timeout_s: Seconds = 600.0
-    """Longest duration of a request. Clients may set less in `X-Request-Timeout` (seconds)."""
+    """Time limit for a request. Clients may set a shorter one in `X-Request-Timeout` (seconds)."""
     max_waiting: Count = 2048
-    """Most requests that wait for room on the workers; further ones get 503. With 0 none waits."""
+    """Maximum number of requests that wait for room on the workers; further ones get 503. 0: no request
+    waits."""
     max_wait_s: Seconds = 300.0
     """Longest wait for room on the workers; then the request gets 503."""
     drain_timeout_s: Seconds = 10.0
-    """Longest time for running requests after SIGTERM."""
+    """Time limit for running requests after SIGTERM."""
     replace_wait_s: Seconds = 60.0
     """Longest wait for another worker after a failure."""
     journal_mib: Positive = 256
-    """Memory for the state from which requests continue on another worker; beyond it, 503."""
+    """Memory for the state from which requests can continue on another worker; beyond it requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     max_connections: Positive = 4096
-    """Most client connections; requests on further ones get 503."""
+    """Maximum number of client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0
     """Idle connections are closed after this long; proxies should close theirs sooner (docs/proxies.md)."""
     chat_template: str = ""

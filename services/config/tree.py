@@ -25,6 +25,8 @@ from baton.services.config.workers import (
 GONE = {
     "autoscale.flip_after_s": "it follows from down_after_s",
     "autoscale.interval_s": "it follows from down_after_s",
+    "engine.block_size": "set engine.extra.block_size",
+    "engine.lora.max_lora_rank": "it follows from the adapters",
     "engine.seed": "set engine.extra.seed",
     "handoff.chunk_mib": "it is 4",
     "handoff.lease_s": "it is twice scheduler.placement_lease_s",

@@ -40,15 +40,13 @@ class EngineSettings(Section):
     """Data type of weights and KV cache; the model's own by default."""
     max_model_len: Annotated[int, Field(ge=16)] | None = None
     """Longest sequence, in prompt and output tokens."""
-    block_size: Positive | None = None
-    """Tokens per KV block. If unset: vLLM's default on a GPU; 32 on a CPU, or 16 with MLA."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
     """KV cache of one worker, in GiB."""
     max_num_seqs: Positive = 64
-    """Most requests in one batch."""
+    """Maximum number of requests in one batch."""
     max_num_batched_tokens: Annotated[int, Field(ge=32)] | None = None
-    """Most tokens in one engine step; long steps delay other requests. If unset: vLLM's default on a GPU; 256
-    on a CPU, or more if the largest batch needs it."""
+    """Maximum number of tokens in one engine step; long steps delay other requests. If unset: vLLM's default
+    on a GPU; 256 on a CPU, or more if the largest batch needs it."""
     tensor_parallel_size: Positive = 1
     """Tensor-parallel ranks of one worker, or of each of its pipeline stages, one GPU each."""
     pipeline_parallel_size: Positive = 1
@@ -57,7 +55,7 @@ class EngineSettings(Section):
     """Workers of a gang, which compute a mixture of experts together (docs/gangs.md). The numbers of prefill,
     decode and mixed workers count gangs."""
     expert_parallel: bool = False
-    """Each rank of a worker or gang has experts of its own, instead of a part of every expert."""
+    """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
     tool_call_parser: str | None = None
@@ -116,20 +114,20 @@ class SchedulerSettings(Section):
     """A placement is released if its router does not renew it for this long. Saved KV that is not pulled is
     released after twice as long."""
     max_queued_prompt_tokens: Positive = 32_768
-    """Most prompt tokens queued on one prefill worker; further requests wait in the router."""
+    """Maximum number of prompt tokens queued on one prefill worker; further requests wait in the router."""
     max_queue_factor: Annotated[float, Field(ge=1)] = 1.25
-    """Most requests placed on one decode worker, as a multiple of its max_num_seqs; further requests wait in
-    the router. With more than 1, some requests are prefilled while they wait for a slot."""
+    """Maximum number of requests placed on one decode worker, as a multiple of its max_num_seqs; further
+    requests wait in the router. With more than 1, some requests are prefilled while they wait for a slot."""
     handoff_min_tokens: Count = 0
     """Shorter prompts are prefilled on the decode worker, without a handoff."""
     idle_decode_tokens: Count = 8_192
-    """Most prompt tokens at a time that an idle decode worker prefills itself while prefill workers have
-    queues; 0 turns this off. Not for classes that give way."""
+    """Maximum number of prompt tokens that an idle decode worker prefills itself at a time while prefill
+    workers have queues; 0 turns this off. Classes that give way do not use it."""
     prefix_pull_s: Annotated[float, Field(ge=0)] = 0.05
     """A prefill worker pulls the KV of a prompt's beginning from another worker if that saves at least this
     many seconds of computing; 0 turns this off."""
     rebalance_after_s: Seconds | None = None
-    """A worker changes its role after prefill or decode has been short of workers for this long while the
+    """A worker changes its role when prefill or decode has been short of workers for this long while the
     other side had one to spare. If unset, roles do not change."""
     metrics_port: Port = 0
     """Port of Prometheus metrics, on the host of scheduler.address; 0 takes a free one on loopback."""
@@ -173,7 +171,7 @@ class HandoffSettings(Section):
     """The handoff of KV cache between workers."""
 
     enabled: bool | None = None
-    """Whether workers hand KV over. If unset, they do, except where `baton up` or offline starts only mixed
+    """Whether workers hand KV over. If unset, they do, unless `baton up` or offline use starts only mixed
     workers. Without handoffs a worker can only be mixed, and needs no memory for saved KV."""
     transports: Annotated[list[TransportName], Field(min_length=1)] | None = None
     """Transports that a worker offers, in order of preference. If unset: shm, nixl where it is usable, and
@@ -188,7 +186,7 @@ class HandoffSettings(Section):
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
     pull_timeout_s: Seconds = 20.0
-    """Longest time to pull a prompt's KV once the prompt is complete."""
+    """Time limit for pulling a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
     """Data type in which a worker saves KV: auto is that of the cache; the others halve the bytes and lose
     precision (docs/handoff-wire.md). Workers can load all of them."""
@@ -224,7 +222,7 @@ class WorkerSettings(Section):
     """Expected acceptance rate of the first drafted token; learned if unset. A rate well below it raises an
     alarm (docs/observability.md)."""
     drain_timeout_s: Seconds = 60.0
-    """Longest time for running requests after SIGTERM."""
+    """Time limit for running requests after SIGTERM."""
 
     @field_validator("advertise")
     @classmethod
@@ -235,29 +233,29 @@ class WorkerSettings(Section):
 
 
 class SloSettings(Section):
-    """Goals of autoscaling for each request."""
+    """Latency goals for each request, used by autoscaling and traces."""
 
     ttft_ms: Milliseconds = 1_000.0
-    """Time to first token."""
+    """Goal for the time to first token."""
     itl_ms: Milliseconds = 100.0
-    """Mean gap between the tokens of an answer."""
+    """Goal for the mean gap between the tokens of an answer."""
 
 
 class AutoscaleSettings(Section):
     """Autoscaling of prefill and decode workers (docs/autoscaling.md)."""
 
     mode: Literal["off", "advise", "on"] = "off"
-    """advise only logs and shows what `on` would do."""
+    """off, on, or advise, which only logs and shows what `on` would do."""
     min_prefill: Positive = 1
-    """Fewest prefill workers."""
+    """Minimum number of prefill workers."""
     max_prefill: Positive = 4
-    """Most prefill workers."""
+    """Maximum number of prefill workers."""
     min_decode: Positive = 1
-    """Fewest decode workers."""
+    """Minimum number of decode workers."""
     max_decode: Positive = 4
-    """Most decode workers."""
+    """Maximum number of decode workers."""
     down_after_s: Seconds = 120.0
-    """A worker is removed after fewer would have sufficed for this long."""
+    """A worker is removed when fewer would have sufficed for this long."""
 
     @property
     def flip_after_s(self) -> float:

@@ -29,8 +29,8 @@ FULL_DRAFTS = 1000
 FULL_REQUESTS = 256
 MOST_REQUESTS = 4096  # limits memory if requests have few drafts
 
-ALARM_BELOW = 0.8  # of the reference
-CLEAR_ABOVE = 0.9  # of the reference; higher, so that one good request does not clear the alarm
+ALARM_BELOW = 0.8  # share of the reference
+CLEAR_ABOVE = 0.9  # share of the reference; higher, so that one good request does not clear the alarm
 SIGMAS = 4.0
 LEARN_SIGMAS = 4.0  # a learned reference is lowered by these errors, because the best window is partly luck
 FRUITLESS_DRAFTS = 200  # this many drafts in a row without an accepted token raise the alarm

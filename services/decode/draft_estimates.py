@@ -33,7 +33,7 @@ _PACE_GAIN = 1 / 16
 _SURPRISES = 5  # this many steps in a row, all faster or all slower by more than _CLIP, mean another pace
 # The first use of a kernel waits up to seconds for its compiler. It is detected by later steps that are much
 # faster, for which there is no other reason.
-_MUCH_FASTER = 0.5  # of an earlier step's time
+_MUCH_FASTER = 0.5  # share of an earlier step's time
 _FIRST_SAMPLES = 4.0  # a cell's first samples
 _FIRST_STEPS = 16  # an engine's first steps
 

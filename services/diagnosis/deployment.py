@@ -1,6 +1,6 @@
 """Checks of a running deployment: machines, versions, clocks, and the speed of KV between workers.
 
-They go through the scheduler, so workers need not be reachable from here.
+The checks go through the scheduler, so workers need not be reachable from here.
 """
 
 from __future__ import annotations

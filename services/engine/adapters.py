@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from baton.home import expanded
 from baton.services.config import EngineSettings
 from baton.services.errors import ConfigError
-from baton.services.lora import LoraSettings
 
 # The values of max_lora_rank that vLLM takes.
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -73,7 +72,7 @@ def lora_args(engine: EngineSettings) -> dict[str, Any]:
     if settings is None:
         return {}
     ranks = [rank for _, _, rank in _checked(engine)]
-    highest = max([settings.max_lora_rank or 1, *ranks])
+    highest = max(ranks)
     at_once = settings.max_loras or min(len(ranks), _MOST_AT_ONCE)
     return {
         "enable_lora": True,
@@ -93,12 +92,10 @@ def _checked(engine: EngineSettings) -> list[tuple[str, Path, int]]:
         name: expanded(settings.adapters[name], f"engine.lora.adapters.{name}")
         for name in sorted(settings.adapters)
     }
-    return [(name, path, _check(engine, settings, name, path, matrices)) for name, path in paths.items()]
+    return [(name, path, _check(engine, name, path, matrices)) for name, path in paths.items()]
 
 
-def _check(
-    engine: EngineSettings, settings: LoraSettings, name: str, path: Path, matrices: Mapping[str, Shape]
-) -> int:
+def _check(engine: EngineSettings, name: str, path: Path, matrices: Mapping[str, Shape]) -> int:
     if name in (engine.served_model_name or Path(engine.model).name, *engine.served_model_aliases):
         raise _refused(name, path, "it has the name of the model itself: give it another")
     if not path.is_dir():
@@ -113,9 +110,8 @@ def _check(
         rank = max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise _refused(name, path, f"its {_CONFIG} names no rank (r)") from None
-    most = settings.max_lora_rank or RANKS[-1]
-    if rank > most:
-        raise _refused(name, path, f"its rank is {rank}, and engine.lora.max_lora_rank {most}: raise that")
+    if rank > RANKS[-1]:
+        raise _refused(name, path, f"its rank is {rank}, and vLLM takes at most {RANKS[-1]}")
     if problem := _other_model(matrices, weights):
         made_for = config.get("base_model_name_or_path")
         for_what = f" (it was made for {made_for!r})" if made_for else ""

@@ -87,7 +87,6 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     }
     optional = {
         "max_model_len": settings.max_model_len,
-        "block_size": settings.block_size,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
     }
     args.update({key: value for key, value in optional.items() if value is not None})

@@ -49,11 +49,11 @@ class EngineInfo:
 
     max_model_len: int  # tokens
     block_size: int  # tokens
-    num_blocks: int  # in blocks of `block_size` tokens of all layers
+    num_blocks: int  # blocks of `block_size` tokens of all layers
     free_blocks: int  # when idle; vLLM keeps one for itself
     max_num_seqs: int
     max_num_batched_tokens: int
-    lookahead_tokens: int  # 1 + the most drafted tokens
+    lookahead_tokens: int  # 1 + the maximum number of drafted tokens
     vocabulary: int
     drafts_always: bool  # whether it drafts and cannot exempt single requests
     block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens
@@ -100,11 +100,11 @@ class EnginePlan:
 
     settings: Settings
     worker_id: str
-    fingerprint: str  # the model's
+    fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
-    gang: GangRank | None = None  # if it is one engine of a gang
+    gang: GangRank | None = None  # if the engine is in a gang
 
 
 def build_config(plan: EnginePlan) -> Any:

@@ -36,7 +36,7 @@ class Counts:
             for output in group.outputs:
                 requests += bool(output.new_token_ids)
                 self.output_tokens += len(output.new_token_ids)
-                if output.prefill_stats is not None:  # in a request's first output
+                if output.prefill_stats is not None:  # only a request's first output has them
                     self.computed_tokens += output.prefill_stats.num_computed_tokens
         self.busy_s += seconds
         self.request_s += seconds * requests

@@ -44,7 +44,9 @@ def _check_amx(args: dict[str, Any], dtype: str) -> None:
     elif dtype != "bfloat16":
         problem = f"it computes only in bfloat16, and engine.dtype is {dtype}"
     elif args.get("block_size", 0) % _BLOCK_SIZES[_AMX]:
-        problem = f"engine.block_size (value {args['block_size']}) is no multiple of {_BLOCK_SIZES[_AMX]}"
+        problem = (
+            f"engine.extra.block_size (value {args['block_size']}) is no multiple of {_BLOCK_SIZES[_AMX]}"
+        )
     else:
         return
     raise ConfigError(f"engine.extra.attention_backend (value {_AMX!r}): {problem}; use {_ANY_CPU}")

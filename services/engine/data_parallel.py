@@ -1,8 +1,8 @@
 """Make an engine one rank of a gang: vLLM's data parallelism, without its coordinator and front end.
 
 Each rank is the only engine of its process, as with vLLM's external load balancing. The ranks' torch world
-spans all of them, so they meet while they load. Besides, they have a group with which they agree whether any
-has work (lockstep.py).
+spans all of them, so they meet while they load. A second group lets them agree on whether any has work
+(lockstep.py).
 
 Leans on: vllm.config.ParallelConfig.{data_parallel_rank_local, _coord_store_port, stateless_init_dp_group,
 has_unfinished_dp}, vllm.distributed.utils.create_tcp_store.
@@ -27,7 +27,7 @@ class GangRank:
 
     rank: int
     host: str
-    store_port: int  # of torch's TCPStore
+    store_port: int  # torch's TCPStore listens there
 
 
 def open_store(host: str) -> Any:
@@ -46,7 +46,7 @@ def open_store(host: str) -> Any:
 
 
 def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank | None) -> None:
-    """Add engine arguments for experts and for a gang. Raises ConfigError for a gang that cannot be."""
+    """Add engine arguments for experts and for a gang. Raises ConfigError for an impossible gang."""
     if settings.expert_parallel:
         args["enable_expert_parallel"] = True
     if mine is None:
@@ -78,7 +78,7 @@ def meet(config: Any, mine: GangRank) -> Any:
 
 
 def lockstep_of(engine: Any, ring: Callable[[int], None]) -> Lockstep | None:
-    """Return what keeps an engine of a gang in step; None for an engine of its own. `ring`: see Lockstep."""
+    """Return the Lockstep of an engine in a gang; None without a gang. `ring`: see Lockstep."""
     if engine.dp_group is None:
         return None
     from vllm.config import ParallelConfig

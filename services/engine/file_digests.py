@@ -50,7 +50,7 @@ def digests(paths: Sequence[Path]) -> list[str]:
         found[at] = _digest(paths[at], store, progress)
 
     with ThreadPoolExecutor(min(THREADS, len(os.sched_getaffinity(0)))) as pool:
-        list(pool.map(work, largest))  # to raise their errors
+        list(pool.map(work, largest))  # `list` raises their errors
     progress.end()
     return found
 

@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.0005
 _POLL_GROWTH = 1.05
 _POLL_MOST_S = 0.005
-_POLL_WOKEN_S = 1.0  # if it waits only for loads, whose end a message reports
+_POLL_WOKEN_S = 1.0  # while it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
-# In a gang the end of another engine makes a step fail. The gang's link tells it within this time, so that no
+# In a gang, a step fails when another engine ends. The gang's link reports that within this time, so no
 # request is suspected here.
 _SIBLING_S = 0.3
 
@@ -75,7 +75,7 @@ class EngineHost:
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
-        self._lockstep: Lockstep | None = None  # with the other engines of a gang
+        self._lockstep: Lockstep | None = None  # None: not in a gang
         self._ring: Callable[[int], None] | None = None
         self._load = EngineLoad()
         self._block_share = 1.0  # see EngineInfo
@@ -125,7 +125,7 @@ class EngineHost:
         self._messages.put(lambda: self._abort(internal_ids))
 
     def rung(self, wave: int) -> None:
-        """Learn that another engine of the gang has work in a wave."""
+        """Note that another engine of the gang has work in a wave."""
         self._messages.put(lambda: self._rung(wave))
 
     def stop(self) -> bool:

@@ -20,7 +20,7 @@ INTERVAL = 16  # turns
 
 
 class Lockstep:
-    """The wave, the turn and whether the gang runs, as one of its engines sees them.
+    """One engine's view of its gang: the wave, the turn, and whether the gang runs.
 
     Invariant: between two agreements every engine of the gang has the same wave and turn.
 
@@ -38,7 +38,7 @@ class Lockstep:
     ) -> None:
         self._agree, self._ring, self._dummy = agree, ring, dummy
         self._interval = interval
-        self._turn = 0  # of this wave
+        self._turn = 0  # turns of this wave
         self.wave = 0
         self.running = False
         self.dummies = 0  # forwards without requests since the start

@@ -17,7 +17,7 @@ _INSPECTION = "vllm.model_executor.models.registry"
 
 
 def register() -> None:
-    """Set up this process: its logs, the patches, and that it ends with its engine. Idempotent."""
+    """Configure logs, apply the patches, and make this process end with its engine. Idempotent."""
     logs.follow()
     if getattr(sys.modules["__main__"].__spec__, "name", "") != _INSPECTION:
         table.install()

@@ -16,7 +16,7 @@ _LONG_LIST = 12  # entries; vLLM lists all known architectures
 
 # vLLM's arguments, command-line flags and variables -> their settings here.
 _ALIKE = (
-    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
 )
 _NAMES = {name: f"engine.{name} (--{name.replace('_', '-')})" for name in _ALIKE}
@@ -73,7 +73,7 @@ _SAYINGS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     ),
     (
         re.compile(r"No common block size for (?P<size>\d+) \(.*?MultipleOf\((?P<of>\d+)\)"),
-        lambda m: f"engine.block_size (value {m['size']}): give --block-size a multiple of {m['of']}",
+        lambda m: f"engine.extra.block_size (value {m['size']}): set a multiple of {m['of']}",
     ),
     (
         re.compile(

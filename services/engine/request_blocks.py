@@ -1,4 +1,4 @@
-"""Tell how many of vLLM's blocks a request takes.
+"""Compute how many of vLLM's blocks a request takes.
 
 Leans on: KVCacheSpec.max_memory_usage_bytes, with which vLLM decides whether a pool holds a request at all.
 """
@@ -19,7 +19,7 @@ class RequestBlocks:
         ]
 
     def most(self, tokens: int, requests: int = 1) -> int:
-        """Return the most blocks that these tokens of so many requests take.
+        """Return the maximum number of blocks that so many requests with these tokens take.
 
         Windows, chunks and states take only so many for each request.
         """

@@ -56,7 +56,7 @@ class EngineLimits:
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
     steps: StepLimits = LOOSEST
-    adapters: Sequence[AdapterFiles] = ()  # in the order of the engine's numbers for them, from 1
+    adapters: Sequence[AdapterFiles] = ()  # the engine numbers them in this order, from 1
 
 
 @dataclass

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 LONGEST = 600  # characters
-_QUIET = frozenset({"output_kind", "skip_clone", "stop_token_ids", "all_stop_token_ids"})  # set by front ends
+_QUIET = frozenset(
+    {"output_kind", "skip_clone", "stop_token_ids", "all_stop_token_ids"}
+)  # only front ends use them
 
 
 def shape_of(request: Any) -> str:

@@ -1,4 +1,4 @@
-"""The results of an engine's steps, and who gets them."""
+"""The results of an engine's steps, and their listener."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class EngineStep:
     seconds: float = 0.0
     executed: bool = False
     times: step_times.StepPhases = field(default_factory=step_times.StepPhases)  # parts of `seconds`
-    counts: Counts = field(default_factory=Counts)  # of this step
+    counts: Counts = field(default_factory=Counts)  # this step's counts
     shared: dict[str, int] = field(default_factory=dict)  # shared blocks, by request with a first output
-    draft_length: int | None = None  # most tokens of the next drafts, if chosen step by step
-    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # in this step
+    draft_length: int | None = None  # maximum length of the next drafts, if chosen step by step
+    yielded: giving_way.Yielded = field(default_factory=giving_way.Yielded)  # this step's
     blocks: Change | None = None  # what the prefix cache gained and lost
     failed: Sequence[str] = ()  # requests that ended because the step raised
     problem: str = ""  # why it raised

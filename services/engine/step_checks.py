@@ -18,7 +18,7 @@ V2_ALLOWED_TOKENS = 1024
 V2_BIASED_TOKENS = 1024
 V2_STOP_TOKENS = 128  # with min_tokens, including the end of sequence
 NAMED_TOKENS = 128
-V2_MOST_TOKENS = 1 << 30  # of max_tokens, which V2 adds to the prompt's length in 32 bits
+V2_MOST_TOKENS = 1 << 30  # limit of max_tokens, which V2 adds to the prompt's length in 32 bits
 
 # Each new token is compared with all of them in turn, which takes 40 us for this many.
 STOP_TOKENS = 4096

@@ -6,7 +6,7 @@ from baton.autoscale.goals import Bounds, Goals
 from baton.services.config import Settings
 from baton.services.errors import ConfigError
 
-DECIDE_S = 2.0  # most between two decisions; less if a wait in the settings would not see two of them
+DECIDE_S = 2.0  # longest pause between two decisions; shorter if a wait in the settings is shorter than two
 
 
 def goals_of(settings: Settings) -> Goals:

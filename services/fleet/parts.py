@@ -113,7 +113,7 @@ class Parts:
     say: Say
     patience: Patience = field(default_factory=Patience)
     # Whether these are all parts of the deployment. If so, a part that cannot start ends it, and so does a
-    # shortage of parts. If not, each part is given up by itself, and the owner checks when it is ready.
+    # shortage of parts. If not, each part is given up by itself, and the owner watches its readiness.
     whole: bool = True
     members: list[Part] = field(default_factory=list)
     rotation: Rotation = field(default_factory=Rotation)
@@ -312,7 +312,7 @@ class Parts:
         left = ""  # the owner of a larger deployment knows what is left
         if self.whole:
             watches = part.kind is Kind.WATCHER
-            left = ", readiness is no longer reported" if watches else ", the others go on serving"
+            left = ", readiness is no longer reported" if watches else ", the others keep serving"
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:

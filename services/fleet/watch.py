@@ -29,7 +29,7 @@ CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
 @dataclass(frozen=True)
 class Watched:
     scheduler: str  # its address
-    health_url: str  # the router's, for this model
+    health_url: str  # the router's /health for this model
     prefix: str = ""  # prefix of the names of the model's processes
     places: Sequence[str] = ()  # the scheduler gives orders for these; none without autoscaling
 

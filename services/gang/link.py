@@ -149,7 +149,7 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         super().__init__(seat, silence_s, rung)
         self._open_world = open_world
         self._members: dict[int, _Outbox] = {}
-        self._stages: dict[int, gang_pb2.Stage] = {}  # of all ranks that have told theirs
+        self._stages: dict[int, gang_pb2.Stage] = {}  # keyed by rank, as far as ranks have reported them
         self._world: asyncio.Future[gang_pb2.World] = asyncio.get_running_loop().create_future()
 
     async def meet(self, timeout_s: float) -> gang_pb2.World:

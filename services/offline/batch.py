@@ -29,7 +29,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Source:
-    """The deployment that a batch runs on."""
+    """The deployment on which a batch runs."""
 
     served: list[str]  # model names
     open: Callable[[], AbstractContextManager[Endpoint]]  # starts the deployment if needed

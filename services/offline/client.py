@@ -37,7 +37,7 @@ Body = dict[str, Any]
 @dataclass(frozen=True)
 class Endpoint:
     url: str  # http://host:port, without /v1
-    request_timeout_s: float  # the router's
+    request_timeout_s: float  # router.request_timeout_s
     api_key: str = ""
     check: Callable[[], None] = field(default=lambda: None)  # raises OfflineError if the deployment has ended
 

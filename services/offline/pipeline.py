@@ -62,7 +62,7 @@ def pipeline(
     `settings`: keys of the engine section (`dtype="float32"`, `speculative_config={...}`), or whole sections
     as dicts (`handoff={...}`); they take precedence over the file and the environment. Ports, store and API
     key cannot be set: the deployment is private.
-    `concurrency`: most requests in flight; by default as many as the workers batch.
+    `concurrency`: maximum number of requests in flight; by default as many as the workers batch.
     `progress`: show the progress of the start and of the requests on stderr.
     `log_dir`: folder for the processes' logs; without it they are kept only after a failure.
 

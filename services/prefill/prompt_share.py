@@ -19,7 +19,7 @@ class PromptShare:
     """The share of a prompt if there are others. Call it on the engine's thread."""
 
     def __init__(self, share: int, most: int) -> None:
-        """Begin with `share` tokens, which is the least; `most` is a whole step."""
+        """Begin with `share` tokens, the minimum; `most` is the maximum, a whole step."""
         self._least, self._most = share, most
         self.tokens = share
         self._steps = 0.0

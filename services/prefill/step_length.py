@@ -7,11 +7,11 @@ steps compute more tokens per second, so `LATELY_S` after the last request with 
 
 from __future__ import annotations
 
-PART = 0.2  # of the goal
+PART = 0.2  # share of the goal
 LATELY_S = 10.0
 LEAST_TOKENS = 32  # a KV block on a CPU; smaller steps are mostly fixed cost
 SHORTER, LONGER = 0.5, 1.25  # limits on the change after one step
-FULL = 0.9  # of the allowed tokens; shorter steps do not raise the limit
+FULL = 0.9  # share of the allowed tokens; shorter steps do not raise the limit
 
 
 class StepLength:

@@ -163,7 +163,7 @@ class Deployment:
     def _loop(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 (the CA or a bug: the owner must not wait for ever)
+        except Exception as error:  # noqa: BLE001 (the CA or a bug: the owner must not wait forever)
             self._failure, self.ended = describe(error), True
 
     async def _run(self) -> None:

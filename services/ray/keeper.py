@@ -147,7 +147,7 @@ class Keeper:
                     elif process is self._process:
                         self._states = event["states"]
                 except (ValueError, TypeError, KeyError):
-                    self._said.append(("node", line.strip()))  # printed by a library
+                    self._said.append(("node", line.strip()))  # a library printed it
 
     def _ended(self, status: int) -> None:
         """Restart `baton node`, unless it has ended too often."""

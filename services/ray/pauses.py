@@ -44,7 +44,7 @@ class Pauses:
             self._since = now
         self._failed += 1
         if self._failed == 1 or problem != self._problem or now - self._told >= TELL_S:
-            left = "; running parts go on, but nothing is started or ended until it works again"
+            left = "; running parts continue, but nothing is started or ended until it works again"
             self._tell("ray", f"{problem}{left if self._failed > 1 else ''}")
             self._told, self._problem = now, problem
         return float(min(MOST_S, TURN_S * 2 ** min(self._failed - 1, 10)))

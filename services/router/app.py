@@ -120,7 +120,7 @@ def _listen(settings: Settings, processes: int) -> list[socket.socket]:
         sockets = [listen(host, port, BACKLOG)]
         if processes > 1:
             port = sockets[0].getsockname()[1]
-            sockets.pop().close()  # it failed if the port was taken; sockets with SO_REUSEPORT do not
+            sockets.pop().close()  # fails if the port is taken; with SO_REUSEPORT it would not
             sockets = [listen(host, port, BACKLOG, shared=True) for _ in range(processes)]
     except OSError as error:
         raise StartError(

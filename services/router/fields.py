@@ -66,7 +66,7 @@ def by_body(classes: Classes, caller: Caller, own: Own) -> ServiceClass | None:
             raise Unsupported(f"service_tier: {tier!r} is not known; use one of {known}")
         return _allowed(classes, caller, _TIERS[tier], f"service_tier {tier!r}")
     if not isinstance(priority, int) or isinstance(priority, bool) or priority == 0:
-        return None  # the front end refuses one that is no number
+        return None  # the front end refuses a priority that is not a number
     mine = [one for one in classes if caller.may_use(one.name)]
     behind = [one for one in mine if one.priority <= priority]
     return behind[-1] if behind else mine[0] if mine else None

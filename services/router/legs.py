@@ -94,7 +94,7 @@ class Leg(StreamListener):
     def __init__(
         self, relay: Owner, worker: scheduler_pb2.Worker, source: worker_pb2.Source | None, **more: Any
     ) -> None:
-        """source: the worker whose KV it loads; more: further fields of its Start, which is built now."""
+        """Build the leg's Start. source: the worker whose KV it loads; more: further fields of the Start."""
         state = self._state = relay.state
         self._relay = relay
         self._parts = relay.parts
@@ -298,7 +298,7 @@ class PrefillLeg(Leg):
     def __init__(self, relay: Owner) -> None:
         state, placement, key = relay.state, relay.placement, secrets.token_bytes(KEY_BYTES)
         worker = placement.prefill or placement.decode
-        self.source = worker_pb2.Source(  # for the decode worker
+        self.source = worker_pb2.Source(  # the decode worker will load from it
             worker_id=worker.worker_id,
             address=worker.address,
             request_id=state.request_id,
@@ -367,7 +367,7 @@ class PrefillLeg(Leg):
         return failure
 
     def settle_prefix(self) -> None:
-        """Record the outcome of the prefix pull. Not in `_end`: the load may follow in the same reply."""
+        """Record how the prefix pull ended. In `_end` it is too early: the same reply may report the load."""
         if self._prefix is not None and self.over.done():
             self._prefix.over(self.failure)
 

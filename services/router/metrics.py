@@ -22,7 +22,7 @@ from baton.services.router.state import RequestState
 from baton.services.router.timeline import TO_FIRST_TOKEN, seconds_by_stage, to_first_token
 
 GONE_S = 300.0  # long enough to scrape the last counts a few times
-MAX_TENANTS = 1_000  # with series of their own, some ten each
+MAX_TENANTS = 1_000  # tenants that have series of their own, some ten each
 OTHERS = "(others)"  # the label of all further tenants; no tenant's name has such characters
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
@@ -38,7 +38,7 @@ class RouterMetrics(Metrics):
     prefix = "baton_router_"
 
     _placements = counter("Placements: pair (with a handoff) or alone (one worker)", "kind")
-    _placements_moved = counter("Placements by another scheduler than the router's own")
+    _placements_moved = counter("Placements by a scheduler other than the router's own")
     _placements_without_scheduler = counter("Placements by the router itself, from its snapshot")
     rejections = counter("Requests and retries without a placement, by reason", "code")
     _retries = counter("Failed attempts, by kind", "trouble", "worker")
@@ -308,7 +308,7 @@ class LivingSeries(Collector):
         return value in self._last
 
     def keep(self, metrics: Iterable[Counter | Gauge | Histogram]) -> None:
-        """Remove old series of these metrics, which have the label."""
+        """Remove old series of these metrics, too. They must have the label."""
         self._metrics += metrics
 
     def watch(self, known: Callable[[], Iterable[str]]) -> None:

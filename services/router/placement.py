@@ -129,7 +129,7 @@ class Placements:
         return placement
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
-        """Return those of the `full` workers that can be replaced: by another of their role, or a mixed one.
+        """Return the `full` workers that another worker of their role, or a mixed one, can replace.
 
         Workers in `others` cannot replace them. A worker without a replacement is asked again: if it were
         excluded, the policy would give its work to workers of the other role (policy/choose.py).

@@ -26,7 +26,7 @@ KEY_BYTES = 16
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:
     """Return the prefix to pull from the placement's source, or None."""
     source, prefill = placement.source, placement.prefill
-    # One token more than is cached, because an engine computes at least one per request; but never all.
+    # Ask for one token more than is cached, because an engine computes at least one per request.
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
     if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
         return None  # prompt log-probabilities need the whole prompt computed
@@ -63,7 +63,7 @@ class Prefix(StreamListener):
         self._stream: WorkerStream | None = None
         self._on_lost: Callable[[str], None] | None = None  # set while the prefill worker may wait or pull
         self._saved = False
-        self._outcome = ""  # as counted
+        self._outcome = ""  # the outcome that was counted
 
     @property
     def source(self) -> worker_pb2.Source:
@@ -76,7 +76,7 @@ class Prefix(StreamListener):
         )
 
     def start(self, on_lost: Callable[[str], None]) -> None:
-        """Ask the source to save it. `on_lost` is called if the source is lost during the pull."""
+        """Ask the source to save the prefix. `on_lost` is called if the source is lost during the pull."""
         self._on_lost = on_lost
         self._state.timings.prefix_asked = time.monotonic()
         self._pool.reach(self._worker, self._reached)

@@ -41,7 +41,7 @@ class Trouble(Enum):
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
 
 
-TROUBLES = {  # by the code of a worker's message
+TROUBLES = {  # keyed by the code of a worker's message
     worker_pb2.Failed.CODE_HANDOFF: Trouble.HANDOFF,
     worker_pb2.Failed.CODE_SOURCE: Trouble.SOURCE,
     worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
@@ -67,7 +67,7 @@ class Failure:
     trouble: Trouble
     worker_id: str
     message: str
-    engine_goes_on: bool = False  # with ENGINE: only the failed step's requests ended
+    engine_goes_on: bool = False  # only for ENGINE: only the failed step's requests ended
 
     @property
     def decode_side_is_fine(self) -> bool:
@@ -116,7 +116,7 @@ def may_be_the_source(decode: Failure | None) -> bool:
 
 
 def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: bool) -> Failure | None:
-    """Return an attempt's failure from those of its two legs so far.
+    """Return an attempt's failure, given the failures of its two legs so far.
 
     begun: the prompt is prefilled, so the decode worker could decode
     """

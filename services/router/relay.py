@@ -114,7 +114,7 @@ class Relay:
         except RequestFailed as error:
             self._fail(error)
         except asyncio.CancelledError:
-            if not state.over:  # by end(), not by abort()
+            if not state.over:  # ended by end(), not by abort()
                 self._fail(AttemptsExhausted("the router is shutting down"))
             raise
         finally:

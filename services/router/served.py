@@ -56,7 +56,7 @@ class Served:
     parts: RelayParts
     client: RelayClient
     llm: frontend.RelayLLM
-    args: Namespace  # vLLM's app's
+    args: Namespace  # vLLM's app was built with these
 
     async def app(self) -> frontend.ModelApp:
         return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)

@@ -31,7 +31,7 @@ class FrontEnd(Protocol):
         """
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
-        """Do the same for an output of a later engine, and remove events that the front end has had."""
+        """Do the same for an output of a later engine, and remove events that the front end already has."""
 
     def watch(self, request_id: str, received: float) -> None:
         """Measure the time until the next piece of the response is sent; its output arrived at `received`."""
@@ -49,7 +49,7 @@ class OutputSink:
         self._state = state
         self._front_end = front_end
         self._on_first_token = on_first_token
-        self._has_token = False  # the front end has a token
+        self._has_token = False  # the front end has received a token
         self._held: Any = None  # an output to deliver before the next one
         self.deliver = self._deliver_first
 

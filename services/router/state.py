@@ -62,8 +62,8 @@ class RequestState:
     memory stays below `journal_bytes`. Nothing changes once `outcome` is set.
     """
 
-    request_id: str  # for workers and scheduler
-    frontend_id: str  # vLLM's
+    request_id: str  # used by workers and the scheduler
+    frontend_id: str  # vLLM's front end knows the request by it
     engine_request: bytes  # encoded prompt and sampling parameters, the same in every attempt
     prompt_tokens: int
     max_tokens: int  # output tokens asked for
@@ -76,7 +76,7 @@ class RequestState:
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
     model: str = ""  # the name under which it is served
-    adapter: Adapter | None = None  # LoRA's
+    adapter: Adapter | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
     epoch: int = 0
     attempts: int = 0  # placements so far
@@ -85,14 +85,14 @@ class RequestState:
     excluded: set[str] = field(default_factory=set)  # workers that failed it, to be avoided
     prefill_workers: list[str] = field(default_factory=list)  # each worker that prefilled it, once
     decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
-    model_fingerprint: str = ""  # of the weights on the last decode worker
+    model_fingerprint: str = ""  # fingerprint of the last decode worker's weights
     method: str = ""  # the last decode worker's speculative method
-    outcome: str = ""  # at the end: stop, length, repetition, abort, error or refused
-    waited_s: float = 0.0  # in the waiting room, before the first placement
-    response_id: str = ""  # the client's
+    outcome: str = ""  # empty until the end; then stop, length, repetition, abort, error or refused
+    waited_s: float = 0.0  # time in the waiting room, before the first placement
+    response_id: str = ""  # the `id` in the client's response
     trace: TraceContext = field(default_factory=begin)
     http: HttpTimes = field(default_factory=HttpTimes)
-    taken: float = 0.0  # time.monotonic: when it came from the front end
+    taken: float = 0.0  # time.monotonic: received from the front end
     charged: float = 0.0  # time.monotonic: charged to its tenant; the wait for room begins
     timings: Timings = field(default_factory=Timings)  # the current attempt's
     before: deque[Timings] = field(default_factory=lambda: deque(maxlen=KEPT))  # earlier attempts'

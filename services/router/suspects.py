@@ -44,7 +44,7 @@ MOST_CONVICTS = 1024  # the oldest is dropped
 CONVICTED_S = 600.0
 STEP_COSTS = 16  # generating a token costs as much as prefilling this many
 A_SECOND = 1000  # a trial lets shorter ones overtake that come up to a second later, per this many tokens
-MOST_S = 3.0  # the most by which a later trial may overtake
+MOST_S = 3.0  # a trial overtakes only those that came at most this much earlier
 KEPT_S = 30.0  # how long after a trial its worker is used for the next one
 # After this the next suspect is sent too. The worker admits suspects one at a time, and sends a long one back
 # if another waits. A trial may not have begun by then: its grammar compiles, or there is no room.
@@ -68,8 +68,8 @@ class Suspicion:
     """
 
     suspect: bool = False
-    ends: int = 0  # in a batch: engines that died, or pairs of lost workers
-    failures: int = 0  # in a batch: engines that failed and went on, since the last progress
+    ends: int = 0  # engines that died, or pairs of workers lost, while it was in a batch
+    failures: int = 0  # since the last progress, in a batch: failures that the engine survived
     losses: Toll = field(default_factory=Toll)  # workers lost in a row, without progress
     convicted: bool = False
 

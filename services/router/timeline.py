@@ -215,7 +215,7 @@ def _handoff(attempt: Timings, told: worker_pb2.Admitted) -> Iterator[Stage]:
     """Yield a handoff and its parts, shown one after another although moving and checking overlap."""
     attributes: dict[str, Any] = {"bytes": told.bytes, "transport": told.transport or "none"}
     if told.early_bytes:
-        attributes["early_bytes"] = told.early_bytes  # moved before the prompt was prefilled, in no stage
+        attributes["early_bytes"] = told.early_bytes  # moved during the prefill; in no stage
     at = attempt.admitted - sum(getattr(told, f"{part}_ms") for part in _HANDOFF) / 1e3
     begin = min(attempt.first_token, at)  # the decode worker may get the end of the prompt before the router
     yield Stage("handoff", begin, attempt.admitted, ROUTER, attempt.number, "", attributes)

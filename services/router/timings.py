@@ -41,7 +41,7 @@ class HttpTimes:
     arrived: float = field(default_factory=time.monotonic)  # the request's first line came
     admitted: float = 0.0  # its tenant's limits let it in
     received: float = 0.0  # its body was complete
-    first_byte: float = 0.0  # of the response's body, written to the client's socket
+    first_byte: float = 0.0  # when the body's first byte was written to the client's socket
     ended: float = 0.0
     status: int = 0  # 0: no response was sent
     streams: bool = False  # the response is an event stream

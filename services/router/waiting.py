@@ -33,14 +33,14 @@ from baton.services.router.state import NOBODY, Party
 RETRY_S = (0.05, 1.0)  # the first and the longest pause between two tries while no booking ends
 _PACE_OF = 256  # departures that define the pace; with fewer, requests that end together would distort it
 _PACE_KNOWN_S = 10.0  # minimum age of a queue before a request is refused for its expected wait
-# An owed turn goes before others for OWED_S seconds and then not for REST_S: its request may be too large.
+# An owed turn takes precedence for OWED_S seconds, then not for REST_S: its request may be too large.
 OWED_S, REST_S = 1.0, 10.0
 LEAST_PATIENCE_S = 1.0  # lower bound of `patience_s` here
 
 Place = Callable[[ServiceClass], Awaitable[None]]  # places a request as one of this class
 
 
-Turn = asyncio.Event  # set while it is the request's turn, which a request that goes first may take away
+Turn = asyncio.Event  # set while it is the request's turn; a request with precedence may take the turn away
 
 
 class _Tenant:
@@ -77,7 +77,7 @@ class ClassQueue:
         self.owed_until = 0.0  # until then it goes before other classes
         self.rests_until = 0.0  # until then it may not do so again
         self._tenants: dict[str, _Tenant] = {}
-        self._position = 0.0  # of the tenant that had the last turn
+        self._position = 0.0  # position of the tenant that had the last turn
 
     @property
     def first(self) -> Turn:

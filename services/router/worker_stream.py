@@ -119,15 +119,17 @@ class WorkerStream:
         self.address = worker.address
         self._decode_outputs = decode_outputs
         self._on_end = on_end
-        self._listeners: dict[str, StreamListener] = {}  # by attempt id
-        self._pulls: dict[str, Callable[[str], None]] = {}  # by request id; called if its saved KV is lost
+        self._listeners: dict[str, StreamListener] = {}  # keyed by attempt id
+        self._pulls: dict[
+            str, Callable[[str], None]
+        ] = {}  # keyed by request id; called if its saved KV is lost
         self._unsent: deque[worker_pb2.RunRequest] = deque()
         self._unsent_starts = 0
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
-        # From the worker's clock to ours, by the quickest message; includes that message's travel time.
+        # Difference of the worker's clock and ours, by the quickest message. Includes its travel time.
         self.clock_offset_s = math.inf
         self.emitted_at = 0.0  # when the engine emitted the last outputs, on our clock
         self._gap = GapSampler()
@@ -271,7 +273,7 @@ class WorkerStream:
             call.cancel()
             if not self.ended:
                 self._end(message, lost=True)
-                _detached(self.close())  # in another task, because it waits for this one
+                _detached(self.close())  # another task closes, because closing waits for this task
 
     def _dispatch(self, reply: worker_pb2.RunReply) -> None:
         listeners = self._listeners

@@ -121,7 +121,7 @@ class SimulatedDeployment:
         return self._machine.gaps
 
     def busy_s(self) -> dict[str, float]:
-        """Return each worker's seconds in steps, by name."""
+        """Return how many seconds each worker spent in steps, by name."""
         return {name: worker.engine.busy_s for name, worker in self.workers.items()}
 
     def _beat(self, worker: SimulatedWorker) -> None:

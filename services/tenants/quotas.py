@@ -118,7 +118,9 @@ class Visit:
         self.caller = caller
         self._quotas = quotas
         self._slots = slots
-        self._charges: dict[str, tuple[list[Limit], int]] = {}  # by sequence: the limits charged, tokens
+        self._charges: dict[
+            str, tuple[list[Limit], int]
+        ] = {}  # keyed by sequence: the limits charged, tokens
 
     async def charge(self, sequence: str, prompt: int, most: int) -> None:
         """Charge the tokens of a prompt and of the longest possible answer. Raises OverLimit.

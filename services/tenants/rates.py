@@ -25,7 +25,7 @@ from baton.services.tenants import redis_keys
 from baton.services.tenants.shared import SharedStore
 
 PERIODS = {"requests_per_s": 1.0, "tokens_per_min": 60.0}  # s
-MAX_BUCKETS = 100_000  # in memory (20 MB); the least recently used are dropped
+MAX_BUCKETS = 100_000  # limit in memory (20 MB); the least recently used are dropped
 
 
 class _OurClient(RedisStoreBackend):

@@ -94,5 +94,5 @@ class RedisBook:
         redis_link.renew(self._client)  # it may have become the wrong server
         if refused := refusal(self._client, self._url, error, URL_KEY):
             return BookError(f"{self.place}: {refused}")
-        # Without the error's own text, which varies: the same problem is logged once.
+        # The error's own text is left out, because it varies and the same problem is logged once.
         return BookError(f"{self.place}: no answer ({type(error).__name__})")

@@ -103,7 +103,7 @@ class SharedStore:
         if not self._told:
             self._told = True
             why = refusal(self.client, self._name, error, URL_KEY) or str(error) or type(error).__name__
-            log.error("%s is away (%s): limits are this router's own until it is back", self._name, why)
+            log.error("%s is down (%s): limits are this router's own until it is back", self._name, why)
 
     async def _make_calls(self) -> None:
         while True:

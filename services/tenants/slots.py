@@ -30,7 +30,8 @@ class Slots:
         self.held: Counter[str] = Counter()
         self._shared = shared
         self._router_id = router_id
-        # From the clock, so that numbers also grow over a restart; a double holds microseconds exactly.
+        # Begin at the clock's time, so that numbers also grow over a restart; a double holds microseconds
+        # exactly.
         self._numbers = itertools.count(time.time_ns() // 1_000)
         self._script = shared.script("slots") if shared is not None else None
 

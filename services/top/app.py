@@ -175,7 +175,7 @@ class Top(App[None]):
         ]
         lines += view.sides(found)
         if seen.store_problem:
-            lines.insert(0, f"THE STORE IS AWAY: {seen.store_problem}")
+            lines.insert(0, f"THE STORE IS DOWN: {seen.store_problem}")
         if self._problem:
             lines.insert(0, f"NO ANSWER, this is {time.monotonic() - now.at:.0f} s old: {self._problem}")
         return "\n".join(lines)

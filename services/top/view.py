@@ -74,7 +74,7 @@ def changes(before: pb.Description, now: pb.Description) -> Iterator[str]:
     yield from (f"{name}: new" for name in sorted(there - was))
     yield from (f"{name}: gone" for name in sorted(was - there))
     if now.store_problem and not before.store_problem:
-        yield f"the store is away: {now.store_problem}"
+        yield f"the store is down: {now.store_problem}"
     if before.store_problem and not now.store_problem:
         yield "the store is back"
 

@@ -40,7 +40,7 @@ class Admission:
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Start without room, until `fit` is called."""
+        """Refuse everything until `fit` is called."""
         self._limits = limits
         self.prompt_tokens = self.requests = self.blocks = self.extras = 0
         self._max_requests = self._max_blocks = self._max_extras = 0

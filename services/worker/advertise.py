@@ -14,7 +14,7 @@ from baton import addresses
 from baton.services.config import Settings
 from baton.services.errors import StartError
 
-TRY_S = 2.0  # for one scheduler to accept a connection
+TRY_S = 2.0  # limit for one scheduler to accept a connection
 RETRY_S = 0.5
 FAMILY_S = 0.25  # delay before a name's next address is tried in parallel (RFC 8305)
 

@@ -34,14 +34,14 @@ class RunningAttempt:
     phase: Phase
     session: int  # number of the router's stream; vLLM's client index
     incoming: Incoming | None = None  # KV that comes from another worker
-    traceparent: str = ""  # for log lines
+    traceparent: str = ""  # appears in log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # services/engine/requests.py: Prepared
     grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
     inside: bool = False  # engine steps may include it
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
-    share: Share = field(default_factory=Share)  # the room that it holds
+    share: Share = field(default_factory=Share)
 
     @property
     def mark(self) -> tuple[int, int]:

@@ -53,7 +53,7 @@ from baton.services.worker.router_session import RouterSession
 
 logger = logging.getLogger(__name__)
 
-Replies = defaultdict[int, RunReply]  # by the number of the router's stream
+Replies = defaultdict[int, RunReply]  # keyed by the number of the router's stream
 _PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE})
 
 
@@ -73,7 +73,7 @@ class Dispatcher:
         """Refuse requests until `open`. `drafting` counts drafts; None without speculative decoding."""
         self.load = EngineLoad()
         self.counts = Counts()  # totals since the engine started
-        self.blocks = BlockLogs()  # of the engine's prefix cache
+        self.blocks = BlockLogs()  # changes of the engine's prefix cache
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.become(role)
         self._host = host

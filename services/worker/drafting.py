@@ -28,7 +28,7 @@ _FROM_TOKENS = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 @dataclass(frozen=True)
 class DraftMethod:
     name: str  # label in metrics: mtp, ngram, mtp+suffix
-    limit: int  # most drafted tokens per request and step
+    limit: int  # maximum number of drafted tokens per request and step
     model_positions: int  # leading positions that a draft model drafts
 
     @property

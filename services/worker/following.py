@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # All in seconds.
 CONNECT_S = 5.0
 AGAIN_S = 1.0  # connect timeout of the retry
-PAUSE_S = 0.05  # most, before a call is retried
+PAUSE_S = 0.05  # longest pause before a call is retried
 MAX_CHANNELS = 256  # beyond this, idle ones are closed; gRPC disconnects an idle one after 30 minutes
 
 # The source refuses. Any other status means that the call broke.

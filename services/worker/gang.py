@@ -1,4 +1,4 @@
-"""A worker's life in a gang: it meets the others before its engine loads, and drains and ends with them."""
+"""Tie a worker to its gang: meet the others before the engine loads, and drain and end with them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WorkerGang:
         host: EngineHost,
         ask: Callable[[], None],
     ) -> None:
-        """ask: lets the scheduler tell `leader` soon."""
+        """ask: has the scheduler tell the `leader` soon."""
         mine = identity.gang
         seat = Seat(mine.name, mine.rank, mine.size, identity.worker_id, _facts(identity, settings))
         self.leader = ""  # address of rank 0's worker; empty while it is unknown
@@ -89,7 +89,7 @@ class WorkerGang:
         return GangRank(self._rank, world.host, world.store_port)
 
     def drain(self) -> None:
-        """Let the others drain, too."""
+        """Have the others drain, too."""
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
@@ -129,7 +129,7 @@ class WorkerGang:
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings) -> dict[str, str]:
-    """Return what must be equal in all members, in words."""
+    """Return the facts that must be equal in all members, as texts."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     return {

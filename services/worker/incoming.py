@@ -88,7 +88,7 @@ def code_of(problem: Problem) -> Failed.Code:
 
 
 class Seams(Protocol):
-    """The methods of Entrance that are called here; it imports this module. `attempt` is a RunningAttempt."""
+    """The methods of Entrance that Incoming calls. An `attempt` is a RunningAttempt."""
 
     def enter(self, attempt: Any, start: Start, complete: Complete | None) -> None: ...
     def begin_load(self, attempt: Any, manifest: Manifest) -> None: ...

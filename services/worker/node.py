@@ -49,12 +49,12 @@ if TYPE_CHECKING:  # a worker registers before it imports vLLM, which takes seco
 logger = logging.getLogger(__name__)
 
 # All in seconds.
-SCHEDULER_WAIT_S = 60.0  # at the start
+SCHEDULER_WAIT_S = 60.0  # wait for a scheduler at the start
 ENGINE_STALL_S = 300.0  # a step that takes longer counts as hung
 STAGED_TIMEOUT_S = 0.8
 PROGRESS_EVERY_S = 10.0
 POLL_S = 0.02  # while draining
-FLUSH_S = 1.0  # to send the last replies to routers
+FLUSH_S = 1.0  # limit for sending the last replies to routers
 # Time for routers to read their last replies before their streams end: gRPC drops unread ones.
 LAST_WORDS_S = 0.2
 SERVER_GRACE_S = 1.0
@@ -253,7 +253,7 @@ class Node:
             if self._gang is not None:
                 await self._gang.end(self._settings.worker.drain_timeout_s, dispatcher.failed)
         elif self._gang is not None:
-            await self._gang.link.close()  # first of all, as the others wait for this engine
+            await self._gang.link.close()  # first, because the others wait for this engine
         await self._flush(dispatcher)
         if dispatcher.failed.done() or self._handed_back:
             await asyncio.sleep(LAST_WORDS_S)

@@ -104,11 +104,11 @@ class _Handoff:
 
     request_id: str
     epoch: int
-    session: int  # of its router
+    session: int  # identifies the router's stream
     key: bytes
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # of the KV that can be pulled
+    manifest: Manifest | None = None  # describes the KV that can be pulled
     end: FollowReply | None = None
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
@@ -132,8 +132,8 @@ class Outgoing:
         """Use `release` to release KV; it must not block."""
         self._release = release
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
-        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # by the end of the lease
-        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # in NOTHING, oldest first
+        self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
+        self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
         self._waiting: dict[tuple[str, int], list[Follower]] = {}  # keyed by request id and epoch
         self._waiters = 0
         self._ends = False  # new followers are refused
@@ -230,7 +230,7 @@ class Outgoing:
         ]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
-        """Renew the leases in `held`, of those that the ranks were `asked` for at `at_s`; end the others."""
+        """Renew those leases, of the ones `asked` about at `at_s`, that the ranks `held`; end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest

@@ -40,8 +40,8 @@ METRICS = "/metrics"
 LOOPBACK = "127.0.0.1"
 AT_ONCE = 16  # connections, with a thread for each; more are closed
 WAITING = 128  # backlog; with Python's 5, some connections of a burst are delayed by 1 or 3 s
-REQUEST_S = 5.0  # for a client to send its request
-ANSWER_S = 10.0  # for a client to read the answer: Prometheus' own timeout
+REQUEST_S = 5.0  # limit for a client to send its request
+ANSWER_S = 10.0  # limit for a client to read the answer: Prometheus' own timeout
 MOST_REQUEST_BYTES = 64 << 10
 # Unassigned addresses (RFC 5737, RFC 3849), to find the route to other machines.
 _SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -135,7 +135,7 @@ class MetricsServer:
 
     def __enter__(self) -> Self:
         """Start serving. Raises CannotServe."""
-        # As gRPC does: others may know a worker by an IPv6 address although it listens on 0.0.0.0.
+        # Listen like gRPC: others may know a worker by an IPv6 address although it listens on 0.0.0.0.
         both = addresses.is_wildcard(self._host) and socket.has_dualstack_ipv6()
         host = "::" if both else self._host
         try:

@@ -29,8 +29,8 @@ MAX_MESSAGE_BYTES = 64 << 20  # a 128 k-token prompt is 0.5 MB, a handoff's chun
 KEEPALIVE_MS = 5_000  # a peer whose machine is lost is noticed within this and the timeout
 KEEPALIVE_TIMEOUT_MS = 5_000
 CALL_TIMEOUT_S = 5.0  # default deadline of a unary call
-HANDSHAKE_MS = 10_000  # for a new connection's handshake; gRPC's default is two minutes
-RETIRED_S = 30.0  # for calls on a channel whose certificate was replaced
+HANDSHAKE_MS = 10_000  # limit for a new connection's handshake; gRPC's default is two minutes
+RETIRED_S = 30.0  # limit for calls on a channel whose certificate was replaced
 
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -71,9 +71,9 @@ class Worker:
     leaving: bool = False
     queue: deque[tuple[Request, Worker]] = field(
         default_factory=deque
-    )  # to prefill, with their decode workers
+    )  # (request, its decode worker) to prefill
     batch: list[Request] = field(default_factory=list)
-    behind: deque[Request] = field(default_factory=deque)  # waiting for a slot
+    behind: deque[Request] = field(default_factory=deque)  # requests that wait for a slot
     booked: int = 0  # requests that decode here
     generated: float = 0.0
     counts: pb.EngineCounts = field(default_factory=pb.EngineCounts)
@@ -148,7 +148,7 @@ class Simulation:
     ) -> None:
         self.counts: dict[int, tuple[int, int]] = {}  # second -> prefill workers, decode workers
         self.orders: Counter[str] = Counter()
-        self.errors: dict[str, list[float]] = {}  # of predictions, percent
+        self.errors: dict[str, list[float]] = {}  # errors of the predictions, in percent
         self._requests = requests
         self._service = service
         self._controller = controller

@@ -1,4 +1,4 @@
-"""Orders: scale up at once and down late, and prefer changes of roles."""
+"""Test the orders: scale up at once, scale down late, and prefer changes of roles."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_last_idle_worker_by_name_is_stopped() -> None:
 
 
 def test_a_stopped_worker_no_longer_counts_although_it_is_ready() -> None:
-    """Otherwise another one would be stopped as well."""
+    """If it counted, a second worker would be stopped as well."""
     both = [member("d1", D, 1), member("d2", D, 0)]
     there = places(["d1", "d2", "x"])
     draft = Draft(Seen(0.0, both, places=there))

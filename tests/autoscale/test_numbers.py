@@ -65,7 +65,7 @@ def test_rates_follow_routers_counts() -> None:
     assert demand.prompt_tokens_per_s == pytest.approx(4 * 100 + 300, rel=0.01)
     assert demand.output_tokens == pytest.approx(20)
     assert demand.waiting == 3
-    assert meter.totals.requests == 59 * 10  # without the earlier counts of `a`
+    assert meter.totals.requests == 59 * 10  # the earlier counts of `a` are left out
 
 
 def test_routers_come_and_go() -> None:

@@ -1,4 +1,4 @@
-"""Concurrent requests, computed from the times of their answers."""
+"""Test how `bench flood` counts concurrent requests from the times of their answers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def asked(seed: int) -> tuple[list[str], list[int]]:
     return server.prompts, [length for length, _ in sent]
 
 
-async def test_chats_go_on_from_their_answers_behind_shared_system_prompts() -> None:
+async def test_chats_continue_from_their_answers_behind_shared_system_prompts() -> None:
     prompts, lengths = await asked(seed=1)
     assert len(prompts) == len(lengths) == LOAD.requests
     assert len({prompt[: LOAD.system] for prompt in prompts}) == LOAD.systems

@@ -57,7 +57,7 @@ def test_decode_workers_accept_as_many_drafts(name: str, fleet: str) -> None:
 
 @pytest.mark.parametrize("name", ["MTP, demo model", "EAGLE-3, demo model"])
 def test_the_drafters_kv_is_worth_its_way(name: str) -> None:
-    """Without the prompt's KV trained heads draft worse, and answers stay the same."""
+    """Without the prompt's KV, trained heads draft worse, but answers stay the same."""
     cell = RESULTS["rows"][name]["cells"]["1P1D"]
     assert cell["withheld"]["equal"] == cell["of"]
     assert speculation_table.per_draft(cell["withheld"]) < speculation_table.per_draft(cell)

@@ -31,7 +31,7 @@ def test_the_tools_are_installed_again_when_their_pins_change(
     assert "installing" in capsys.readouterr().out  # a broken installation is replaced
 
 
-def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(
+def test_a_tool_sees_no_package_of_ours_and_its_failure_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
@@ -40,7 +40,7 @@ def test_a_tool_sees_no_package_of_ours_and_its_failure_is_told(
     assert failure == "sh ended with 3:\nwhy\n"
 
 
-def test_one_other_answer_is_another_checksum() -> None:
+def test_a_single_different_answer_changes_the_checksum() -> None:
     likeliest = {"filtered_resps": [["-9.5", "False"], ["-0.2", "True"], ["-100.0", "False"]]}
     assert tools.answer(likeliest) == "1"
     assert tools.answer({"filtered_resps": ["873 981"]}) == "873 981"

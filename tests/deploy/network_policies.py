@@ -18,7 +18,7 @@ class Place:
     name: str
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    ports: Mapping[str, int] = field(default_factory=dict)  # by name
+    ports: Mapping[str, int] = field(default_factory=dict)  # port by name
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def differences(
     needed: set[tuple[str, str, Port]],
     not_out: Collection[tuple[str, str]] = (),
 ) -> list[str]:
-    """Return the needed connections that are refused, and the others that are allowed.
+    """Return the needed connections that are refused, and the unneeded ones that are allowed.
 
     `needed`: (from, to, port). `not_out`: pairs (from, to) of our pods that never connect, although the
     second one accepts everybody. All ports at the limits of rules are tried.

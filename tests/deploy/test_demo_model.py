@@ -151,7 +151,7 @@ def test_greedy_answers(tokenizer: Any, model: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_training_matches_serving(kind: str) -> None:
-    """Serving appends a draft's own hidden states; training does so at all positions at once."""
+    """Serving appends a draft's own hidden states one by one; training does so at all positions at once."""
     from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
     from heads import Rope
 

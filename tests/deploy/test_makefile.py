@@ -9,7 +9,7 @@ from harness.support import CALL_S, ROOT
 
 
 def test_bytecode_is_kept() -> None:
-    """Even if the environment forbids it, as in many images: every start would compile again."""
+    """The Makefile overrides environments that forbid it, so that not every start compiles again."""
     done = subprocess.run(
         ["make", "--no-print-directory", "--eval", "show: ; @env", "show"],
         cwd=ROOT,

@@ -44,14 +44,14 @@ esac
         (
             {"python3.12": True},
             "python3.12",
-            "there is a .venv of another version than python3.12: make clean",
+            "there is a .venv of a version other than python3.12: make clean",
         ),
     ],
 )
 def test_a_python_is_chosen_or_refused(
     pythons: dict[str, bool], named: str, said: str, tmp_path: Path
 ) -> None:
-    """Run the script with only these Pythons; values: whether they fit."""
+    """Run the script with only these Pythons installed. The values say whether each is suitable."""
     (tools := tmp_path / "tools").mkdir()
     (tmp_path / "deploy" / "setup").mkdir(parents=True)
     script = shutil.copy(ROOT / "deploy" / "setup" / "venv", tmp_path / "deploy" / "setup" / "venv")
@@ -62,7 +62,7 @@ def test_a_python_is_chosen_or_refused(
     for name, fits in pythons.items():
         (tools / name).write_text(PYTHON.format(name=name, misfits=int(not fits)))
         (tools / name).chmod(0o755)
-    if "another version" in said:
+    if "a version other than" in said:
         (tmp_path / ".venv" / "bin").mkdir(parents=True)
         (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/echo")  # prints what it is asked to run
     environment = {**os.environ, "PATH": str(tools), **({"PYTHON": named} if named else {})}

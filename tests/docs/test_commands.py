@@ -109,6 +109,6 @@ def test_a_command_can_be_given(words: tuple[str, ...], whole: bool) -> None:
 
 
 def test_pages_have_commands() -> None:
-    """Otherwise the test above would prove nothing."""
+    """The test above proves nothing if no commands are found."""
     assert {"baton", "make", "python"} == {words[0] for _, words, _ in CASES}
     assert len(CASES) > 40

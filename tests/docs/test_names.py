@@ -43,7 +43,7 @@ def _is_importable(dotted: str) -> bool:
 
 
 def _is_a_name(dotted: str) -> bool:
-    """Return whether the code has it in quotes, such as a logger or a group of entry points."""
+    """Return whether the code quotes this name, such as a logger or a group of entry points."""
     return any(f'"{dotted}"' in one.read_text() for room in PRODUCT for one in (ROOT / room).rglob("*.py"))
 
 

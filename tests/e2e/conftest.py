@@ -13,10 +13,10 @@ from harness.collector import SENT_SOON, Collector, collecting
 from harness.deployment import Deployment, deployment, stock_vllm
 from tests.e2e.sharing import SHARING
 
-SLOW_CLIENT_S = 4.0  # of one_pair's router
+SLOW_CLIENT_S = 4.0  # router.slow_client_s of one_pair
 SHARING_FILES = {f"test_{name}" for name in SHARING}
-_running: dict[str, Any] = {}  # by fixture
-_ends = ExitStack()  # of what runs
+_running: dict[str, Any] = {}  # fixture -> what it started
+_ends = ExitStack()  # ends what runs
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,4 +1,4 @@
-"""A reasoning parser for the demo model, which has no thinking tokens: two others replace them."""
+"""A reasoning parser for the demo model, which has no thinking tokens; two other tokens stand in for them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def deaf(pair: Deployment) -> socket.socket:
     return client
 
 
-def test_who_does_not_read_holds_nothing(one_pair: Deployment, http: httpx.Client) -> None:
+def test_a_client_that_does_not_read_holds_nothing(one_pair: Deployment, http: httpx.Client) -> None:
     right = ask(http)
     eventually(lambda: idle(one_pair), 10, "the deployment is idle")
     blocks, rss = free_blocks(one_pair), router_rss(one_pair)

@@ -48,7 +48,7 @@ def test_models_and_adapters_side_by_side(adapted: Deployment) -> None:
     assert listed == {"tiny": None, "first": "tiny", "second": "tiny"}
     answers = {name: answer(client, name) for name in NAMES}
     assert len(set(answers.values())) == len(NAMES)
-    assert {name: answer(client, name) for name in NAMES} == answers  # from each one's prefix cache
+    assert {name: answer(client, name) for name in NAMES} == answers  # from the prefix caches
     with pytest.raises(openai.NotFoundError, match="The model `third` does not exist"):
         answer(client, "third")
     for path in ("load", "unload"):

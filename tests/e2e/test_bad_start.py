@@ -94,7 +94,7 @@ def broken_model(folder: Path, **config: Any) -> str:
 
 
 def test_nothing_is_printed_after_the_line() -> None:
-    """A cold start: on a normal interpreter exit, libraries would report leaks."""
+    """Start cold: on a normal exit of the interpreter, libraries would report leaks."""
     said = fails(*worker("router", "--port", str(free_port()), "--tool-call-parser", "nope"))
     assert "engine.tool_call_parser: vLLM has no parser 'nope'" in said
 
@@ -123,7 +123,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
             "raise engine.kv_cache_gib (--kv-cache-gib), or lower engine.max_model",
         ),
         (["--kv-cache-gib", "100000"], "lower --kv-cache-gib, or end what uses the memory"),
-        (["--block-size", "7"], "engine.block_size (value 7): give --block-size a multiple of 32"),
+        (["--engine-args", '{"block_size": 7}'], "engine.extra.block_size (value 7): set a multiple of 32"),
         (["--tensor-parallel-size", "64"], "the engine has 64 ranks (engine.tensor_parallel_size"),
         (
             ["--max-num-batched-tokens", "32"],
@@ -280,7 +280,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
         eventually(lambda: one.workers("mixed"), 90, "the first worker is ready")
         said = fails_forked(tmp_path, "mixed", "--model", str(MODEL), "--scheduler", one.scheduler_address)
         assert "'weights' here, 'baton-demo'" in said
-        assert "worker mixed-" in said  # the running one
+        assert "worker mixed-" in said  # the running worker
 
 
 @pytest.mark.parametrize("command", ["router", "decode"])
@@ -292,7 +292,7 @@ def test_another_vllm_installed_is_refused(tmp_path: Path, command: str) -> None
 
 
 def test_speculation_that_cannot_work_in_a_cold_start() -> None:
-    """It fails before vLLM is imported."""
+    """Such a start fails before vLLM is imported."""
     assert "has no MTP layers" in fails(*worker("mixed", "--speculative-config", '{"method": "mtp"}'))
 
 

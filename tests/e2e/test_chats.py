@@ -54,7 +54,7 @@ def pulls(one: Deployment) -> dict[str, float]:
 
 
 def test_a_turn_behind_a_long_answer_computes_its_message_alone(one_pair: Deployment) -> None:
-    """With drafts, whose KV is pulled too. A cache salt then repeats the turn without any cache."""
+    """Drafts are on, and their KV is pulled too. A second turn with a new cache salt finds nothing cached."""
     draw = random.Random(4040)
     first = [draw.randrange(300, 800) for _ in range(ASKED)]
     _, decode = told(one_pair, pb.EngineCounts(), pb.EngineCounts(), 0)

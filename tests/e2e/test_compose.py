@@ -70,7 +70,7 @@ class Compose:
     def __init__(self, network: Network, folder: Path) -> None:
         self.network = network
         self.folder = folder
-        self.home = folder / "home"  # of the image's user, as built
+        self.home = folder / "home"  # home of the image's user, as built
         self.containers: dict[str, list[Host]] = {}
         self.router_port = 0
 

@@ -42,7 +42,7 @@ def found(where: Site) -> dict[str, Score | BaseException]:
 
 @pytest.mark.timeout(7200 if WHOLE else 300)
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_goes_on(found: dict[str, Score | BaseException], feature: Feature) -> None:
+def test_answers_continue(found: dict[str, Score | BaseException], feature: Feature) -> None:
     score = found[feature.name]
     print(score)
     if isinstance(score, BaseException):
@@ -54,8 +54,8 @@ def test_goes_on(found: dict[str, Score | BaseException], feature: Feature) -> N
 @pytest.mark.timeout(600)
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="three engines each: WHOLE_TABLE=1")
 @pytest.mark.parametrize("name", KEEPS_OTHERWISE)
-async def test_goes_on_where_layers_keep_different_things(name: str, tmp_path: Path) -> None:
-    """At every position; tests/handoff/test_vllm_groups.py tests the same inside one engine."""
+async def test_answers_continue_where_layers_keep_different_things(name: str, tmp_path: Path) -> None:
+    """Fail at every position. tests/handoff/test_vllm_groups.py tests the same inside one engine."""
     model = ARCHITECTURES[name]
     features = of_prompts(model.prompts(2))
     with site(tmp_path / "site", architecture=model) as where:

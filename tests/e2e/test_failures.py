@@ -23,9 +23,9 @@ from harness.prompts import prompts
 from harness.support import CALL_S, PATIENCE, eventually
 
 LONG = {"max_tokens": 900, **GREEDY}
-LEASE_S = 3.0  # of workers; a hung one is noticed after this
+LEASE_S = 3.0  # lease of workers; a hung one is noticed after this
 BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
-LONGEST_PAUSE_S = 15.0  # on a busy machine; on an idle one, a lease and a fraction of a second
+LONGEST_PAUSE_S = 15.0  # for a busy machine; an idle one takes a lease and a fraction of a second
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ async def test_a_dead_decode_worker_is_a_pause(
 
 
 def retries_are_traced(collector: Collector, lost: str, since: float) -> None:
-    """Check a trace of a request that lost this decode worker `since` then."""
+    """Check the trace of a request that lost this decode worker at or after `since`."""
 
     def decoded_by(root: Span) -> dict[str, int]:
         spans = collector.trace(root.trace_id)
@@ -258,7 +258,7 @@ async def test_the_only_decode_worker_may_die(one_pair: Deployment) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_without_a_scheduler_requests_go_on(two_pairs: Deployment) -> None:
+def test_without_a_scheduler_requests_continue(two_pairs: Deployment) -> None:
     """The scheduler hangs, dies and is replaced; routers place from their snapshot until then."""
     eventually(lambda: whole(two_pairs), 60, "2P2D is ready")
     body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2, "stream": True}

@@ -64,7 +64,7 @@ def test_the_template_and_its_defaults_make_the_prompt(thinking: Deployment) -> 
     assert ask(thinking, max_tokens=1).usage.prompt_tokens > 2 * len(tokens)
 
 
-def test_usage_tells_the_cached_tokens(thinking: Deployment) -> None:
+def test_usage_shows_the_cached_tokens(thinking: Deployment) -> None:
     ask(thinking)
     again = ask(thinking)
     assert again.usage.prompt_tokens_details.cached_tokens >= 32
@@ -129,7 +129,7 @@ def test_others_reach_vllms_app(thinking: Deployment) -> None:
         ),
     ],
 )
-def test_what_is_wrong_ends_the_start_with_a_line(
+def test_a_problem_ends_the_start_with_one_line(
     folder: Path, command: str, config: dict[str, Any], line: str
 ) -> None:
     with deployment(folder, **config) as one:

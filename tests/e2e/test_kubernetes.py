@@ -193,7 +193,7 @@ def test_a_request_is_answered_over_tls(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(100)
-def test_who_has_no_certificate_is_told_nothing(cluster: Cluster) -> None:
+def test_clients_without_a_certificate_learn_nothing(cluster: Cluster) -> None:
     plain = "env", "-u", "BATON_SECURITY__TLS", "-u", "BATON_SECURITY__CA"
     done = cluster.run("ca", *plain, "baton", "status", "--scheduler", "scheduler-0.scheduler:7400")
     assert done.returncode != 0

@@ -28,7 +28,7 @@ MODEL = ENGINE["model"]
 SETTINGS = {key: value for key, value in ENGINE.items() if key != "model"}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 PROMPTS: list[Any] = ["def main(", [5, 6, 7, 8, 9], CHAT, "Once upon a time " * 20, *(["import os"] * 4)]
-LINES = 80  # of a batch
+LINES = 80  # lines of a batch
 FLAGS = [
     *("--model", str(MODEL), "--dtype", "float32", "--served-model-name", MODEL_NAME),
     *("--max-model-len", "1024", "--kv-cache-gib", "0.25", "--max-num-seqs", "8"),
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_requests_alone(pair: Pipeline) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_killed_batch_loses_and_doubles_nothing(pair: Pipeline, tmp_path: Path) -> None:
-    """A killed batch's deployment ends with it, and `pair` answers the rest with the same answers."""
+    """A killed batch's deployment ends with it, and `pair` answers the remaining requests in the same way."""
     requests, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     requests.write_text("".join(line(number, PROMPTS[number % len(PROMPTS)]) for number in range(LINES)))
     command = ["batch", str(requests), str(answers)]

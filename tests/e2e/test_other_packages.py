@@ -53,7 +53,7 @@ def test_it_drafts_and_the_answers_stay_the_same(installed: Path, reference: str
     assert found == answers(reference)[0]
     assert {usage["method"] for usage in usages} == {"copy"}
     assert sum(usage["accepted_tokens"] for usage in usages) > len(PROMPTS)
-    assert all(usage["drafted_tokens"] <= 3 * usage["draft_steps"] for usage in usages)  # its parameter
+    assert all(usage["drafted_tokens"] <= 3 * usage["draft_steps"] for usage in usages)
 
 
 @pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-"""Requests that break an engine's step together with streams: only they fail, and the deployment goes on."""
+"""Requests that break an engine's step together with streams: only they fail, and others are served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.support import CALL_S, eventually
 pytestmark = pytest.mark.timeout(300)
 
 STREAMS, TOKENS = 8, 70
-FAILED = "its engine failed"  # in the output of `baton up`
+FAILED = "its engine failed"  # printed by `baton up`
 KILLED = "died (signal SIGKILL)"  # likewise
 
 
@@ -69,7 +69,7 @@ def said(one: Deployment) -> str:
     return one.processes["up"].text
 
 
-def test_streams_go_on_beside_requests_that_break_steps(
+def test_streams_continue_beside_requests_that_break_steps(
     one: Deployment, expected: list[tuple[int, Any]]
 ) -> None:
     eventually(lambda: idle(one), CALL_S, "the deployment is idle")
@@ -110,7 +110,7 @@ def test_a_request_that_ends_processes_takes_two_and_uses_up_no_restart(
     assert ask(one, [body(0)]) == expected[:1]
 
 
-def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_go_on(
+def test_a_request_that_kills_processes_is_given_up_and_its_neighbours_continue(
     one: Deployment, expected: list[tuple[int, Any]]
 ) -> None:
     """A kill does not name its request, so later requests are not refused."""

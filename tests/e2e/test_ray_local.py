@@ -146,7 +146,7 @@ def answer(client: openai.OpenAI) -> str:
 
 @pytest.mark.timeout(700)
 def test_up_scale_and_down_from_a_second_terminal(local: Local) -> None:
-    """With Redis as the store. No stream fails while a worker joins and leaves."""
+    """Use Redis as the store. No stream fails while a worker joins and leaves."""
     redis = RedisServer(local.folder)
     local.write(scheduler={"store": redis.url})
     with redis, local.start(str(BATON), "ray", "up", local.file) as up:
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_deploy_as_it_starts(local: Local) -> None:
 
         eventually(started, START_S, "a worker has started")
         everything = family(process.pid)
-        assert len(everything) > 8  # Ray's, the keeper, baton node, its parts
+        assert len(everything) > 8  # processes of Ray, the keeper, baton node and its parts
         process.send_signal(signal.SIGINT)
         assert process.wait(CALL_S) != 0
     assert "KeyboardInterrupt" in local.text

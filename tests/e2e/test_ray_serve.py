@@ -266,7 +266,7 @@ def test_workers_of_one_node_see_different_gpus(head: RayHead) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_port_that_another_has_ends_a_start(head: RayHead, tmp_path: Path) -> None:
-    """Otherwise the other server, such as a `baton up`, would pass for the deployment's router."""
+    """The other server, such as a `baton up`, must not pass for the deployment's router."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         found = yaml.safe_load((ROOT / "deploy/ray/laptop.yaml").read_text())

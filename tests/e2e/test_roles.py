@@ -20,7 +20,7 @@ from harness.support import CALL_S, eventually
 
 FLIPS = 4
 AT_ONCE = 6  # requests
-PROMPTS, TOKENS = 8, 24  # of the load
+PROMPTS, TOKENS = 8, 24  # prompts of the load, and tokens of an answer
 ROLES = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
@@ -72,7 +72,7 @@ async def test_roles_flip_under_load(trio: Deployment) -> None:
             reply = await operator.set_role(worker, draw.choice([role for role in ROLES if role != was]))
             assert reply.problem == ""
             seen.add(tuple(sorted(roles(trio).values())))
-            await one_more(load, got)  # from the changed fleet
+            await one_more(load, got)  # answered by the changed fleet
         for worker, role in before.items():
             assert (await operator.set_role(worker, role)).problem == ""
     stop.set()

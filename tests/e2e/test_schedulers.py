@@ -82,7 +82,7 @@ async def disturb(one: Deployment, ports: tuple[int, int]) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_requests_go_on_while_schedulers_stand_still_and_die(tmp_path: Path) -> None:
+def test_requests_continue_while_schedulers_hang_and_die(tmp_path: Path) -> None:
     redis, ports = RedisServer(tmp_path), (free_port(), free_port())
     scheduler = {"store": redis.url, "address": ",".join(f"127.0.0.1:{port}" for port in ports)}
     with redis, deployment(tmp_path / "baton", scheduler=scheduler) as one:

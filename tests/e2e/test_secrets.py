@@ -60,7 +60,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
             assert status.returncode == 0
             assert f"redis://127.0.0.1:{redis.port}/0" in status.stdout
         scheduler_log = logs / "scheduler.log"
-        eventually(lambda: "the store is away" in scheduler_log.read_text(), 20, "the scheduler notices")
+        eventually(lambda: "the store is down" in scheduler_log.read_text(), 20, "the scheduler notices")
         redis.password = "another"
         with redis:
             eventually(lambda: "refused the password" in one.describe().store_problem, 20, "it is refused")

@@ -24,10 +24,10 @@ from harness.prompts import prompts
 from harness.scheduling import RedisServer
 from harness.support import eventually
 
-LEASE_S = 2.0  # of placements
+LEASE_S = 2.0  # lease of placements
 WORKER_LEASE_S = 2.0
-CLIENTS = 2  # that send requests without a pause
-ANSWERS = 3  # in every phase of a failure
+CLIENTS = 2  # clients that send requests without a pause
+ANSWERS = 3  # answers in every phase of a failure
 TOKENS = 4
 LONG_TOKENS = 60
 
@@ -129,7 +129,7 @@ FAILURES: list[Callable[[Site], AbstractAsyncContextManager[None]]] = [
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-async def test_requests_go_on(
+async def test_requests_continue(
     site: Site, failure: Callable[[Site], AbstractAsyncContextManager[None]]
 ) -> None:
     async with site.deployment.async_client() as client:

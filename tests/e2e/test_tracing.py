@@ -77,7 +77,7 @@ def test_a_request_of_1p1d_is_one_trace_of_four_processes(one_pair: Deployment, 
     assert not collector.trace("1" * 32)
 
 
-def test_what_is_wrong_is_traced_though_nobody_asked(one_pair: Deployment, collector: Collector) -> None:
+def test_a_failure_is_traced_although_it_was_not_sampled(one_pair: Deployment, collector: Collector) -> None:
     """A request that times out is an error."""
     trace = "5" * 32
     body = {"model": MODEL_NAME, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}

@@ -80,7 +80,7 @@ def loads(process: Process, library: str) -> bool:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("command", "how"), [("up", signal.SIGINT), ("router", signal.SIGTERM)])
 def test_a_signal_while_vllm_is_imported(tmp_path: Path, command: str, how: signal.Signals) -> None:
-    """It ends at once and leaves no process. The start is cold: forked processes have imported vLLM."""
+    """`baton up` ends at once and leaves no process. It starts cold: forked processes have imported vLLM."""
     with deployment(tmp_path / "import", cold=True) as one:
         process = one.start(command, command)
         eventually(lambda: loads(process, "libtorch"), 60, "it imports torch", 0.01)
@@ -167,7 +167,7 @@ def test_what_cannot_come_back_is_done_without(tmp_path: Path) -> None:
                 killed.kill()
             if name == "decode-0":
                 eventually(
-                    lambda: said("decode-0", "given up, the others go on serving"), 20, "it is given up"
+                    lambda: said("decode-0", "given up, the others keep serving"), 20, "it is given up"
                 )
                 answer = one.client().completions.create(model=MODEL_NAME, prompt="def main(", max_tokens=8)
                 assert answer.choices[0].text

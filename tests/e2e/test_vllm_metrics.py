@@ -35,7 +35,7 @@ def loads(one: Deployment, *path: str) -> dict[str, float]:
 
 
 @pytest.mark.timeout(120)
-async def test_the_gauges_tell_what_runs(one_pair: Deployment) -> None:
+async def test_the_gauges_show_what_runs(one_pair: Deployment) -> None:
     client = one_pair.async_client()
     long = {"max_tokens": 900, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
@@ -105,7 +105,7 @@ def test_the_counters_are_the_engines(one_pair: Deployment) -> None:
     }
 
 
-def test_what_no_router_can_tell_is_not_served(one_pair: Deployment) -> None:
+def test_figures_that_no_router_knows_are_not_served(one_pair: Deployment) -> None:
     now = figures(one_pair)
     workers = set(now["vllm:cache_config_info"])
     assert workers == {worker.identity.worker_id for worker in one_pair.describe().workers}

@@ -21,7 +21,7 @@ from tests.fuzz.cuts import Cut, cuts, perform
 if TYPE_CHECKING:
     from schemathesis import Case
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1"))  # an operation; each is sent as several bodies
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1"))  # examples per operation; each is sent as several bodies
 CUTS = 40 * EXAMPLES
 LIMIT_S = 60 + 2 * EXAMPLES
 SETTINGS = settings(
@@ -42,7 +42,7 @@ def unharmed(target: Deployment) -> Iterator[Deployment]:
     with httpx.Client(base_url=target.url, timeout=CALL_S) as http:  # cached blocks count as free
         http.post("/v1/completions", json={"model": "baton-demo", "prompt": "Hi", "max_tokens": 2})
     eventually(lambda: idle(target), 20, "the deployment is idle")
-    blocks = free_blocks(target)  # by worker id, which ends with its process id
+    blocks = free_blocks(target)  # worker id -> free blocks; an id ends with its process id
     yield target
     eventually(lambda: idle(target) and free_blocks(target) == blocks, 20, "nothing is left behind")
     assert target.healthy()

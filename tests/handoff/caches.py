@@ -161,7 +161,7 @@ def source(
     names: Sequence[str] | None = ("shm", "tcp"),
     step_bytes: int = STEP_BYTES,
 ) -> Source:
-    """names: of the transports; by default those that are made quickly."""
+    """names: the transports; by default those that are made quickly."""
     offering = transports.create(names)
     pin = functools.partial(transports.register, offering)
     withdraw = functools.partial(transports.withdraw, offering)

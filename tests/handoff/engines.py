@@ -47,7 +47,7 @@ def until_nothing_is_held(engine: EngineProcess) -> None:
     until(lambda: engine.call(held) == (0, 0), "a handoff stayed pinned")
 
 
-# In the engine's process.
+# Runs in the engine's process.
 
 
 def forget(engine: Engine) -> None:

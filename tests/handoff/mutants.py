@@ -1,7 +1,7 @@
 """Makers of mutants: each takes a correct handoff and returns a wrong one.
 
-A maker spoils the manifest's bytes, its fields (sealed again, as a writer that is wrong would), whose
-manifest it is, the bytes in shared memory, or the chunks on their way.
+A maker spoils the manifest's bytes or its fields (sealed again, as a faulty writer would), uses another
+save's manifest, or spoils the bytes in shared memory or the chunks in transit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.handoff.caches import Source
 from tests.handoff.server import Chunk, FalseSource
 
 PULL_S = 2.0
-SHORT_S = 0.05  # for a pull that waits in vain
+SHORT_S = 0.05  # timeout of a pull that waits in vain
 
 
 @dataclass
@@ -37,8 +37,8 @@ class Stage:
     """The inputs of makers. `right` may be changed, other saves may not."""
 
     source: Source
-    others: Manifest  # another request's, at the same source
-    theirs: Manifest  # of a request at another worker
+    others: Manifest  # manifest of another request, at the same source
+    theirs: Manifest  # manifest of a request at another worker
     transport: str
     false_source: FalseSource
     right: Manifest = field(default_factory=Manifest)
@@ -48,7 +48,7 @@ class Stage:
 class Mutant:
     kind: str
     manifest: bytes
-    counts: bool = True  # it would load something else than the correct handoff
+    counts: bool = True  # what it would load differs from the correct handoff
     untouched: bool = True  # refused before anything is loaded: the cache must not change
     during: Callable[[], AbstractContextManager[object]] = nullcontext
     timeout_s: float = PULL_S
@@ -64,7 +64,7 @@ def makers(transport: str) -> list[Maker]:
 
 
 def spoil_bytes(rng: random.Random, good: bytes, other: bytes) -> bytes:
-    """Flip, cut, insert, double or splice bytes; never return the same."""
+    """Flip, cut, insert, double or splice bytes; never return them unchanged."""
     while True:
         at, until = sorted((rng.randrange(len(good)), rng.randrange(1, len(good) + 1)))
         way = rng.randrange(6)
@@ -218,10 +218,10 @@ def manifest_fields(rng: random.Random, stage: Stage) -> Mutant:
     manifest = Manifest()
     manifest.CopyFrom(stage.right)
     while meaning(manifest, stage.transport) == meaning(stage.right, stage.transport):
-        # of two shards, the first is another worker's, with the same rank
+        # the first of two shards belongs to another worker, with the same rank
         rng.choice([*_FIELDS, *_PLACES[stage.transport] * 2])(rng, manifest, stage)
     if rng.random() < 0.8:
-        # with shuffled slots, the first blocks may be right
+        # if slots are shuffled, the first blocks may be right
         untouched = not manifest.shards or _runs(manifest, stage) == _runs(stage.right, stage)
         return Mutant(
             "manifest's fields, sealed again", seal(manifest).SerializeToString(), untouched=untouched
@@ -328,7 +328,7 @@ def _ticket(rng: random.Random, entry: Entry, stage: Stage) -> None:
 
 
 def stream(rng: random.Random, stage: Stage) -> Mutant:
-    """Send something else than was requested."""
+    """Send records that were not requested."""
     with stage.source.staging.opened(stage.right.request_id, stage.right.epoch) as entry:
         right = _chunks(entry)
     kind, good = "", [chunk.encode() for chunk in right]

@@ -2,9 +2,9 @@
 
     python -m tests.handoff.mutations --number 20000 --seed 7
 
-Each is refused with a named HandoffError, or it is a failure: one that was loaded, crashed something, hung,
-or left a wrong byte in the cache. What would load the same KV as the right one (a longer lease in a manifest)
-is told apart: it may be refused, and is not counted.
+Each must be refused with a named HandoffError. It is a failure if it was loaded, crashed something, hung, or
+left a wrong byte in the cache. Mutations that would load the same KV as the correct handoff (such as a longer
+lease in a manifest) may be refused, and are not counted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CACHE_BLOCKS = 17
 BLOCKS = 6
 TOKENS = BLOCKS * caches.BLOCK_SIZE - 5
 CHUNK_RECORDS = 2
-TIMEOUT_S = 10.0  # for a load to be reported
+TIMEOUT_S = 10.0  # timeout of a load
 TRANSPORTS = transports.possible()
 RIGHT_EVERY = 20  # check a correct handoff after this many mutations
 MOST_GROWTH_MIB = 400  # imports, NIXL and gRPC's servers alone take about 270
@@ -51,9 +51,9 @@ MOST_GROWTH_MIB = 400  # imports, NIXL and gRPC's servers alone take about 270
 
 @dataclass
 class Tally:
-    tried: Counter[str] = field(default_factory=Counter)  # by kind, without harmless ones
+    tried: Counter[str] = field(default_factory=Counter)  # mutations by kind, without harmless ones
     refused: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)  # by name
+    errors: Counter[str] = field(default_factory=Counter)  # errors by name
     harmless: int = 0  # mutations that do not change what is loaded
     right: int = 0  # correct handoffs in between
     wrong: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The cache of channels closes none that has a call."""
+"""The cache of channels never closes a channel with a running call."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarra
     """The bytes of a rank's blocks, in the cache's own dtype."""
     ids, numbers = list(blocks), cache.form.layers_of(cache.rank, len(cache.layers))
     count = sum(cache.layers[number].group == group for number in numbers)
-    layers = cache._tables[group].blocks[:count]  # without padding
+    layers = cache._tables[group].blocks[:count]  # leave out padding
     empty = torch.empty(0, dtype=torch.uint8)
     return torch.cat([empty, *(one[ids].flatten().view(torch.uint8) for one in layers)]).numpy()
 
@@ -115,7 +115,7 @@ def content(cache: BlockCache, group: int, blocks: tuple[int, ...]) -> np.ndarra
 def test_a_rank_finds_its_heads_in_any_form(
     there: tuple[int, int], here: tuple[int, int], wire: str, device: bool
 ) -> None:
-    """As is: bit by bit; quantised: as if the rank had pulled its own records.
+    """Unquantised KV is equal bit by bit; quantised KV is as if the rank had pulled its own records.
 
     there, here: ranks of a stage, and stages.
     """
@@ -175,14 +175,14 @@ def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
     """The layers of up to four stages; of each, some in the middle are missing from most stages' groups."""
     count = draw.randint(1, min(4, layers))
     cuts = [0, *sorted(draw.sample(range(1, layers), count - 1)), layers]
-    order = draw.sample(range(layers), layers)  # numbers are by group, so that stages are no ranges of them
+    order = draw.sample(range(layers), layers)  # numbered by group, so a stage's numbers are no range
     stages = tuple(tuple(sorted(order[first:stop])) for first, stop in itertools.pairwise(cuts))
     return stages if count > 1 else ()
 
 
 @pytest.mark.parametrize(("there", "here"), list(itertools.product((1, 2, 3, 4, 6, 12), repeat=2)))
 def test_each_head_comes_once_and_each_shard_is_released(there: int, here: int) -> None:
-    """For stages of any layers, too."""
+    """This also holds for stages with any set of layers."""
     draw = random.Random(12 * there + here)
     for _ in range(8):
         layers = [layer(str(number), draw.choice((1, 12))) for number in range(draw.randint(1, 7))]

@@ -39,7 +39,7 @@ def test_blocks_of_tokens(tokens: int, blocks: int) -> None:
         (WINDOW, 94, range(3)),  # the next token attends to 31 .. 94
         (WINDOW, 95, range(1, 3)),
         (WINDOW, 300, range(7, 10)),
-        (CacheGroup(32, window=1), 64, range(2, 2)),  # only to itself
+        (CacheGroup(32, window=1), 64, range(2, 2)),  # attends only to itself
         (STATE, 1, range(1)),
         (STATE, 512, range(1)),
         (RING, 0, range(0)),

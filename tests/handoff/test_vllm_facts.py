@@ -108,7 +108,7 @@ def test_all_ranks_heads_are_counted(
     ],
 )
 def test_vllm_says_what_ranks_have_alike(spec: Any, ranks: int, found: int) -> None:
-    """The total heads of the model and its drafter do not matter then."""
+    """If all ranks have the same heads, the totals of the model and its drafter do not matter."""
     assert facts.total_heads(config(ranks, 2, 4), cache(spec)) == {"layer.0": found}
 
 
@@ -130,7 +130,7 @@ def test_live_blocks_are_those_that_vllm_keeps(spec: Any, manager: Any) -> None:
 
 
 def test_the_order_of_a_convolutions_state_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """VLLM_SSM_CONV_STATE_LAYOUT."""
+    """VLLM_SSM_CONV_STATE_LAYOUT sets it."""
     found = []
     for first in (True, False):
         monkeypatch.setattr(facts, "is_conv_state_dim_first", lambda first=first: first)

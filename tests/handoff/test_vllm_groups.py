@@ -1,7 +1,7 @@
 """Models with several groups: sliding windows and states. Each engine hands over to itself.
 
-The decode side goes on behind the prefill side's token, as in a deployment: nothing is computed twice, so
-that a state fits.
+The decode side continues after the prefill side's token, as in a deployment. Nothing is computed twice, so a
+state fits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.handoff.engines import failing, forget, free, loaded_of, manifest_of
 
 WRITTEN = 24
 LENGTHS = (16, 33, 200)
-CLEAR = 0.1  # of log-probability: bfloat16 was seen to decide below 0.06
+CLEAR = 0.1  # gap in log-probability: bfloat16 was seen to decide below 0.06
 ENGINE = {"enable_prefix_caching": False, "max_model_len": 512, "kv_cache_memory_bytes": 1 << 26}
 WINDOWS, STATES = "ngram-gemma3", "mtp-qwen3-next"
 
@@ -146,7 +146,7 @@ def save_all(engine: Engine, prompt: list[int], expected: list[int]) -> dict[int
 
 
 def test_an_answer_can_continue_at_every_position(engine: EngineProcess) -> None:
-    """Including positions where a window passes a block, and where a block of full attention begins."""
+    """Some are where a window passes a block, or where a block of full attention begins."""
     prompt = clear(engine, 50)
     expected = engine.call(generate, "whole", prompt, WRITTEN)
     manifests = engine.call(save_all, prompt, expected)
@@ -243,7 +243,7 @@ def test_a_state_is_loaded_at_its_boundary_or_not_at_all(states: EngineProcess) 
 
 def test_a_failed_load_ends_its_request_and_nothing_else(engine: EngineProcess) -> None:
     prompt = language.prompt(3, 100)
-    _, manifest = read(engine, "spoilt", prompt)  # of epoch 1
+    _, manifest = read(engine, "spoilt", prompt)  # its epoch is 1
     engine.call(forget)
     ended, problem, lost = engine.call(failing, "spoilt", prompt, manifest, 2, [5])
     assert (ended, lost) == ("error []", 0)

@@ -1,7 +1,7 @@
 """Handoffs between two real engines, each in its own process.
 
-The decode side is asked the stock way here (the prompt alone): it computes the prompt's last position again
-and must find the prefill side's token.
+Here the decode side gets the prompt alone, as in stock vLLM: it computes the prompt's last position again and
+must sample the same token as the prefill side.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def test_a_prompt_is_pulled_while_it_is_prefilled(
     early = begin(reader, name, prompt)
     record = early.shards[0].record_bytes
     there = writer.call(begin_decode, name, prompt, WRITTEN, early)
-    assert there == STEP // BLOCK_SIZE * record  # the first step's
+    assert there == STEP // BLOCK_SIZE * record  # the records of the first step
     first = reader.call(end_prefill, name)
     assert first.tokens == expected[:1]
     manifest = first.saved.manifest

@@ -46,7 +46,7 @@ def prompt_of(name: str) -> list[int]:
     return random.Random(name).choices(range(2, checkpoints.VOCAB), k=LENGTH)
 
 
-# In the engine's process.
+# Runs in the engine's process.
 
 
 def install(engine: Engine) -> None:
@@ -167,8 +167,8 @@ class Growth:
     beside: list[int]
     preempted: int
     reserved: bool  # before the source's first message
-    behind: int = 0  # tokens of the next request in the queue, by then
-    lookups: int = 0  # in the prefix cache, by then
+    behind: int = 0  # tokens tokens of the next request in the queue by then
+    lookups: int = 0  # lookups in the prefix cache by then
 
 
 def is_waiting(engine: Engine, name: str) -> bool:
@@ -214,13 +214,13 @@ def tight(engine: Engine, name: str, prompt: list[int], word: str) -> Growth:
     return told
 
 
-# In the test's process.
+# Runs in the test's process.
 
 
 @pytest.mark.parametrize("last", ["token", "KV"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_it_decodes_in_the_very_next_step(engine: EngineProcess, depth: int, last: str) -> None:
-    """With several steps in flight, in the next one that is scheduled."""
+    """With several steps in flight, it decodes in the next one that is scheduled."""
     name = f"next-{depth}-{last}"
     prompt = prompt_of(name)
     expected = engine.call(generate, f"{name}-alone", prompt, WRITTEN)

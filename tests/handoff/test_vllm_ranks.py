@@ -1,4 +1,4 @@
-"""An engine whose ranks are separate processes. It hands over to itself."""
+"""An engine whose ranks are separate processes hands over to itself."""
 
 from __future__ import annotations
 

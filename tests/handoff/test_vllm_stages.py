@@ -32,7 +32,7 @@ from tests.handoff.engines import held, manifest_of
 
 WHOLE = "WHOLE_TABLE" in os.environ
 COUNT, WRITTEN, STEP = 20 if WHOLE else 6, 12, 128
-MODELS = {  # name -> architecture, most tokens of a prompt, layers of each stage
+MODELS = {  # name -> architecture, maximum tokens of a prompt, layers of each stage
     "latent": ("mtp-deepseek-v3", 110, "2,1"),
     "a stage without a group": ("ngram-gemma3", 300, "1,3"),
 }
@@ -83,7 +83,7 @@ def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, tuple[i
 def write_all(
     engine: Engine, prompts: dict[str, list[int]], saved: Mapping[str, tuple[int, Manifest]]
 ) -> dict[str, Answer]:
-    """Continue behind the saved first tokens, or answer alone."""
+    """Continue after the saved first tokens, or answer alone."""
     for name, prompt in prompts.items():
         if name in saved:
             first, manifest = saved[name]

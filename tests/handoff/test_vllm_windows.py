@@ -225,7 +225,7 @@ def test_a_save_that_is_not_pulled_slows_no_other_prompt(
     answer = writer.call(decode, "beside", prompt, WRITTEN, manifest.manifest, 1, expected[:1])
     assert expected[:1] + answer.tokens == expected
     _, handoffs, _ = reader.call(left)
-    assert handoffs == 2  # the slow one's, and the short one's
+    assert handoffs == 2  # those of the slow and the short prompt
     for name in ("slow", "short"):
         saved = reader.call(end, name).saved
         assert saved is not None

@@ -90,7 +90,7 @@ def mib_per_s(a: Host, b: Host, mib: int) -> float:
     return mib / took
 
 
-def test_frames_are_as_late_as_the_wire_says(links: tuple[Links, dict[str, Host]]) -> None:
+def test_frames_are_delayed_as_the_wire_says(links: tuple[Links, dict[str, Host]]) -> None:
     wires, hosts = links
     wires.be(Wire())
     assert min(pings(hosts["a"], hosts["b"], 20)) < 5
@@ -100,7 +100,7 @@ def test_frames_are_as_late_as_the_wire_says(links: tuple[Links, dict[str, Host]
     assert 40 <= min(trips) < 60
 
 
-def test_the_share_that_is_lost_is_told_and_repeats(links: tuple[Links, dict[str, Host]]) -> None:
+def test_the_lost_share_is_reported_and_repeatable(links: tuple[Links, dict[str, Host]]) -> None:
     wires, hosts = links
     lost: list[int] = []
     for _ in range(4):  # one of the kernel's own frames may shift the losses

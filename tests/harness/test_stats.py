@@ -27,7 +27,7 @@ def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path: Pa
     clean = {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
     assert stats.tree(tmp_path) == clean
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    (tmp_path / "bench" / "results" / "a.json").write_text("{}")  # an earlier run's
+    (tmp_path / "bench" / "results" / "a.json").write_text("{}")  # the file of an earlier run
     assert stats.tree(tmp_path) == clean
     for name in ("code", "untracked"):
         (tmp_path / name).write_text("two")
@@ -44,7 +44,7 @@ def test_every_result_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert saved["figure"] == 1
 
 
-def test_a_result_tells_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     main = str(stats.ROOT / "bench" / "__main__.py")
     monkeypatch.setattr("sys.argv", [main, "preload", "--rounds", "3", "--tcmalloc", "/usr/lib/one.so"])
     assert stats.command() == "python -m bench preload --rounds 3 --tcmalloc FILE"

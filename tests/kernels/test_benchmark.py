@@ -56,7 +56,7 @@ def test_results_are_printed_and_stored(
     assert row["of_copy"] >= (row["gb_s"] - 0.005) / (copy + 0.05) - 0.001
 
 
-@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # from vLLM's interpreted kernels
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # vLLM's interpreted kernels raise it
 def test_vllms_samplers_accept_certain_drafts(device: str) -> None:
     step = kernels_verify._certain(device)
     first, second = kernels_verify._v1(), kernels_verify._v2()

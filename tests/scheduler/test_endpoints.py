@@ -98,7 +98,7 @@ async def test_a_killed_scheduler_is_dead_at_once(elsewhere: Elsewhere, router: 
 
 
 async def test_another_version_is_reported() -> None:
-    server = aio_server()  # without methods
+    server = aio_server()  # it serves no methods
     address = f"127.0.0.1:{listen(server, 'scheduler.address', '127.0.0.1:0')}"
     await server.start()
     async with SchedulerClient(address, router_id="router") as made:
@@ -136,7 +136,7 @@ async def all_at(client: SchedulerClient, *wanted: str) -> None:
 
 
 async def test_a_dead_scheduler_gets_its_keys_back_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been restarted, and must first learn of workers and bookings."""
+    """A restarted scheduler must first learn of workers and bookings."""
     monkeypatch.setattr("baton.scheduler.endpoints.BACK_S", 1.0)
     loop = asyncio.get_running_loop()
     options = Options(f"127.0.0.1:{free_port()}")

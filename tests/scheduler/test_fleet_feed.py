@@ -61,7 +61,7 @@ def change(draw: random.Random, workers: dict[str, WorkerRecord]) -> None:
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_changes_give_the_same_copy_as_a_full_snapshot(seed: int) -> None:
-    """Also if replies are lost, routers skip revisions, or another scheduler answers."""
+    """This also holds if replies are lost, routers skip revisions, or another scheduler answers."""
     draw = random.Random(seed)
     feed, workers = FleetFeed(LEASE_S, Clock()), {"a": record("a")}
     copies = [FleetCopy() for _ in range(3)]

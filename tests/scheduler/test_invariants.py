@@ -77,7 +77,7 @@ class Link:
 
     waiting: deque[RouterReport] = field(default_factory=deque)
     cut: bool = False
-    generation: str = ""  # of the scheduler
+    generation: str = ""  # the scheduler's generation
 
     def add(self, what: RouterReport) -> None:
         if len(self.waiting) == QUEUED:

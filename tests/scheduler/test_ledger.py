@@ -1,4 +1,4 @@
-"""Attempts and their bookings: the effect of each event, also if it is early, late or duplicated."""
+"""Attempts and their bookings: the effect of each event, whether early, late or duplicated."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pair_is_booked_and_released(ledger: Ledger) -> None:
     for _ in range(2):
         ledger.report(report(finished=[ONE]))
         assert booked(ledger) == PAIR
-    ledger.report(report(finished=[Attempt("other", 1)]))  # without "prefilled"
+    ledger.report(report(finished=[Attempt("other", 1)]))  # its "prefilled" never came
     assert booked(ledger) == {}
     assert not ledger.live
 
@@ -74,7 +74,7 @@ def test_one_worker_prefills_and_decodes(ledger: Ledger) -> None:
 def test_shared_blocks_are_not_booked_twice(ledger: Ledger) -> None:
     for name in ("first", "r"):
         ledger.place(known(name))
-    for blocks in (3, 3, 5):  # of 8; a later report never books more
+    for blocks in (3, 3, 5):  # out of 8; a later report never books more
         ledger.report(report(shared=[(ONE, blocks)]))
         assert booked(ledger)["d"] == Reserved(0, 2, 8 + 3, 0)
     ledger.report(tells(known(blocks=2)))  # reported again

@@ -44,7 +44,7 @@ async def test_schedulers_share_what_they_know_of_processes(
     await until(alone)
 
 
-async def test_known_processes_stay_while_the_store_is_away(
+async def test_known_processes_stay_while_the_store_is_unreachable(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)

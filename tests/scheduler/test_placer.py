@@ -92,7 +92,7 @@ def test_each_limit_is_exact(roster: Roster, ledger: Ledger, clock: Clock, *, bo
 
 
 def test_epochs_only_rise(placer: Placer, roster: Roster, ledger: Ledger, clock: Clock) -> None:
-    """Also if the last one has ended, has expired, ended before its placement, or all workers are full."""
+    """Even if the last one has ended, has expired or ended before its placement, or all workers are full."""
     register(roster, "m", max_num_seqs=1)
     placed(placer, need(epoch=2))
     for _ in range(2):

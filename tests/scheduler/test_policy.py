@@ -95,7 +95,7 @@ def test_two_revisions_and_two_versions_of_vllm() -> None:
         assert choose(replace(need(), vllm_version=wanted), *old, *later) == pair
     code, message = choose(replace(need(), model_fingerprint="f2"), *old, worker("m", M))
     assert code == "NO_WORKERS"
-    assert "other weights than began the output" in message
+    assert "not the weights that began the output" in message
 
 
 @pytest.mark.parametrize("crowded", ["p", "d"])
@@ -135,7 +135,7 @@ IDLE = pb.WorkerLoad(free_blocks=99)
 
 
 def test_an_idle_decode_worker_prefills_while_others_queue() -> None:
-    """Only while its own queue is shorter and it decodes nothing."""
+    """It does so only while its own queue is shorter and it decodes nothing."""
 
     def chosen(queued: int, own: int, load: pb.WorkerLoad | None, decoding: int = 1) -> tuple[str, str]:
         reader, booked = worker("p", P, Reserved(prompt_tokens=queued)), Reserved(own, decoding=decoding)

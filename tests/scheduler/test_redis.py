@@ -189,7 +189,7 @@ async def without_a_command(server: RedisServer) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("failure", [dead, hung, full, with_another_password, without_a_command])
-async def test_calls_neither_raise_nor_wait_while_the_store_is_away(
+async def test_calls_neither_raise_nor_wait_while_the_store_is_unreachable(
     own_redis: RedisServer,
     stores: list[RedisStore],
     failure: Callable[[RedisServer], AbstractAsyncContextManager[str]],

@@ -74,7 +74,7 @@ async def test_schedulers_leave_a_demoted_master_although_it_keeps_connections_o
         try:
             async with schedulers(url) as stores:
                 assert await shared(stores, "before")
-                forwarder.target = other.port  # for new connections
+                forwarder.target = other.port  # new connections go there
                 await asyncio.to_thread(promote, other, one)
                 await asyncio.to_thread(follow, one, other)
                 assert not await shared(stores, "during")

@@ -302,7 +302,7 @@ async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None
     before = len(pair.there.sent)
     pair.there.generation = "two"
     pair.reports.prefilled(Attempt("r1", 1))
-    pair.reports.saw_generation("two", THERE)  # from a snapshot
+    pair.reports.saw_generation("two", THERE)  # the snapshot names it
     pair.reports.finished(Attempt("r2", 1), "stop")
     await until(lambda: "r2" in heard(pair.there, "finished"))
     sent = pair.there.sent[before:]

@@ -172,7 +172,7 @@ async def test_a_heartbeat_without_a_state_is_refused(client: SchedulerClient) -
 
 
 async def test_a_snapshot_has_every_limit(topic: str) -> None:
-    """A missing one would be 0."""
+    """A limit missing from the message would be 0."""
     options = Options(
         topic=topic,
         max_queued_prompt_tokens=11,
@@ -238,7 +238,7 @@ async def test_expired_leases_are_counted() -> None:
         await stream.write(pb.ExchangeRequest(needs=[need_to_wire(need())]))
         found = await stream.read()
         assert [one.WhichOneof("outcome") for one in found.replies] == ["placement"]
-        await until(lambda: figure(server, "leases_expired_total") == 1)  # without further placements
+        await until(lambda: figure(server, "leases_expired_total") == 1)  # no placement is needed for that
         assert not (await stub.Describe(pb.DescribeRequest(), timeout=2)).attempts
 
 

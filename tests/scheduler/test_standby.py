@@ -21,7 +21,7 @@ def snapshot(
 ) -> pb.SnapshotReply:
     """Return a snapshot of workers by name (p...: prefill, d...: decode, else mixed).
 
-    Others have `requests` on each. The last one's heartbeat is `age_s` old.
+    Other routers have `requests` on each. The last worker's heartbeat is `age_s` old.
     """
     roles = {"p": pb.ROLE_PREFILL, "d": pb.ROLE_DECODE}
     workers = [

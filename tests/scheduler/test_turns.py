@@ -30,7 +30,7 @@ def test_the_oldest_request_goes_first(turns: RouterTurns) -> None:
     assert turns.elder(asks("b"), WORKERS) == "a"
     assert turns.elder(asks("b", 7.0), WORKERS) == ""
     assert turns.elder(asks("b", 5.0 - TOLERANCE_S / 2), WORKERS) == ""
-    assert turns.elder(asks("a", 0.0), WORKERS) == ""  # of the same router
+    assert turns.elder(asks("a", 0.0), WORKERS) == ""  # both are of the same router
     turns.placed(asks("a", 5.0))
     assert turns.elder(asks("b"), WORKERS) == ""
 
@@ -83,7 +83,7 @@ def test_the_class_counts_before_the_age(turns: RouterTurns) -> None:
 
 
 def test_requests_at_other_schedulers_count(turns: RouterTurns, clock: Clock) -> None:
-    """With age, class, and the workers that they can use."""
+    """They count by age, class, and the workers that they can use."""
     elsewhere = RouterTurns(clock)
     adapter = Adapter("a", "f1")
     elsewhere.refused(asks("a", 5.0, priority=1, exclude=frozenset({"x"}), adapter=adapter))

@@ -77,7 +77,7 @@ async def test_a_restarted_worker_of_a_drained_name_waits_to_be_undrained(client
         with pytest.raises(NoCapacity, match="none is ready"):
             await place(client, "r", 1, 1, 1)
         assert not second.draining.is_set()
-        assert (await client.undrain("m.2")).name == "m"  # by the id of any of its workers
+        assert (await client.undrain("m.2")).name == "m"  # the id of any of its workers is enough
         await until(lambda: not second.held)
         assert await asked() == [("READY", False)]
         await place(client, "r", 2, 1, 1)
@@ -112,7 +112,7 @@ async def test_start_waits_for_the_scheduler() -> None:
             await late.close()
 
 
-async def test_close_is_quick_when_the_scheduler_is_away() -> None:
+async def test_close_is_quick_when_the_scheduler_is_unreachable() -> None:
     async with SchedulerServer(Options()) as server:
         client = SchedulerClient(server.address)
         session = WorkerSession(client, identity("m"), pb.WorkerLoad)
@@ -205,7 +205,7 @@ async def test_every_scheduler_gets_all_messages_of_a_worker(both: Two) -> None:
             one.load and one.load.running > 10 and one.identity.HasField("capacity") for one in both.views()
         )
     )
-    assert len(heard) < next(loads) * 0.7  # only from its home
+    assert len(heard) < next(loads) * 0.7  # only the home scheduler's answers
     assert heard[0] > 1.7e9  # the scheduler's clock
     session.drain()
     await both.both_see("DRAINING")
@@ -245,7 +245,7 @@ async def test_one_scheduler_can_refuse_a_worker(both: Two) -> None:
     assert both.seen(0) == ""  # it has deregistered
 
 
-async def test_a_scheduler_without_the_capacity_is_not_told_ready(both: Two) -> None:
+async def test_a_scheduler_without_the_capacity_does_not_hear_ready(both: Two) -> None:
     session = WorkerSession(both.client, loading(), pb.WorkerLoad)
     await session.start(2)
     both.client.at = both.addresses[1]
@@ -274,7 +274,7 @@ async def test_a_role_refused_by_one_scheduler_is_reverted_at_all(both: Two) -> 
         await until(lambda: session.registered and all(one.role == pb.ROLE_MIXED for one in both.views()))
 
 
-async def test_a_later_epoch_at_one_scheduler_is_passed_at_all(both: Two) -> None:
+async def test_a_later_epoch_at_one_scheduler_is_passed_at_all_schedulers(both: Two) -> None:
     """One scheduler knows an earlier process with this id."""
     earlier = identity("m")
     earlier.epoch = 50

@@ -171,7 +171,7 @@ async def call_later(channel: grpc.aio.Channel, path: str, request: bytes) -> gr
     made: Any
     try:
         if method.client_streaming:
-            # Without a message: a write that meets the refusal hides its status (grpc/grpc#36066).
+            # Send no message: a write that meets the refusal hides its status (grpc/grpc#36066).
             made = channel.stream_stream(path)(timeout=5)
         elif method.server_streaming:
             made = channel.unary_stream(path)(request, timeout=5)

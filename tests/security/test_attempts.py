@@ -79,7 +79,7 @@ async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
 
 
 async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
-    """A client with the CA's certificate, which is no secret, but none of its own."""
+    """The client has the CA's certificate, which is no secret, but no certificate of its own."""
     rpc.act_as(None)
     text = _meant(await refusal(server.address, ca.root_pem))
     assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text
@@ -156,7 +156,7 @@ async def test_a_certificate_of_another_topic(server: SchedulerServer, become: B
 
 
 def test_pulls(become: Become) -> None:
-    """With the right ticket, without one, with another's, and by another role."""
+    """Pull with the right ticket, without a ticket, with the ticket of another save, and as another role."""
     become(Role.WORKER, "p0")
     with saves.source() as source:
         wanted, other = source.save("wanted"), source.save("other")

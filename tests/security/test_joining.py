@@ -333,7 +333,7 @@ async def test_a_revoked_line_cannot_be_renewed(ca: Authority, service: str) -> 
     for one in (first, second, third):
         with pytest.raises(JoinRefused, match="the certificate of worker w1 was revoked: join with a token"):
             await asyncio.to_thread(joining.renew, service, one)
-    await asyncio.to_thread(joining.renew, service, other)  # same name, another line
+    await asyncio.to_thread(joining.renew, service, other)  # the same name, but another line of certificates
     async with JoinService(Authority(ca.folder), TOPIC, "127.0.0.1:0") as restarted:
         with pytest.raises(JoinRefused, match="was revoked"):
             await asyncio.to_thread(joining.renew, restarted.address, third)

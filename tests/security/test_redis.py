@@ -78,7 +78,7 @@ async def used(url: str) -> str:
 
 
 async def test_every_permission_is_needed(tmp_path: Path) -> None:
-    """Except for HELLO, which is optional, and SELECT, for a database other than 0."""
+    """HELLO is optional, and SELECT is needed only for a database other than 0."""
     rights = [one for one in RULES.split() if one.startswith("+") and one not in ("+hello", "+select")]
     users = [
         " ".join(["user", lacks[1:], *(one for one in RULES.split()[2:] if one != lacks)]) for lacks in rights

@@ -72,7 +72,7 @@ async def router_work(redis: GuardedRedis) -> None:
         store.start()
     try:
         visits = [await one.enter(CALLER) for _ in range(4)]
-        async with Redis.from_url(redis.url("admin", "x")) as admin:  # from a dead router
+        async with Redis.from_url(redis.url("admin", "x")) as admin:  # as if from a dead router
             await admin.hset(redis_keys.slots(TOPIC, "tenant:acme"), "dead", "9 0 0")
         visits.append(await two.enter(CALLER))
         await visits[0].charge("a", 100, 300)

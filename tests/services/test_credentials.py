@@ -120,7 +120,7 @@ def test_a_file_of_tenants_keys_is_checked_before_anything_starts(tmp_path: Path
         *(("127.0.0.1", "", False), ("::1", "", False), ("localhost", "", False), ("0.0.0.0", "k", False)),
     ],
 )
-def test_a_router_that_is_open_to_all_is_told(
+def test_a_router_that_is_open_to_all_is_reported(
     host: str, key: str, open_: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load({"router": {"host": host, "api_key": key}})

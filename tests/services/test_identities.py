@@ -138,7 +138,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], text: str) 
 def test_a_folder_goes_when_its_process_went_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if its process id is not visible, as in another container that shares /tmp."""
+    """The process id may not be visible, as in another container that shares /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code = "from baton.services import identities; print(identities._temporary(), flush=True); input()"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

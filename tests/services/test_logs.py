@@ -159,7 +159,7 @@ def test_the_environment_sets_the_level_of_libraries(
 
 def test_a_spawned_process_logs_as_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "decode-1")
-    logging.getLogger().handlers.clear()  # as in a new interpreter with the same environment
+    logging.getLogger().handlers.clear()  # a new interpreter with the same environment has none
     logs.follow()
     logging.getLogger("vllm.rank").error("broke")
     assert json.loads(capsys.readouterr().err)["process"] == "decode-1"

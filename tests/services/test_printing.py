@@ -150,7 +150,7 @@ def test_a_process_ends_though_nobody_reads_what_a_library_printed() -> None:
 
 
 def test_a_stopped_terminal_keeps_nobody_waiting() -> None:
-    """For example by Ctrl-S."""
+    """Ctrl-S stops a terminal."""
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [PYTHON, "-c", "from baton.services import printing\nfor _ in range(9_999): printing.say('x' * 79)"],

@@ -9,7 +9,7 @@ from baton.services.trace_context import begin, trace_id_of
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-def test_a_clients_trace_goes_on() -> None:
+def test_a_clients_trace_is_continued() -> None:
     headers = [(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode()), (b"tracestate", b"vendor=1,other=2")]
     trace = begin(headers)
     assert (trace.trace_id, trace.parent_id, trace.sampled, trace.state) == (
@@ -47,7 +47,7 @@ def test_an_invalid_one_counts_as_none(value: str) -> None:
     assert (trace.parent_id, trace.state, trace.sampled) == ("", "", False)
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_add_fields() -> None:
     assert begin([(b"traceparent", f"01-{TRACE}-{SPAN}-01-more".encode())]).trace_id == TRACE
 
 

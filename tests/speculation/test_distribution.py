@@ -27,7 +27,7 @@ SAMPLES = 2_500
 PROMPTS = {"qwen2": prompt(74), "mimo": prompt(104)}
 TOGETHER = (Way(0.25), Way(0.8, top_k=5, top_p=0.9))  # mixed in each batch
 APART = (Way(0.25), Way(0.8), Way(1.0), Way(1.0, top_p=0.8), Way(0.8, top_k=5))
-CHANCE = 1e-6  # that a right sample fails, in each of some 60 comparisons
+CHANCE = 1e-6  # probability that a right sample fails, in each of some 60 comparisons
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -193,7 +193,7 @@ def main() -> int:
         laboratory = Laboratory(Path(folder))
         wanted = laboratory.expected(APART)
         started = {name: laboratory.sample(case, APART) for name, case in CASES.items()}
-        temperatures = APART[:3]  # with the others an unpatched vLLM may end
+        temperatures = APART[:3]  # an unpatched vLLM may end with the others
         started["draft_model, vLLM as shipped"] = laboratory.sample(
             CASES["draft_model"], temperatures, mended=False
         )

@@ -14,7 +14,7 @@ WARPS = 8
 class Cut:
     """The way a kernel cuts quantised rows into tiles."""
 
-    rows: int  # most rows per tile
+    rows: int  # maximum rows per tile
     warps: int
     constants: dict[str, int]  # the kernel's compile-time arguments
 
@@ -44,7 +44,7 @@ def tiles_of(row: list[int], rows_a_tile: int) -> list[tuple[int, ...]]:
 
 
 def _split(total: int, most: int) -> list[tuple[int, int]]:
-    """Return (start, count) of nearly equal pieces of at most `most`; even starts cut no word."""
+    """Return (start, count) of nearly equal pieces of at most `most`. Starts are even, so no word is cut."""
     step = -(-total // -(-total // most))
     step += step % 2
     return [(at, min(step, total - at)) for at in range(0, total, step)]

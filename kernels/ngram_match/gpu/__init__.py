@@ -10,8 +10,8 @@ import triton.language as tl
 
 _BLOCK = 1024  # tokens that a program compares at once: 8 per thread, in two loads of 16 bytes
 _WARPS = 4
-# Most programs for a small batch, in which several share a row: with 46 registers per thread, 10 programs fit
-# on each of an H200's 132 multiprocessors, and more would have to queue.
+# Maximum number of programs for a small batch, in which several share a row: with 46 registers per thread, 10
+# programs fit on each of an H200's 132 multiprocessors, and more would have to queue.
 _PROGRAMS = 1320
 _UNROLLED = 8  # tokens of an n-gram compared without a loop, so that their loads are all in flight at once
 
@@ -138,7 +138,7 @@ def _ngram_match_kernel(
         else:
             start = (longest & 0xFFFFFFFF).to(tl.int32) + 1
             step = tl.arange(0, K_POWER)
-            # A continuation that reaches the end of the text goes on with its own first drafts.
+            # A continuation that reaches the end of the text continues with its own first drafts.
             source = start + step % (size - start)
             token = _at(text, length, tail, source, step < limit, HAS_TAIL)
             into = drafts + request * drafts_stride + step

@@ -148,7 +148,7 @@ def stats_kernel(
     proposal_maxes, proposal_sums,  # like maxes and sums, but over all tokens
     vocabulary, tiles,
     each,  # tiles per program
-    width,  # most rows per request
+    width,  # maximum rows per request
     PACKED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     request = (tl.program_id(0) // width).to(tl.int64)

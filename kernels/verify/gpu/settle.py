@@ -211,7 +211,7 @@ def residual_kernel(
     probs, probs_stride, proposal, proposal_slot, proposal_step, proposal_maxes, proposal_sums,
     scales, chosen, residuals,
     vocabulary, tiles, each,
-    width,  # most rows per request if every row has programs, else 1
+    width,  # maximum rows per request if every row has programs, else 1
     PACKED: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Compute the tiles' masses, for each request's chosen row or, with `scales`, for every row."""

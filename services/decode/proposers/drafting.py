@@ -25,7 +25,7 @@ class DraftBatch:
     prompts: Ints  # [rows]: how many of a row's tokens are prompt
     settled: Ints  # [rows]: how many are prompt or output; the rest are unverified drafts
     lengths: Ints  # [rows]: how many tokens are valid
-    limits: Ints  # [rows]: most tokens to draft; 0 for none
+    limits: Ints  # [rows]: maximum number of tokens to draft
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ _NEARLY_ALL = 0.75
 
 
 class Hybrid:
-    """A Proposer that continues a draft model's tokens, and another one that may replace them."""
+    """A Proposer that continues a draft model's tokens, and a second one that may replace them."""
 
     def __init__(self, first: Proposer, then: Proposer, steps: int, least: int) -> None:
         """Use drafts of `first` with `least` tokens or more, otherwise `steps` of the model and `then`.

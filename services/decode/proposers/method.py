@@ -25,7 +25,7 @@ class Method(ABC):
     """A speculative method, without state.
 
     vLLM drafts (`engine_config` names one of its methods), or a proposer does from tokens alone (`proposer`
-    returns one), or in a hybrid one after the other.
+    returns one), or, in a hybrid, first vLLM and then the proposer.
     """
 
     name: ClassVar[str]

@@ -268,7 +268,7 @@ def draft(
 ) -> None:
     """Draft for each row of tokens [rows, width], from its own text or from ring[start:end], by score.
 
-    lengths [rows]: valid tokens; limits [rows]: most drafts. Fills drafts [rows, k] and counts [rows].
+    lengths [rows]: valid tokens; limits [rows]: maximum drafts. Fills drafts [rows, k] and counts [rows].
     """
     other = np.empty(drafts.shape[1], dtype=np.int32)
     for row in range(slots.shape[0]):

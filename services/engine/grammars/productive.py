@@ -1,4 +1,4 @@
-"""Tell whether a grammar has a finite answer. A rule that always refers to itself has none.
+"""Tell whether any finite answer satisfies a grammar: none does if a rule always refers to itself.
 
 This works on the parsed grammar as xgrammar serializes it, in version v16, so it covers schemas, regexes and
 grammars. An expression there is its type, the number of its values, and the values.

@@ -76,7 +76,7 @@ class Bench:
         self._backends: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Make the backends that most requests need, so that trials do not have to."""
+        """Make the backends that most requests need, so that trials need not."""
         for name in ("xgrammar", "guidance"):
             try:
                 self.backend(name)

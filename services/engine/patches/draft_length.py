@@ -1,4 +1,4 @@
-"""Choose how many tokens each step drafts, and observe how the drafts fare.
+"""Choose how many tokens each step drafts, and observe how many are accepted.
 
 A step in which no request continues to decode drafts nothing, whatever else was chosen. These are all steps
 of a worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs
@@ -54,11 +54,11 @@ class DraftLengthSeam:
             )
         self._none = (0,) * chooser.limit
         self._chooser = chooser
-        # Of the last step with results:
+        # The last step with results:
         self._stats: Any = None  # SpecDecodingStats
         self._output: Any = None  # SchedulerOutput
         self._handed: list[tuple[int, int]] = []  # tokens drafted elsewhere and accepted ones, by request
-        # Of the step before it:
+        # The step before it:
         self._before: Set[str] = frozenset()  # requests
         self._asked = 0  # tokens to draft
         # With asynchronous scheduling the next step is already scheduled when a step's results come.

@@ -232,7 +232,7 @@ class Matching:
         return drafts
 
     def _limits(self, rows: torch.Tensor, num_sampled: torch.Tensor, wanted: int) -> torch.Tensor:
-        """Return the most drafts per request, 0 during its prefill. The last position is for the target."""
+        """Return the maximum drafts per request, 0 during its prefill; the last position is the target's."""
         free = self._states.max_model_len - 1 - self._states.total_len.gpu[rows]
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 

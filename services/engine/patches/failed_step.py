@@ -1,4 +1,4 @@
-"""Keep the engine going after a step that raised: the step's requests fail, and the others are served.
+"""Keep the engine running after a step that raised: the step's requests fail, and the others are served.
 
 vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
 not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # The steps and seconds in which an engine must answer its own request for two tokens.
 PROBE_STEPS, PROBE_S = 64, 30.0
-SHAPES = 16  # most requests that the log describes
+SHAPES = 16  # maximum number of requests that the log describes
 _STICKY = (
     *("cuda error", "cuda runtime", "cuda driver", "triton error", "nccl", "hip error", "device-side assert"),
     *("cublas", "cudnn", "cusolver", "cusparse", "cufft", "curand"),
@@ -105,7 +105,7 @@ class FailedStep:
         self._outputs.clear()
         self._failing = []
         logger.warning(
-            "the engine goes on after %.0f ms, without %d requests",
+            "the engine continues after %.0f ms, without %d requests",
             1e3 * (time.monotonic() - began),
             len(touched),
         )

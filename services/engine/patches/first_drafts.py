@@ -25,11 +25,11 @@ from baton.services.decode.proposers import registry
 from baton.services.engine.patches.replace import replace
 from baton.services.speculation import SpeculativeSettings
 
-# Most tokens that a draft model drafts for a handoff. Each one after the first delays the first token by a
-# pass.
+# The maximum number of tokens that a draft model drafts for a handoff. Each one after the first delays the
+# first token by a pass.
 MOST = 2
 
-ALLOCATE_SLOTS = (  # only the first two are passed by position
+ALLOCATE_SLOTS = (  # callers pass only the first two by position
     *("request", "num_new_tokens", "num_new_computed_tokens", "new_computed_blocks", "num_lookahead_tokens"),
     *("num_external_computed_tokens", "delay_cache_blocks", "num_encoder_tokens", "full_sequence_must_fit"),
     *("reserved_blocks", "has_scheduled_reqs", "skip_zeroing_group_ids"),

@@ -37,7 +37,7 @@ from baton.services.prefill.step_length import LATELY_S, StepLength
 logger = logging.getLogger(__name__)
 
 MOST_PREEMPTIONS = 3  # per request; each costs its slot, and at worst all its computation
-MOST_SHARE = 0.9  # for all requests that give way together
+MOST_SHARE = 0.9  # limit of all requests that give way together
 
 
 def standing_of(request: Any) -> Standing:
@@ -55,12 +55,12 @@ class _Step:
     """A step in which some requests give way."""
 
     first: int  # priority of the first class
-    contest: Contest | None  # None: the first class keeps arriving, but does not want this step
+    contest: Contest | None  # None: first-class requests keep arriving, but none needs this step
     rows: set[str]  # ids of decoding requests that give way
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # whether one more prompt that gives way may be computed
     new: bool = True  # whether all waiting requests may begin, or only those that hold KV
-    most_new: int | None = None  # most waiting requests that may begin; None: as many as find a slot
+    most_new: int | None = None  # waiting requests that may begin, at most; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
     others: int = 0  # tokens of requests that give way

@@ -31,7 +31,7 @@ class Replacement:
     expects: tuple[str, ...]
 
 
-_replacements: dict[str, list[Replacement]] = {}  # by the module of the patch
+_replacements: dict[str, list[Replacement]] = {}  # keyed by the patch's module
 
 
 def replaces(symbol: str, *expects: str) -> Callable[[F], F]:

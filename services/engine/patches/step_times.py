@@ -26,7 +26,7 @@ class StepPhases:
 
 
 _steps = StepPhases()  # since `take`, in the scheduler's process
-_drafting = StepPhases()  # of the current step, in this rank
+_drafting = StepPhases()  # the current step's, in this rank
 
 
 def take() -> StepPhases:

@@ -46,7 +46,7 @@ class ObjectPatch:
     file: str
     symbols: tuple[str, ...]
     until: str
-    why: str = ""  # by default the file's docstring says it
+    why: str = ""  # empty: the file's docstring says it
     processes: str = ROUTER
 
 
@@ -103,7 +103,7 @@ PATCHES = (
     ),
     Patch(
         name="cpu.local_experts",
-        until="vLLM's CPU experts heed expert_map",
+        until="vLLM's CPU experts use expert_map",
         platform="CPU",
     ),
     Patch(
@@ -120,7 +120,7 @@ PATCHES = (
     ),
     Patch(
         name="cpu.gloo",
-        until="vLLM makes no groups of one rank, or Gloo's threads block",
+        until="vLLM makes no process groups of one rank, or Gloo's threads stop polling",
         platform="CPU",
     ),
     Patch(
@@ -135,7 +135,7 @@ PATCHES = (
     ),
     Patch(
         name="cpu.ending",
-        until="vLLM collects nothing in an exiting process",
+        until="vLLM skips garbage collection when its process exits",
         platform="CPU",
     ),
     Patch(
@@ -162,7 +162,7 @@ PATCHES = (
     ),
     Patch(  # around the patches that draft
         name="undrafted",
-        until="vLLM's seeds hold under speculation and its rejection sampler applies min_p and logit_bias",
+        until="seeds reproduce under speculation and vLLM's rejection sampler applies min_p and logit_bias",
         platform="CPU",
     ),
     Patch(
@@ -177,11 +177,11 @@ PATCHES = (
     ),
     Patch(
         name="named_logprobs",
-        until="vLLM's V1 gathers them per request, also with drafts",
+        until="vLLM's V1 gathers them per request, even with drafts",
     ),
     Patch(
         name="thinking_rows",
-        until="vLLM's V1 keeps budgets by request and counts rows right without drafts",
+        until="vLLM's V1 keeps budgets by request and counts rows correctly in steps without drafts",
     ),
     Patch(
         name="accepted_states",
@@ -219,7 +219,7 @@ OBJECTS = (
             "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
         ),
         processes=CORE,
-        until="new requests can bring drafts and KV connectors see those at a prompt's end",
+        until="new requests can bring drafts, and KV connectors get those made at a prompt's end",
     ),
     ObjectPatch(
         file="services/engine/patches/giving_way.py",
@@ -264,7 +264,7 @@ OBJECTS = (
             "validate_structured_output_request_lm_format_enforcer",
             "vllm.sampling_params:_get_llg_tokenizer",
         ),
-        until="vLLM checks grammars off its loop, within bounds",
+        until="vLLM checks grammars outside its event loop, within limits",
     ),
     ObjectPatch(
         file="services/engine/grammars/engine.py",
@@ -277,30 +277,30 @@ OBJECTS = (
         why="vLLM bounds neither prompts times n nor the size of a grammar; both are checked before "
         "anything is rendered.",
         symbols=("vllm.entrypoints.serve.engine.serving",),  # _check_model of the handlers made from it
-        until="vLLM bounds both",
+        until="vLLM limits both",
     ),
     ObjectPatch(
         file="services/router/vllm/error_responses.py",
-        why="Gives an error that ends a stream the words, status and type of the router's refusals. Cuts an "
-        "error that quotes the request: vLLM searches it for paths in quadratic time, and returns it whole.",
+        why="Gives errors in streams the text, status and type of the router's refusals, and shortens errors "
+        "that quote the request: vLLM searches them for paths in quadratic time, and returns them whole.",
         symbols=(
             "vllm.entrypoints.generate.base.serving:"
             "GenerateBaseServing._convert_generation_error_to_streaming_response",
             "vllm.entrypoints.serve.exception_handling.utils:sanitize_message",
         ),
-        until="vLLM sends an error's own object, and bounds its text",
+        until="vLLM sends the error object itself, and bounds its text",
     ),
     ObjectPatch(
         file="services/router/vllm/endings.py",
-        why="When max_tokens cuts an unstreamed chat answer after a tool call, vLLM says tool_calls as if "
-        "all calls were there. It reports a cut response as completed, and a failing stream of Responses "
+        why="When max_tokens cuts an unstreamed chat answer after a tool call, vLLM reports tool_calls as if "
+        "all calls were complete. It reports a cut response as completed, and a failing stream of Responses "
         "breaks off without an event.",
         symbols=(
             "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat.chat_completion_full_generator",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_stream_generator",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.responses_full_generator",
         ),
-        until="vLLM says length as in streams, and streams response.incomplete and response.failed",
+        until="vLLM reports length as in streams, and streams response.incomplete and response.failed",
     ),
     ObjectPatch(
         file="services/router/vllm/messages.py",
@@ -312,12 +312,12 @@ OBJECTS = (
             "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.message_stream_converter",
             "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.messages_full_converter",
         ),
-        until="vLLM's handler deals with these",
+        until="vLLM's handler copes with these",
     ),
     ObjectPatch(
         file="services/router/vllm/response_store.py",
-        why="vLLM stores responses for ever, open to anybody who knows an id. A background response counts "
-        "for nobody, and its failure is lost.",
+        why="vLLM stores responses forever, open to anybody who knows an id. A background response counts "
+        "for no tenant, and its failure is lost.",
         symbols=(
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses.create_responses",
             "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._run_background_request",
@@ -325,7 +325,7 @@ OBJECTS = (
             "vllm.entrypoints.openai.responses.serving:"
             "OpenAIServingResponses.responses_background_stream_generator",
         ),
-        until="vLLM's store has owners and bounds",
+        until="vLLM's store has owners and limits",
     ),
     ObjectPatch(
         file="services/router/vllm/quick_unions.py",
@@ -339,7 +339,7 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/tokenizing.py",
-        why="vLLM tokenizes a whole text, a second and 80 MiB per MiB, before it cuts it. Here long texts "
+        why="vLLM tokenizes a whole text before it cuts it, at a second and 80 MiB per MiB. Here long texts "
         "are counted and tokenized in pieces where the ids stay the same.",
         symbols=("vllm.renderers.base:BaseRenderer._tokenize_prompt",),
         until="vLLM stops tokenizing at the model's length",

@@ -98,7 +98,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._unread = 0  # bytes that the client had not read by then
         self._heard = 0.0  # loop time of the last discarded byte
         self._timer: asyncio.TimerHandle | None = None
-        self._times = HttpTimes()  # the current response's
+        self._times = HttpTimes()  # the current response's times
         self._paused = 0.0  # time.monotonic when the response began to wait for its client
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -120,7 +120,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._release_all()
-        abandon(self._running)  # with pipelined requests uvicorn notifies only the last one
+        abandon(self._running)  # if requests are pipelined, uvicorn notifies only the last one
 
     def data_received(self, data: bytes) -> None:
         self._raw += len(data)

@@ -67,7 +67,7 @@ class PageAccess:
         return any(name == ACTION_HEADER for name, _ in headers)
 
     def fits(self, *given: bytes) -> bool:
-        """Return whether exactly one key was given, the right one: a request is one try."""
+        """Return whether exactly one key was given, and it is right: a request counts as one try."""
         return (
             bool(self._key) and len(given) == 1 and hmac.compare_digest(_digest(*given), _digest(self._key))
         )

@@ -60,7 +60,7 @@ class Actions:
         return done
 
     async def _first(self, action: Action) -> str:
-        """Call the scheduler that has the worker; if none has it now, each until one knows its name.
+        """Call the scheduler that lists the worker; if none does, call each until one knows its name.
 
         Raises the error of the last call.
         """

@@ -33,7 +33,7 @@ class Sources:
 
 
 class TooManyWatchers(Exception):
-    """The page has as many watchers as it may."""
+    """The page already has the maximum number of watchers."""
 
 
 class Feed:

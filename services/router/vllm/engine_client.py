@@ -100,7 +100,7 @@ class RelayClient(EngineCoreClient):
         return await self._queue.take()
 
     async def add_request_async(self, request: Any) -> None:
-        """Start a request without waiting for its placement; of several sequences each is placed by itself.
+        """Start a request without waiting for its placement. Each of several sequences is placed separately.
 
         Raises RefusedByRouter; a later refusal ends the request through `fail`.
         """
@@ -335,7 +335,7 @@ def _encode(request: Any, wire_id: str) -> bytes:
     sent.trace_headers = None
     sent.data_parallel_rank = None
     sent.kv_hints = None
-    sent.priority = 0  # has already chosen the class, which is sent with each start
+    sent.priority = 0  # the priority has chosen the class, which is sent with each Start
     sent.sampling_params = copy(request.sampling_params)
     sent.sampling_params.extra_args = without_reserved(sent.sampling_params.extra_args)
     return wire.encode_request(sent)

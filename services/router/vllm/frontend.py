@@ -238,7 +238,7 @@ async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
 
     Clients reach it through `opened_to_clients`.
     """
-    envs.VLLM_API_KEY = None  # build_app would guard only some paths with it; our door guards all
+    envs.VLLM_API_KEY = None  # build_app would guard only some paths with it; our door guards all paths
     leave_to_workers()
     tasks = await llm.get_supported_tasks()
     quicken_requests()

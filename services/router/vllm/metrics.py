@@ -227,7 +227,7 @@ class EngineMetrics(Collector):
         yield self._cache_info(seen)
 
     def _cache_info(self, seen: Iterable[tuple[ModelWorkers, pb.WorkerStatus]]) -> Metric:
-        """Return the labels of vLLM's cache_config_info that workers report; the value is always 1."""
+        """Return vLLM's cache_config_info, with the labels that workers report; the value is always 1."""
         labels = ("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching")
         metric = GaugeMetricFamily("vllm:cache_config_info", "Information of the KV cache", labels=labels)
         for model, worker in seen:

@@ -87,7 +87,7 @@ class OutputQueue:
         """Ask `lag_s` how late, in seconds, the workers' streams are read."""
         self._lag_s = lag_s
         self._flush_s = flush_s
-        self._outputs: list[Any] = []  # to be taken
+        self._outputs: list[Any] = []  # outputs to be taken
         self._waiting: list[Any] = []  # held until the next flush
         self._last: dict[str, Any] = {}  # request -> its last output in either list
         self._taker: asyncio.Future[None] | None = None

@@ -124,8 +124,8 @@ class Cutter:
             self.runs.remove(
                 IDEOGRAPHS
             )  # whether capitals after it belong to its word depends on the word's start
-        # A seam is in the middle of a block of twice this many characters of a run, some tokens from its
-        # edges.
+        # A seam lies in the middle of a block of a run, twice this many characters long: several tokens from
+        # its edges.
         self.margin = max(64, 4 * tokenizer.max_chars_per_token)
 
     def ids(self, text: str, enough: int | None = None) -> list[int] | None:
@@ -155,7 +155,7 @@ class Cutter:
 
     def _seam(self, backend: Tokenizer, ids: list[int], run: Run) -> tuple[int, int]:
         """Return the number of tokens before the seam and of characters after it; (0, 0) without one."""
-        size = 0  # in bytes: a character of a byte-level token stands for one
+        size = 0  # number of bytes: each character of a byte-level token stands for one
         for kept in range(len(ids) - 1, 0, -1):
             size += len(backend.id_to_token(ids[kept]) or "")
             length, odd = divmod(size, run.width)

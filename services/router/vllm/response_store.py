@@ -72,14 +72,14 @@ class Kept:
     tenant: str
     handler: Any  # its model's handler
     at: float  # time.monotonic
-    size: int = 0  # in bytes
+    size: int = 0  # bytes
 
 
 class ResponseStore:
     """The stored answers of all models of a router. For its event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept: dict[str, Kept] = {}  # by id, oldest first
+        self._kept: dict[str, Kept] = {}  # keyed by id, oldest first
         self._clock = clock
         self.on = False
         self.elsewhere = ""  # another router of the deployment, which may have the answers

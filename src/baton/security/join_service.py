@@ -31,8 +31,8 @@ from baton.security.errors import IdentityError, JoinRefused, SecurityError
 from baton.security.names import Name, Role
 
 MAX_BODY = 16 << 10
-READ_S = 10.0  # to receive a request's body
-CONNECTION_S = 20.0  # for a connection with its handshake; a joiner sends one request
+READ_S = 10.0  # limit for receiving a request's body
+CONNECTION_S = 20.0  # limit for a connection with its handshake; a joiner sends one request
 MOST_CONNECTIONS = 256  # more are closed
 ACCEPT_AGAIN_S = 0.5  # pause after an error, such as a lack of file descriptors
 OWN_LIFE_S = 86_400.0  # lifetime of the service's own certificate

@@ -25,9 +25,9 @@ from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
 from baton.security.tokens import Token
 
-TIMEOUT_S = 10.0  # for each request to the CA
+TIMEOUT_S = 10.0  # limit for each request to the CA
 RETRY_S = 0.5
-MAX_BYTES = 64 << 10  # of an answer
+MAX_BYTES = 64 << 10  # limit of an answer's size
 
 
 def join(address: str, token: Token, name: Name, wait_s: float = 0.0) -> Pems:
@@ -104,7 +104,7 @@ def _received(
     )
     pems = Pems(private, chain, roots)
     if checked(pems, f"the answer of {address}").name != name:
-        raise JoinRefused(f"the CA at {address} sent a certificate for another name than {name.uri}")
+        raise JoinRefused(f"the CA at {address} sent a certificate whose name is not {name.uri}")
     return pems
 
 

@@ -12,7 +12,7 @@ from baton.security import identity
 from baton.security.errors import SecurityError
 from baton.security.identity import Credentials, Identity, Pems
 
-TRIES = 20  # in the second half of a certificate's life
+TRIES = 20  # spread over the second half of a certificate's life
 
 logger = logging.getLogger(__name__)
 

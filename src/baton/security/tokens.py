@@ -59,7 +59,7 @@ class Grant:
     topic: str
     expires_at: float  # wall clock, seconds
     uses: int | None  # left; None: any number
-    life_s: float  # of the certificates
+    life_s: float  # lifetime of the certificates
 
 
 class TokenStore:

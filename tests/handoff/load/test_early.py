@@ -73,7 +73,7 @@ def test_an_early_load_ends_with_its_requests_first_token(pair: Pair, eventually
     eventually(lambda: state(pair) is State.HELD)
     assert pair.loader.take_finished() == []
     pair.loader.complete(("r", 1), whole(manifest))
-    (done,) = pair.loader.take_finished()  # at once
+    (done,) = pair.loader.take_finished()  # reported at once
     assert done.problem is None
     assert done.blocks == 10
     assert done.early_bytes == done.bytes == 10 * manifest.shards[0].record_bytes
@@ -136,7 +136,7 @@ def test_the_times_of_an_early_load_count_from_its_prompts_end(pair: Pair, event
 def test_a_load_can_be_cancelled_in_each_state(
     pair: Pair, mock: Mock, at: State, eventually: Eventually
 ) -> None:
-    """Unless it is being pulled, it is reported at once."""
+    """A load that is not being pulled is reported at once."""
     rest, manifest = begin(pair)
     if at is State.QUEUED:
         for number in range(EARLY):

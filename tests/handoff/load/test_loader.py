@@ -148,7 +148,7 @@ def test_an_unexpected_failure_is_reported_too(pair: Pair, mock: Mock) -> None:
 
 
 def test_a_manifest_of_another_number_of_tokens_is_refused(pair: Pair, mock: Mock) -> None:
-    """Even if the number of blocks is equal."""
+    """It is refused even if the number of blocks is equal."""
     manifest = pair.source.save("r", 310, random_blocks(CACHE_BLOCKS, 10))
     parts = (Part(0, 0, random_blocks(CACHE_BLOCKS, 10)),)
     job = LoadJob("r", 1, 309, parts, time.monotonic(), manifest=manifest, complete=True)

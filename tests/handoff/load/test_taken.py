@@ -91,7 +91,7 @@ def test_a_save_without_a_window_gets_no_acknowledgements(
 
 
 def test_unwanted_records_are_skipped(pair: Pair, eventually: Eventually) -> None:
-    """Cached records, perhaps more than there are slots."""
+    """Cached records are unwanted; there may be more of them than slots."""
     blocks, into = random_blocks(BLOCKS, RECORDS, 1), random_blocks(BLOCKS, RECORDS, 3)
     pair.load(begin(pair, blocks), Part(0, 3, into[3:5]), Part(0, 5, into[5:6]), Part(0, 19, into[19:29]))
     done = pair.succeeds()

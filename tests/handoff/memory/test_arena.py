@@ -57,7 +57,7 @@ def test_all_free_slots_can_be_allocated_after_any_history(steps: list[tuple[int
             assert len(set(taken)) == len(taken) == 200 - free
             assert all(0 <= slot < 200 for slot in taken)
         if free:
-            held.append(made.allocate(free))  # in one save
+            held.append(made.allocate(free))
         assert made.free_slots == 0
         for place in held:
             made.free(place)

@@ -125,7 +125,7 @@ class Recorder(streams.Queue):
     """A queue that records what its work waits for."""
 
     log: list[tuple[Recorder, dict[Recorder, int]]] = field(repr=False)
-    in_use: list[Recorder] = field(default_factory=list, repr=False)  # the device's
+    in_use: list[Recorder] = field(default_factory=list, repr=False)  # queues in use on the device
     waited: dict[Recorder, int] = field(default_factory=dict, repr=False)
     position: int = 0
 

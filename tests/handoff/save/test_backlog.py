@@ -153,13 +153,13 @@ def test_a_preempted_prompt_is_saved_from_its_new_blocks(saving: Source, eventua
     saving.saver.withhold([KEY, ("else", 1)])
     again = tuple(block for block in range(1, BLOCKS) if block not in blocks)[:RECORDS]
     saving.cache.scatter(0, expected, again)
-    saving.cache.scatter(0, np.full_like(expected, 0xA5), blocks)  # another request's
+    saving.cache.scatter(0, np.full_like(expected, 0xA5), blocks)  # another request overwrites them
     go_on(saving, again, 0)
     assert np.array_equal(pull(saving), expected)
 
 
 def test_a_preemption_after_the_prompts_end_ends_the_save(saving: Source, eventually: Eventually) -> None:
-    """Its last token may come from the previous step: nothing recomputes its blocks."""
+    """Its last token may come from the previous step, so nothing recomputes its blocks."""
     begin(saving, random_blocks(BLOCKS, RECORDS, 1))
     saving.saver.withhold([KEY])
     assert saving.staging.held() == (0, 0)

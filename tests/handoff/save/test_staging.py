@@ -65,7 +65,7 @@ def test_unpublished_saves_are_unknown(make: Callable[..., Staging]) -> None:
     with pytest.raises(UnknownHandoff, match="never saved"), staging.opened("a", 1):
         pass
     reserved = staging.reserve("a", 1, 1)
-    with pytest.raises(UnknownHandoff), staging.opened("a", 1):  # not before it is published
+    with pytest.raises(UnknownHandoff), staging.opened("a", 1):  # it is not published yet
         pass
     staging.discard(reserved)
 
@@ -105,7 +105,7 @@ def test_memory_that_is_read_is_not_used_again_before_the_reader_ends(
 
 
 def test_saves_older_than_a_lease_are_overdue(make: Callable[..., Staging], eventually: Eventually) -> None:
-    """Because of renewals, or a reader that does not end."""
+    """Renewals, or a reader that does not end, keep them that long."""
     staging = make(1.0)  # longer than the pauses of a busy machine
     put(staging, "renewed")
     assert staging.overdue_s() == 0.0
@@ -191,7 +191,7 @@ def test_each_slot_must_have_the_ticket(make: Callable[..., Staging]) -> None:
     assert view.holds(ticket, 0, 3)
     put(staging, "b", blocks=57)
     staging.release("a", 1)
-    other = put(staging, "c", blocks=1).view  # in the first one's slot
+    other = put(staging, "c", blocks=1).view  # gets the slot of the first one
     other.sign(ticket)
     assert [view.holds(ticket, at, at + 1) for at in range(3)] == [True, False, False]
     assert not view.holds(ticket, 0, 3)

@@ -114,7 +114,7 @@ def test_a_sample_that_fails_leaves_nothing(source: Rank, monkeypatch: pytest.Mo
 
 
 def test_samples_are_bounded(source: Rank) -> None:
-    """Most of staging stays free for prompts."""
+    """A sample leaves most of staging free for prompts."""
     assert source.trials.sample(1 << 40).num_blocks == source.staging.capacity // 8
     for _ in range(12):
         source.trials.sample(1 << 40)

@@ -35,7 +35,7 @@ from tests.handoff.transports.test_transports import drain, pull_of
 pytestmark = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
 
 BLOCKS = 41
-LOST_S = 1.0 * PATIENCE  # for a pull to end when its source is killed
+LOST_S = 1.0 * PATIENCE  # time for a pull to end when its source is killed
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
 def test_a_source_that_never_answers_is_left_to_other_transports(
     doomed: RemoteSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a firewall that lets only Baton's own ports through."""
+    """This happens behind a firewall that lets only Baton's own ports through."""
     monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
     manifest = doomed.save("silent", range(1, 5))
     made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid or 0
@@ -152,7 +152,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
 
 
 def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) -> None:
-    """A pull that waits for the next step, one in the middle, and a new one."""
+    """Pulls end that wait for the next step, that are in the middle, and that have just begun."""
     manifest, late = doomed.save("killed", range(1, 31)), 60 * PATIENCE
     whole = nixl.pull(pull_of(manifest, chunk_bytes=1, within_s=late))
     early = nixl.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9), within_s=late))
@@ -166,7 +166,7 @@ def test_a_killed_source_ends_pulls_at_once(doomed: RemoteSource, nixl: Nixl) ->
 
 
 def test_buffers_come_in_few_sizes(nixl: Nixl) -> None:
-    """Otherwise, each slightly larger pull would need a new buffer."""
+    """If buffers had exact sizes, each slightly larger pull would need a new one."""
     for size in (4097, 5000, 8192):
         with nixl._agent.buffer(size) as buffer:
             assert buffer.data.size >= size

@@ -51,7 +51,7 @@ def ends_soon(act: Callable[[], object], within_s: float = 2.0) -> None:
     ("record_bytes", "count"), [(64, 9000), (16 << 10, 300), (384 << 10, 9), (5 * MIB // 2, 4)]
 )
 def test_records_of_any_size_come_whole(tcp: Tcp, record_bytes: int, count: int) -> None:
-    """Many per frame, or larger than a frame."""
+    """Test many records per frame, and records larger than a frame."""
     with closing(Rank(record_bytes, count)) as source:
         source.save(count)
         got, digests = [], []
@@ -116,7 +116,7 @@ def test_a_cancelled_pull_ends_at_once_at_both_ends(source: Rank, tcp: Tcp) -> N
 def test_a_source_that_ends_or_stops_ends_its_pulls(
     own_folder: Path, tcp: Tcp, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """Its host still acknowledges what a stopped process does not read."""
+    """A stopped process reads nothing, but its host still acknowledges what arrives."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     doomed = RemoteSource()
     pid = doomed.process.pid or 0
@@ -162,7 +162,7 @@ def test_a_connection_serves_pull_after_pull(source: Rank, tcp: Tcp) -> None:
     for _ in range(5):
         assert np.array_equal(drain(tcp, source.pull()), source.data)
     source.staging.release(*KEY)
-    with pytest.raises(UnknownHandoff):  # also after a refused pull
+    with pytest.raises(UnknownHandoff):  # the connection works after a refused pull
         drain(tcp, source.pull())
     source.save(4)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
@@ -189,7 +189,7 @@ def test_a_connection_that_the_source_closed_meanwhile_is_made_anew(
     monkeypatch.setattr(door, "IDLE_S", 0.3)
     assert np.array_equal(drain(tcp, source.pull()), source.data)
     eventually(lambda: not source.door._idle and source.is_quiet(), 2, "the source has hung up")
-    monkeypatch.setattr(Lines, "kept", Lines._take)  # as if it was not noticed yet
+    monkeypatch.setattr(Lines, "kept", Lines._take)  # pretend that the loss is not noticed yet
     assert np.array_equal(drain(tcp, source.pull()), source.data)
 
 

@@ -158,7 +158,7 @@ async def test_a_fault_strikes_when_its_moment_has_come(tmp_path: Path) -> None:
     assert began < act.struck <= time.monotonic()
 
 
-def test_a_plan_without_a_limit_tells_its_pauses() -> None:
+def test_a_plan_without_a_limit_reports_its_pauses() -> None:
     told = Outcome("p", 1, "2P2D", "mtp", "memory", poison={"alone 500": 3}, engines_failed=2)
     told.add([answer(RIGHT), answer(RIGHT, ended=22.0)], [RIGHT, RIGHT], [])
     assert (told.good, told.over_limit, told.messages) == (True, 0, [])

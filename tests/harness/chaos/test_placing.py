@@ -116,7 +116,7 @@ def test_placements_are_judged() -> None:
         assert not one.good
 
 
-def test_latencies_are_told_in_faults_and_beside_them() -> None:
+def test_latencies_are_reported_during_faults_and_between_them() -> None:
     one = Placed("p", 1, 500, 20, 2, 2)
     one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
     assert (one.calm.count, one.disturbed.count) == (2, 3)

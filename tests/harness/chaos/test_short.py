@@ -100,7 +100,7 @@ def test_no_death_costs_an_answer(short: Run) -> None:
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.timeout(400)
-def test_alertmanager_tells_a_webhook_of_the_worker_that_died(short: Run) -> None:
+def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short: Run) -> None:
     assert short.hook is not None
     hook = short.hook
     eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")

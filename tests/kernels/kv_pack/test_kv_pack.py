@@ -21,7 +21,7 @@ ORDERS = [[7], [3, 0, 9, 4]]
 # The interpreter takes seconds for each block of these.
 FEWER = {"gqa": [[9, 0]], "mla": [[7]], "mixed, with gaps": [[7]], "more than a tile": [[7]]}
 ERRORS = {"fp8_e4m3": 2.0**-4, "int8": 0.5 / 127}  # relative to the value, and to the row's largest
-SLACK = 1.001 + 2.0**-8  # for the rounding to bfloat16
+SLACK = 1.001 + 2.0**-8  # allows for the rounding to bfloat16
 
 
 @dataclass(frozen=True)

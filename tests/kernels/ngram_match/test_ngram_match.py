@@ -29,7 +29,7 @@ def gpu() -> Match:
 
 @dataclass
 class Texts:
-    """A batch. What another request left follows each text."""
+    """A batch. Each text is followed by remains of another request's."""
 
     tokens: torch.Tensor
     lengths: torch.Tensor

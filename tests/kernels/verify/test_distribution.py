@@ -19,7 +19,7 @@ SAMPLES = 20_000
 LENGTH = 4
 VOCABULARY = 5
 DRAFTED = 2
-CHANCE = 1e-5  # that a right sample fails, in each of some 30 comparisons
+CHANCE = 1e-5  # probability that a right sample fails, in each of some 30 comparisons
 WAYS: dict[str, dict[str, Any]] = {
     "all": {"temperature": 1.0},
     "filtered": {"temperature": 0.7, "top_k": 4, "top_p": 0.85, "min_p": 0.05},

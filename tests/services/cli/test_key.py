@@ -71,7 +71,7 @@ def test_it_asks_for_a_place() -> None:
         CliRunner().invoke(app, ["key", "list"], catch_exceptions=False)
 
 
-def test_a_redis_that_is_away_is_told_without_its_password() -> None:
+def test_an_unreachable_redis_is_reported_without_its_password() -> None:
     words = ["key", "add", "web", "--keys-store", "redis://:s3cret@127.0.0.1:1/0"]
     with pytest.raises(BatonError, match="no answer") as error:
         CliRunner().invoke(app, words, catch_exceptions=False)

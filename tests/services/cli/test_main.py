@@ -123,7 +123,7 @@ def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> No
     assert done.stdout.endswith("imported: []\n")
 
 
-def test_what_cannot_be_printed_is_told_in_a_line() -> None:
+def test_output_that_cannot_be_printed_is_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [BATON, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=CALL_S, check=False
@@ -132,7 +132,7 @@ def test_what_cannot_be_printed_is_told_in_a_line() -> None:
     assert done.stderr == "baton: error: cannot print: No space left on device\n"
 
 
-def test_the_words_of_a_bug_are_the_last_ones() -> None:
+def test_a_bugs_message_is_printed_last() -> None:
     """At exit, extension modules would print dozens of lines after it if vLLM is imported."""
     code = """
 import atexit, os

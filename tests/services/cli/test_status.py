@@ -55,7 +55,7 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     assert "prefill-1" not in of
 
 
-def test_each_of_several_schedulers_is_told() -> None:
+def test_each_of_several_schedulers_gets_the_message() -> None:
     told = [
         pb.SchedulerStatus(address="a:7400", placements=12),
         pb.SchedulerStatus(address="b:7400", placements=7, store_problem="redis is down"),

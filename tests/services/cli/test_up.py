@@ -41,7 +41,7 @@ def test_it_leaves_the_scheduler_its_ports(key: str) -> None:
     assert beside(port, own) not in (0, port, port + 1)
 
 
-def test_it_takes_a_free_port_where_that_one_is_held() -> None:
+def test_it_takes_a_free_port_if_that_one_is_taken() -> None:
     port = two_ports()
     with socket.create_server(("127.0.0.1", port + 1)):
         assert beside(port, {"address": "127.0.0.1:7400"}) not in (0, port, port + 1)

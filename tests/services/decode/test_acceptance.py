@@ -158,4 +158,4 @@ def test_a_configured_reference_overrides_a_learned_one() -> None:
     watch.hear(0.9)
     Traffic(4, 0.7).run(watch, 1000)
     assert watch.reference == 0.4
-    assert watch.learned > 0.55  # for peers that have none
+    assert watch.learned > 0.55  # told to peers that have none

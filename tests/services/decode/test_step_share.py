@@ -44,7 +44,7 @@ def test_without_a_goal_all_take_part() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_time_is_shared_while_there_are_prompts(share: float) -> None:
-    """Whatever a step takes, requests that give way get their share in the long run."""
+    """However long a step takes, requests that give way get their share in the long run."""
     shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=share)
     had = total = 0.0
     for number in range(2_000):
@@ -57,7 +57,7 @@ def test_time_is_shared_while_there_are_prompts(share: float) -> None:
 
 def test_time_alone_counts_against_the_share_of_the_next_prompt() -> None:
     shares, contest = StepShare(), Contest(0, prompts=True, goal_s=0, share=0.1)
-    shares.observe_alone(0.05, 0.0)  # without prompts
+    shares.observe_alone(0.05, 0.0)  # no prompts in it
     assert shares.may_prefill
     for _ in range(1_000):
         shares.observe_alone(0.05, 1.0)

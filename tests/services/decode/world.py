@@ -29,7 +29,7 @@ class World:
     compiles: float = 0.0  # seconds that the first step of each kind takes longer
     matching: bool = False  # no draft model
     slow: float = 1.0  # factor on all times
-    jump: float = 0.0  # most by which a length's time differs from the sum of its costs
+    jump: float = 0.0  # maximum by which a length's time differs from the sum of its costs
     drift: float = 0.0  # standard deviation of the machine's pace
     seed: int = 0
     limits: list[int] = field(default_factory=list)  # chosen so far

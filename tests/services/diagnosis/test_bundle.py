@@ -94,7 +94,7 @@ def texts(path: Path) -> dict[str, str]:
 def test_no_secret_is_in_it(
     config: dict[str, dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even if a log, a variable or an answer repeats it."""
+    """Secrets are masked even if a log, a variable or an answer repeats them."""
     monkeypatch.setenv("VLLM_API_KEY", SECRETS["environment"])
     monkeypatch.setenv("BATON_ROUTER__API_KEY", SECRETS["api"])
     monkeypatch.setenv("BATON_TRACING__HEADERS", json.dumps(config["tracing"]["headers"]))

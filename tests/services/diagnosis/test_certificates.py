@@ -79,7 +79,7 @@ def test_it_says_who_until_when_and_of_which_ca(tmp_path: Path, authority: Autho
     assert shown[f"scheduler at {address}"].what.startswith("spiffe://baton/test/scheduler, until 20")
 
 
-def test_another_ca_is_wrong(tmp_path: Path, authority: Authority, serve: Serve) -> None:
+def test_a_different_ca_is_a_problem(tmp_path: Path, authority: Authority, serve: Serve) -> None:
     address = serve(Authority.create(tmp_path / "other"))
     act(tmp_path / "operator", authority, Role.OPERATOR)
     one = found(address)[f"scheduler at {address}"]

@@ -118,7 +118,7 @@ async def test_each_pair_is_tried_over_what_may_reach() -> None:
     assert {one.bytes for one in workers[1].pulled} == {16 << 20}
 
 
-async def test_a_worker_that_cannot_be_asked_is_wrong() -> None:
+async def test_a_worker_that_cannot_be_asked_is_a_problem() -> None:
     findings = await found(Told("p", pb.ROLE_PREFILL), FakeWorker("d", pb.ROLE_DECODE))
     assert of("workers", findings)["d"].verdict is Verdict.WRONG
     assert "worker d at 127.0.0.1:" in of("workers", findings)["d"].what
@@ -138,7 +138,7 @@ async def test_many_pairs_are_tried_in_part() -> None:
     assert int(findings[-1].what.split()[0]) <= deployment.MAX_TRIALS
 
 
-async def test_a_deployment_without_workers_is_wrong_and_one_without_a_scheduler_is_not() -> None:
+async def test_a_deployment_without_workers_is_a_problem_but_not_one_without_a_scheduler() -> None:
     async with deployed() as client:
         description = await client.describe()
         one = of("scheduler", [f async for f in deployment.findings(client, Needs(), description)])

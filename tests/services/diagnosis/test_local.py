@@ -23,7 +23,7 @@ def found(area: str, **given: Any) -> dict[str, Finding]:
     return {one.subject: one for one in local.findings(settings, runs=False) if one.area == area}
 
 
-def test_a_port_of_the_configuration_that_a_stranger_holds_is_wrong() -> None:
+def test_a_configured_port_that_a_foreign_process_holds_is_a_problem() -> None:
     port = free_port()
     code = f"import socket, sys; s = socket.create_server(('127.0.0.1', {port})); "
     code += "print(flush=True); sys.stdin.read()"
@@ -65,14 +65,14 @@ def test_another_machines_address_is_not_judged() -> None:
     assert found("ports", scheduler={"address": "192.0.2.7:7400"}, router={"port": 0}) == {}
 
 
-def test_a_model_that_is_not_there_is_wrong(tmp_path: Path) -> None:
+def test_a_missing_model_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     missing = str(tmp_path / "missing")
     assert found("model", engine={"model": missing})[missing].verdict is Verdict.WRONG
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_a_model_that_may_not_be_read_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_model_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"0" * 8)
     assert found("model", engine={"model": str(tmp_path)})[str(tmp_path)].verdict is Verdict.OK
@@ -96,7 +96,7 @@ def test_shared_memory_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "a segment cannot be made" in one.what
 
 
-def test_plain_text_for_everybody_is_wrong() -> None:
+def test_plain_text_for_everybody_is_a_problem() -> None:
     one = found("TLS", worker={"listen": "0.0.0.0:7401"})["this machine"]
     assert one.verdict is Verdict.WRONG
     assert "security.tls" in one.todo
@@ -110,7 +110,7 @@ def test_a_router_that_is_open_to_all_is_a_warning(host: str) -> None:
     assert (one.verdict if one else None) is (Verdict.WARNING if host == "0.0.0.0" else None)
 
 
-def test_variables_for_proxies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_proxies_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
     (one,) = found("proxy").values()
     assert "HTTPS_PROXY set" in one.what

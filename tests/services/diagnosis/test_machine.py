@@ -65,7 +65,7 @@ def test_the_configuration_says_how_much_is_enough() -> None:
         {"handoff": {"staging_mib": 4096}, "engine": {"kv_cache_gib": 12, "tensor_parallel_size": 2}}
     )
     needs = Needs.of_worker(settings, 6 * GIB)
-    assert needs.shm == 8 * GIB  # of both ranks
+    assert needs.shm == 8 * GIB  # 4 GiB for each of two ranks
     assert found("shared memory", needs).verdict is Verdict.OK
     assert found("shared memory", needs, shm_free=7 * GIB).verdict is Verdict.WRONG
     assert found("memory", needs).verdict is Verdict.WARNING  # 12 + 6 of 16

@@ -66,14 +66,14 @@ def test_the_password_of_the_keys_may_be_in_a_file(start: Start, tmp_path: Path)
     assert "holds no keys" in book.what
 
 
-def test_one_that_throws_away_is_wrong(start: Start) -> None:
+def test_a_store_that_evicts_keys_is_a_problem(start: Start) -> None:
     server = start("", "--maxmemory-policy", "allkeys-lru", "--maxmemory", "100mb")
     policy = found(server.url)[1]
     assert policy.verdict is Verdict.WRONG
     assert "noeviction" in policy.todo
 
 
-def test_one_that_is_away_or_refuses_is_wrong(start: Start) -> None:
+def test_a_store_that_is_unreachable_or_refuses_is_a_problem(start: Start) -> None:
     (one,) = found(f"redis://127.0.0.1:{free_port()}/0")
     assert one.verdict is Verdict.WRONG
     server = start("another")
@@ -84,7 +84,7 @@ def test_one_that_is_away_or_refuses_is_wrong(start: Start) -> None:
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_the_rights_of_its_user(start: Start, tmp_path: Path, enough: bool) -> None:
-    """With exactly the rights in docs/security.md all is OK; without one of them, the doctor says so."""
+    """The rights in docs/security.md are enough; if one of them is missing, the doctor says so."""
     acl = RULES if enough else RULES.replace("+hgetall ", "")
     (tmp_path / "users.acl").write_text(f"user default off\n{acl}\n")
     server = start("", "--aclfile", str(tmp_path / "users.acl"))

@@ -19,7 +19,7 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
     prompt_logprobs: list[dict[int, float]] = field(default_factory=list)
-    longest: int = 0  # most tokens in one step
+    longest: int = 0  # maximum number of tokens in one step
     finish: str = ""
     stop: str = ""
 

@@ -41,9 +41,7 @@ def test_vllms_arguments(model: Path, tmp_path: Path) -> None:
     args = {"enable_lora": True, "max_lora_rank": 16, "max_loras": 2, "max_cpu_loras": 2}
     assert lora_args(one) == args
     assert args.items() <= engine_args(one).items()
-    assert lora_args(settings(model, folders, max_loras=1, max_lora_rank=64)) == {
-        "enable_lora": True, "max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 2,
-    }  # fmt: skip
+    assert lora_args(settings(model, folders, max_loras=1)) == args | {"max_loras": 1}
     assert lora_args(EngineSettings(model=str(model))) == {}
     assert served_names(one) == ["tiny", "a", "b"]
     assert served_names(EngineSettings(model=str(model))) == ["tiny"]
@@ -61,14 +59,13 @@ def test_folders_without_an_adapter_are_refused(model: Path, tmp_path: Path) -> 
     assert "names no rank" in refused(settings(model, {"a": half}))
 
 
-def test_a_rank_above_the_limit_is_refused(model: Path, tmp_path: Path) -> None:
-    high = adapter(tmp_path / "high", model, rank=9)
-    why = refused(settings(model, {"high": high}, max_lora_rank=8))
-    assert "its rank is 9, and engine.lora.max_lora_rank 8" in why
+def test_a_rank_above_vllms_limit_is_refused(model: Path, tmp_path: Path) -> None:
+    high = adapter(tmp_path / "high", model)
     config = json.loads((high / "adapter_config.json").read_text())
-    config |= {"r": 2, "rank_pattern": {"q_proj": 9}}
-    (high / "adapter_config.json").write_text(json.dumps(config))
-    assert "its rank is 9" in refused(settings(model, {"high": high}, max_lora_rank=8))
+    for ranks in ({"r": 513}, {"r": 2, "rank_pattern": {"q_proj": 513}}):
+        (high / "adapter_config.json").write_text(json.dumps(config | ranks))
+        why = refused(settings(model, {"high": high}))
+        assert "its rank is 513, and vLLM takes at most 512" in why
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_without_a_given_kv_cache_vllm_decides() -> None:
     args: dict[str, Any] = {}
     _gpu_arguments(args, total=80 * GIB)
     assert args == {}
-    args = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.5}  # engine.extra's
+    args = {"kv_cache_memory_bytes": GIB, "gpu_memory_utilization": 0.5}  # from engine.extra
     _gpu_arguments(args, total=80 * GIB)
     assert args["gpu_memory_utilization"] == 0.5
 
@@ -148,7 +148,7 @@ PAGE = full(256).page_size_bytes
     ids=["two sizes", "one size", "three sizes"],
 )
 def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks: int) -> None:
-    """Compared with vLLM's own count, for groups with blocks of different sizes."""
+    """Compare with vLLM's own count, for groups with blocks of different sizes."""
     settings = load({"engine": {"model": str(MODEL), "max_model_len": 2_048, "max_num_seqs": 8}})
     config = build_config(EnginePlan(settings, "w", "f", needs_handoffs=False))
     cache = KVCacheConfig(
@@ -157,7 +157,7 @@ def test_all_tokens_that_the_pool_holds_can_be_booked(groups: list[Any], blocks:
         kv_cache_groups=[KVCacheGroupSpec([f"layer.{n}"], spec) for n, spec in enumerate(groups)],
     )
     config.cache_config.num_gpu_blocks = blocks
-    config.cache_config.block_size = min(spec.block_size for spec in groups)  # as EngineCore sets it
+    config.cache_config.block_size = min(spec.block_size for spec in groups)  # EngineCore sets it like this
     config.cache_config.effective_attention_block_size = groups[0].block_size
     update_kv_cache_capacity(config, cache)
     engine = SimpleNamespace(vllm_config=config, scheduler=SimpleNamespace(kv_cache_config=cache))

@@ -58,7 +58,7 @@ class Pool:
         self.events = CacheEvents(scheduler, "sha256")
         self.log = BlockLog()
         self.group = group
-        self.names: dict[bytes, int] = {}  # by hash
+        self.names: dict[bytes, int] = {}  # hash -> name
         self.running: list[tuple[Request, list[Any]]] = []
 
     def run(self, tokens: list[int], *, looks: bool) -> None:

@@ -1,4 +1,4 @@
-"""Adapters on a CPU, compared with multiplying one row after the other."""
+"""Adapters on a CPU, compared with multiplying row by row."""
 
 from __future__ import annotations
 

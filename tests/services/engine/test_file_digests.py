@@ -164,7 +164,7 @@ def test_one_process_hashes_while_others_wait(file: Path, kept: Path, reads: lis
     (entry,) = entries(kept)
     content = entry.read_text()
     entry.unlink()
-    lock = os.open(f"{entry}.lock", os.O_RDWR)  # as a process that hashes the file does
+    lock = os.open(f"{entry}.lock", os.O_RDWR)  # a process that hashes the file takes this lock
     fcntl.flock(lock, fcntl.LOCK_EX)
     with ThreadPoolExecutor() as pool:
         other = pool.submit(digests, [file])

@@ -1,4 +1,4 @@
-"""The thread that steps a real engine: how long requests wait for loads."""
+"""Test how long requests wait for loads in the thread that steps a real engine."""
 
 from __future__ import annotations
 

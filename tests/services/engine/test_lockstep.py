@@ -1,4 +1,4 @@
-"""Engines in lock-step: every forward has all of them, no work is forgotten, all stop together."""
+"""Engines in lock-step: all take part in every forward, no work is forgotten, and all stop together."""
 
 from __future__ import annotations
 

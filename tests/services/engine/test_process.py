@@ -9,7 +9,7 @@ import psutil
 from baton.services.engine import process
 from harness.support import PYTHON, ROOT, eventually
 
-# vLLM may fork its ranks, which then do not load plug-ins again. The child is busy for ever, like a rank that
+# vLLM may fork its ranks, which then do not load plug-ins again. The child is busy forever, like a rank that
 # waits for another one, so none of its threads can check anything.
 HOST = """
 import os, time

@@ -1,4 +1,4 @@
-"""How vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
+"""Test how vLLM's errors are reworded. tests/e2e/test_bad_start.py has vLLM's real errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from baton.services.errors import ConfigError
 
 class CacheConfig(BaseModel):
     gpu_memory_utilization: float = Field(0.9, le=1)
-    block_size: int = 32
+    max_num_seqs: int = 32
 
-    @field_validator("block_size")
+    @field_validator("max_num_seqs")
     @classmethod
     def _even(cls, value: int) -> int:
         if value % 2:
-            raise ValueError("block_size must be\neven. See https://docs.vllm.ai/x for more details.")
+            raise ValueError("max_num_seqs must be\neven. See https://docs.vllm.ai/x for more details.")
         return value
 
 
@@ -28,8 +28,8 @@ def refusal(**values: float) -> ValidationError:
 
 
 def test_pydantics_frame_is_removed_and_names_are_translated() -> None:
-    said = reason(refusal(block_size=3))
-    named = "engine.block_size (--block-size)"
+    said = reason(refusal(max_num_seqs=3))
+    named = "engine.max_num_seqs (--max-num-seqs)"
     assert said == f"{named}: {named} must be even."
 
 

@@ -54,7 +54,7 @@ def refusal(one: pb.Start, word: pb.Complete | None = None) -> str:
 
 
 @pytest.mark.parametrize("written", [[], WRITTEN])
-def test_a_decode_waits_for_its_first_token_and_then_goes_on(written: list[int]) -> None:
+def test_a_decode_waits_for_its_first_token_and_then_continues(written: list[int]) -> None:
     made = prepare(start(written=written))
     saved = len(PROMPT) + len(written)
     assert not made.late

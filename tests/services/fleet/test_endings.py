@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Test the description of how a process ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("may not make a cgroup with a limit of memory")
 
 
-def test_too_little_memory_is_said(cgroup: Path, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported(cgroup: Path, tmp_path: Path) -> None:
     """The kernel kills a part at its cgroup's limit, and the part's last line is unrelated."""
     code = f"""
 import os, signal, sys, time

@@ -72,7 +72,7 @@ def test_it_runs_what_is_ordered_and_restarts_what_dies(owner: Owner) -> None:
     owner.order(one, other)
     owner.until(one="running", other="running")
     pids = {child.pid for child in owner.children}
-    owner.order(other)  # the other part goes on
+    owner.order(other)  # the other part keeps running
     owner.until(other="running")
     (left,) = owner.children
     assert left.pid in pids
@@ -119,7 +119,7 @@ def test_nothing_is_left(owner: Owner, how: str) -> None:
     eventually(lambda: not any(child.is_running() for child in children), 10, "its children have ended")
 
 
-def test_without_workers_and_orders_it_says_what_to_give() -> None:
+def test_without_workers_and_orders_the_error_says_what_to_give() -> None:
     done = subprocess.run(
         [PYTHON, "-m", "baton.services.cli.main", "node"],
         capture_output=True,

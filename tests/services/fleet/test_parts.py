@@ -64,8 +64,8 @@ def wail() -> None:
     signal.pause()
 
 
-def test_who_waits_hears_what_is_waited_for_said_last(fleet: Fleet) -> None:
-    """For example of a model whose download hangs."""
+def test_the_last_words_of_a_part_that_is_waited_for_are_known(fleet: Fleet) -> None:
+    """The last line of a part may be about a model whose download hangs."""
     part = fleet.parts.add("prefill-0", Kind.WORKER, wail)
     assert part.child is not None
     eventually(lambda: "no such host" in fleet.parts.last_words, 10, "it has said so")
@@ -143,11 +143,11 @@ def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None
         fleet.end(worker, lambda _: None)
 
 
-def test_the_others_go_on_serving_while_they_can(fleet: Fleet) -> None:
+def test_the_others_keep_serving_while_they_can(fleet: Fleet) -> None:
     prefill, decode, _ = pair(fleet)
     fleet.kill(decode, 3)
     assert "decode-0: died 3 times within 1 min (signal SIGKILL): given up" in fleet.said[-1]
-    assert "the others go on serving" in fleet.said[-1]
+    assert "the others keep serving" in fleet.said[-1]
     assert not fleet.parts.waiting_for
     fleet.kill(prefill, 2)
     with pytest.raises(StartError, match="prefill-0 died 3 times within 1 min, and no worker is left"):
@@ -165,7 +165,7 @@ def test_all_schedulers_but_one_can_be_given_up(fleet: Fleet) -> None:
     pair(fleet)
     one, other = fleet.parts.members[1], fleet.add("scheduler-1", Kind.SCHEDULER)
     fleet.kill(one, 3)
-    assert "given up, the others go on serving" in fleet.said[-1]
+    assert "given up, the others keep serving" in fleet.said[-1]
     fleet.kill(other, 2)
     with pytest.raises(StartError, match="nothing can serve without it"):
         fleet.kill(other)
@@ -290,7 +290,7 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     assert len(decode.deaths) == 1  # not counted for the failed starts
 
 
-def test_a_first_start_without_room_for_a_process_is_told(
+def test_a_first_start_without_room_for_a_process_is_reported(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user is waiting for it."""
@@ -327,7 +327,7 @@ def test_without_a_folder_for_logs_a_part_is_restarted(fleet: Fleet, how: str) -
         assert (folder / "decode-0.log").exists()
 
 
-def test_parts_are_told_to_end_before_that_is_reported(fleet: Fleet) -> None:
+def test_parts_get_the_signal_before_the_end_is_reported(fleet: Fleet) -> None:
     _, _, router = pair(fleet)
     told: list[bool] = []
 

@@ -85,7 +85,7 @@ def test_its_log_has_what_it_printed_and_why_it_ended(parts: Parts, tmp_path: Pa
 
 
 def test_all_that_a_deployments_parts_run_can_be_sent() -> None:
-    """Including settings with secrets, a worker's current role, and the watcher's pipe."""
+    """The arguments include settings with secrets, a worker's current role, and the watcher's pipe."""
     settings = load({"engine": {"model": "m"}, "router": {"api_key": "hidden"}})
     role = "prefill"
     work = children.Worker(settings, "prefill-0", lambda: role, Devices("0", {"CUDA_VISIBLE_DEVICES": "3"}))

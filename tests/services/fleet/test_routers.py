@@ -185,7 +185,7 @@ async def serving(routers: Routers, http: httpx.AsyncClient, times: int) -> None
 
 
 @pytest.mark.timeout(60)
-async def test_one_dies_the_other_goes_on(routers: Routers, http: httpx.AsyncClient) -> None:
+async def test_when_one_dies_the_other_continues(routers: Routers, http: httpx.AsyncClient) -> None:
     await serving(routers, http, 2)
     before = routers.pids
     assert len(before) == 2

@@ -17,7 +17,7 @@ from baton.services.fleet.supervisor import scheduler_addresses
         ("127.0.0.1:7400, 127.0.0.1:7500", 2, ["127.0.0.1:7400", "127.0.0.1:7500"]),
     ],
 )
-def test_schedulers_listen_where_it_is_said_or_next_to_it(
+def test_schedulers_listen_on_the_configured_ports_or_the_next_ones(
     given: str, number: int, listens: list[str]
 ) -> None:
     assert scheduler_addresses(load({"scheduler": {"address": given}}), number) == listens

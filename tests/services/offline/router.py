@@ -108,7 +108,7 @@ class Router:
     seen: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)  # Authorization headers received
     under_way: int = 0
-    most: int = 0  # most concurrent requests so far
+    most: int = 0  # maximum number of concurrent requests so far
     held: int = 0
     crowd: int = 0  # `crowded` is set when this many are held
     crowded: asyncio.Event = field(default_factory=asyncio.Event)

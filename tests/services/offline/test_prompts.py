@@ -29,7 +29,7 @@ CHAT_PROMPT = [{"role": "user", "content": "Hello"}]
     ],
     ids=str,
 )
-def test_one_or_several(given: Any, prompts: list[Any], single: bool) -> None:
+def test_one_prompt_or_several(given: Any, prompts: list[Any], single: bool) -> None:
     assert as_list(given) == (prompts, single)
 
 

@@ -40,7 +40,7 @@ def nodes() -> list[psutil.Process]:
     """Return the `baton node` processes of this test."""
     found = []
     for one in psutil.Process().children():
-        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # of another test
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # another test started it
             if "--orders" in " ".join(one.cmdline()):
                 found.append(one)
     return found
@@ -104,7 +104,7 @@ def test_what_a_library_prints_among_the_events_does_no_harm(keeper: Keeper) -> 
     assert keeper.report().said == [("node", "warning: odd"), ("a", "b")]
 
 
-def test_a_port_that_is_taken_is_told_before_a_part_starts(keeper: Keeper) -> None:
+def test_a_taken_port_is_reported_before_a_part_starts(keeper: Keeper) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         why = keeper.why_not("router.port", "127.0.0.1", port)

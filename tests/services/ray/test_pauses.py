@@ -14,7 +14,7 @@ from baton.services.ray.deployment import Deployment
 from baton.services.ray.pauses import MOST_S, TURN_S, Pauses
 
 
-def test_failures_are_told_and_turns_become_rarer() -> None:
+def test_failures_are_reported_and_turns_become_rarer() -> None:
     now, told = 0.0, []
     one = Pauses(lambda _, text: told.append(text), lambda: now)
     assert one.went_well() == TURN_S

@@ -82,7 +82,7 @@ async def test_gaps_are_sampled(cluster, monkeypatch):
     await cluster.pair(step_s=0.01)
     await cluster.ask(PROMPT, max_tokens=30)
     samples = cluster.count("itl_stage_seconds_count", stage="engine")
-    assert 3 <= samples <= 15  # of 29 gaps; each sample takes two
+    assert 3 <= samples <= 15  # out of 29 gaps; each sample takes two
     assert cluster.count("itl_stage_seconds_count", stage="wire") == samples
     mean = cluster.count("itl_stage_seconds_sum", stage="engine") / samples
     assert mean >= 0.009  # the engine's step

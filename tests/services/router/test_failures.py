@@ -1,4 +1,4 @@
-"""Workers that fail on demand: the request goes on elsewhere, and each token comes once."""
+"""Workers that fail on demand: the request continues elsewhere, and each token comes once."""
 
 import asyncio
 import re
@@ -150,7 +150,7 @@ async def test_no_other_worker_can_decode(cluster, limits, status, because):
     ids=["recomputed", "prefilled elsewhere", "with a token in flight"],
 )
 async def test_a_prefill_worker_that_hangs_during_the_pull_is_given_up(cluster, prompt, crosses):
-    """The pull's own deadline is much later. A token that is in flight is not the next attempt's."""
+    """The pull's own deadline is much later. A token in flight does not count for the next attempt."""
     cluster.remake(silence_s=0.5)
     *prefills, decode = await cluster.pair(prefill=2)
     decode.faults.append(Fault(PHASE_DECODE, silent=True, crosses=crosses))  # it waits for the KV
@@ -189,7 +189,7 @@ async def test_an_answer_continues_on_the_same_weights(cluster):
 
 
 async def test_workers_of_another_vllm_are_not_asked(cluster):
-    """Neither by the scheduler nor by the router: their requests are encoded differently."""
+    """Neither the scheduler nor the router chooses them, because their requests are encoded differently."""
     theirs, ours = FakeWorker("theirs", pb.ROLE_MIXED), FakeWorker("ours", pb.ROLE_MIXED)
     theirs.vllm_version = "0.1.0"
     theirs.refusal = "another vLLM"
@@ -210,7 +210,7 @@ async def test_workers_of_another_vllm_are_not_asked(cluster):
 
 @pytest.mark.parametrize("after", [0, 3])
 async def test_a_request_that_lost_its_worker_waits_for_one_that_comes_back(cluster, after):
-    """Even without a token: it was admitted, so its client should not notice the loss."""
+    """This holds even without a token: the request was admitted, so its client should not notice the loss."""
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
     mixed.faults.append(Fault(PHASE_DECODE, after, die=True))
     asking = asyncio.create_task(cluster.ask(PROMPT, 20))
@@ -300,7 +300,7 @@ async def test_workers_that_only_the_scheduler_lost_still_serve():
         await cluster.settled()
 
 
-async def test_a_router_that_was_away_does_not_blame_its_workers(cluster):
+async def test_a_router_that_was_suspended_does_not_blame_its_workers(cluster):
     cluster.remake(silence_s=0.3)
     _, decode = await cluster.pair(step_s=0.01)
     await cluster.send("q", PROMPT, 60)

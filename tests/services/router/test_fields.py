@@ -88,7 +88,7 @@ def test_a_number_chooses_among_what_the_key_may_use():
     ("body", "model"),
     [
         (b'{"messages": [{"model": "inner"}], "model": "a", "x": {"model": "b"}}', "a"),
-        (b'{"model": "a", "model": "b"}', "b"),  # as Python's parser, which vLLM uses
+        (b'{"model": "a", "model": "b"}', "b"),  # vLLM uses Python's parser, which takes the last one
         (rb'{"mod\u0065l": "a"}', "a"),
         ('{"model": "gr\u00fc\u00df"}'.encode(), "gr\u00fc\u00df"),
         (b'\xef\xbb\xbf{"model": "a"}', "a"),

@@ -81,7 +81,7 @@ async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster):
     _, decode = await cluster.pair(step_s=0.001, max_num_seqs=1)
     decode.faults.append(Fault(PHASE_DECODE, silent=True))
     while len(cluster.scheduler.standby.workers) < 2:
-        await cluster.scheduler.refresh()  # as a router does every second
+        await cluster.scheduler.refresh()  # routers do this every second
     held = await fill(cluster)
     await cluster.lose_scheduler()
     decode.faults.clear()

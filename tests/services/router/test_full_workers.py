@@ -1,4 +1,4 @@
-"""Workers enforce their own limits: what a Start says of a booking, and what follows a refusal as full."""
+"""Workers enforce their own limits: what a Start says about its booking, and what follows a refusal."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ def phases(worker):
 
 
 def blocks(prompt, output):
-    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # with one lookahead token
+    return -(-(len(prompt) + output + 1) // BLOCK_SIZE)  # plus one lookahead token
 
 
 async def known(cluster):
@@ -67,7 +67,7 @@ async def test_without_a_scheduler_the_router_states_its_own_booking(cluster):
 
 
 async def test_starts_without_a_booking_state_none(cluster):
-    """Saves of cached blocks, and trials, which may be on a worker of another placement."""
+    """Saves of cached blocks, and trials: these may run on workers outside their placement."""
     _, decode = await holding(cluster)
     decode.faults.append(Fault(PHASE_SAVE, failed=Failed.CODE_HANDOFF))
     right(await cluster.ask(CHAT), CHAT, 8)

@@ -1,4 +1,4 @@
-"""Two legs at the same time: the order of tokens, and what follows when one of them fails."""
+"""Two legs at the same time: the order of tokens, and the consequences when one of them fails."""
 
 import asyncio
 import time
@@ -165,7 +165,7 @@ async def test_a_prefill_worker_that_dies_is_lost_once(cluster, monkeypatch, fir
 
 
 async def test_a_prefill_that_fails_ends_the_decode_worker_s_wait(cluster):
-    """This happens while the staging of a 1P1D stays full (docs/decisions/0038)."""
+    """The staging of a 1P1D that stays full causes this (docs/decisions/0038)."""
     prefill, decode = await cluster.pair()
     prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_STAGING))
     decode.faults += [Fault(PHASE_DECODE, 99), Fault(PHASE_DECODE, 2, silent=True)]

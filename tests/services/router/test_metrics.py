@@ -22,7 +22,7 @@ def placed(router, prefill, decode):
 
 
 def test_series_end_with_their_workers():
-    """Some minutes later, unless the worker is known or was just counted."""
+    """A series ends some minutes later, unless the worker is known or was just counted."""
     registry = CollectorRegistry()
     now = [1_000.0]
     router = RouterMetrics(registry, clock=lambda: now[0])
@@ -82,7 +82,7 @@ def test_a_great_many_tenants_share_series():
 
 
 def test_the_rest_of_a_prefills_last_step_is_a_stage_of_its_handoff():
-    """From the end of the save until the engine emitted the first token."""
+    """The stage lasts from the end of the save until the engine emits the first token."""
     registry = CollectorRegistry()
     router = RouterMetrics(registry)
     state = RequestState("r", "r", b"", prompt_tokens=3, max_tokens=8, max_model_len=64, deadline=1e9)

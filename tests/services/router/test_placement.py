@@ -12,7 +12,7 @@ from tests.services.router.asking import LONG, PROMPT, booked, right
 PAIR, OTHER = ("p0", "d0"), ("p0", "d1")
 
 
-def test_one_in_a_while_tries_a_pair_that_was_cut():
+def test_now_and_then_one_tries_a_pair_that_was_cut():
     clock = Clock()
     known = Pairs(clock)
     assert not known.avoid(PAIR)

@@ -14,7 +14,7 @@ from harness.router import engine_request
 from harness.support import CALL_S
 from tests.services.router.asking import right
 
-BLOCKS = 40  # of the prompt, cached at d0
+BLOCKS = 40  # blocks of the prompt, cached at d0
 PROMPT = [number % 200 for number in range((BLOCKS + 5) * BLOCK_SIZE)]
 HELD = BLOCKS * BLOCK_SIZE
 PULLS = "prefix_pulls_total"
@@ -32,7 +32,7 @@ async def holding(cluster, prefill=1, decode=1):
     """Add workers, and tell the scheduler that d0 has the prompt's first blocks cached."""
     workers = await cluster.pair(prefill, decode)
     for worker in workers:
-        worker.patience_s = CALL_S  # as the router's
+        worker.patience_s = CALL_S  # like the router's patience
     holds(cluster, "d0", BLOCKS)
     return workers
 
@@ -156,7 +156,7 @@ async def test_a_source_that_saved_too_late_may_be_lost(cluster, monkeypatch):
 
 
 async def test_a_source_that_is_lost_with_the_decode_worker_costs_one_more_attempt(cluster):
-    """The lost worker was both. The prefill is not repeated for a decode worker that is gone."""
+    """One worker was both. The prefill is not repeated for a decode worker that is gone."""
     prefill, decode = await holding(cluster)
     prefill.faults.append(Fault(PHASE_PREFILL, silent=True))
     await cluster.send("q", PROMPT)
@@ -181,7 +181,7 @@ async def test_an_abort_reaches_the_source(cluster):
     await until(lambda: name in decode.seen.aborts, "the source has dropped it")
 
 
-async def test_a_source_may_be_another_decode_worker_than_the_request_s(cluster):
+async def test_a_source_may_be_a_decode_worker_other_than_the_request_s(cluster):
     await holding(cluster)
     other = await cluster.members.add(FakeWorker("d1", pb.ROLE_DECODE, step_s=0.0))
     holds(cluster, "d0", BLOCKS)

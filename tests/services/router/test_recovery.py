@@ -79,7 +79,7 @@ def failed(trouble, worker_id):
     [
         (None, None, True, "", None),
         (None, None, False, "", None),
-        # The prefill's failure is the attempt's, whatever the decode leg's.
+        # The attempt fails for the prefill's reason, whatever the decode leg reports.
         (Trouble.LOST, None, False, "p", Trouble.LOST),
         (Trouble.LOST, Trouble.SOURCE, False, "p", Trouble.LOST),
         (Trouble.LOST, Trouble.HANDOFF, False, "p", Trouble.LOST),
@@ -87,7 +87,7 @@ def failed(trouble, worker_id):
         (Trouble.NOT_KEPT, Trouble.HANDOFF, True, "p", Trouble.NOT_KEPT),
         (Trouble.PREFIX, None, False, "p", Trouble.PREFIX),
         (Trouble.PREFIX, Trouble.HANDOFF, False, "p", Trouble.PREFIX),
-        # But a missing prefix is not, if the decode worker is gone too.
+        # But a missing prefix is not the reason if the decode worker is gone too.
         (Trouble.PREFIX, Trouble.LOST, False, "d", Trouble.UNREACHABLE),
         (Trouble.PREFIX, Trouble.FULL, False, "d", Trouble.FULL),
         # During the prefill, the decode worker's failure is the attempt's.

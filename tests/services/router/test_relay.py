@@ -73,13 +73,13 @@ async def test_shared_blocks_are_not_booked_twice(cluster):
 
     await cluster.send("q", prompt, 20)
     await until(lambda: len(cluster.got["q"].tokens) == 3, "it writes")
-    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # with one lookahead token
+    whole = -(-(len(prompt) + 20 + 1) // BLOCK_SIZE)  # plus one lookahead token
     await booked(cluster, "d0", blocks=whole - 5)
 
 
 @pytest.mark.parametrize(("max_tokens", "eos_at", "reason"), [(1, None, "length"), (9, 0, "stop")])
 async def test_a_request_that_ends_with_its_first_token_ends_there(cluster, max_tokens, eos_at, reason):
-    """If that is known before, the decode worker is not told."""
+    """If this is known in advance, no decode worker is asked."""
     prefill, decode = await cluster.pair()
     prefill.eos_at = eos_at
     got = await cluster.ask(PROMPT, max_tokens)

@@ -31,7 +31,7 @@ def test_the_journal_is_bounded_in_bytes():
     with pytest.raises(NotAdmitted, match="journal") as full:
         journal.enter(states[3])
     with pytest.raises(NotAdmitted, match="journal"):
-        journal.check_room()  # as before a request is rendered
+        journal.check_room()  # the front end calls this before it renders
     assert (full.value.status, full.value.never) == (503, False)
     assert full.value.retry_after_s > 0
     journal.leave(states[0])
@@ -84,7 +84,7 @@ def test_the_journal_is_bounded_while_answers_grow():
             assert journal.size <= GROWTH * journal.limit
 
     write(300)
-    assert journal.size > journal.limit  # they go on
+    assert journal.size > journal.limit  # they continue
     with pytest.raises(Overloaded, match="journal"):
         write(1500)
     with pytest.raises(NotAdmitted):

@@ -70,7 +70,7 @@ async def test_a_request_that_fails_an_engine_alone_is_convicted(cluster):
 
 async def test_a_repeat_of_a_convicted_request_is_refused(cluster):
     workers = await cluster.pair()
-    # The trial is on the worker whose engine failed and goes on.
+    # The trial is on the worker whose engine failed and continues.
     workers[0].faults += [
         Fault(PHASE_PREFILL, failed=ENGINE, goes_on=True),
         Fault(PHASE_DECODE, failed=ENGINE),
@@ -172,7 +172,7 @@ async def test_losses_of_a_suspect_have_the_same_limit(cluster):
     assert sum(worker._server is None for worker in workers) == 4
 
 
-async def test_neighbours_of_a_request_that_kills_its_workers_go_on(cluster):
+async def test_neighbours_of_a_request_that_kills_its_workers_continue(cluster):
     """There is one worker at a time, so all requests meet again on the next one."""
     workers = []
 
@@ -304,7 +304,7 @@ async def test_a_long_trial_does_not_wait_for_much_later_short_ones(monkeypatch)
         ([(Trouble.ENGINE, False), (Trouble.LOST, True)], True, False, False),
         ([(Trouble.ENGINE, False), (Trouble.REFUSED, True)], True, False, False),
         ([(Trouble.HANDOFF, False), (Trouble.STALE, False)], False, False, False),
-        ([(Trouble.LOST, False, 2)] * 5, False, False, False),  # with progress in between
+        ([(Trouble.LOST, False, 2)] * 5, False, False, False),  # it made progress in between
         ([(Trouble.LOST, False, 0, "w")] * 2, False, False, False),  # it may have hung and then died
         ([(Trouble.LOST, False, 0, "w")] * 3, True, False, False),  # the request breaks the stream each time
     ],

@@ -268,7 +268,7 @@ async def test_the_last_rooms_are_kept_for_the_first_class():
     for name in names("b", 5):
         house.guest(name, service=BATCH)
     await until(lambda: len(house.waiting) == 3, "two are in")
-    await house.guest("a")  # at once, although others wait
+    await house.guest("a")  # placed at once, although others wait
     assert house.inside == ["b0", "b1", "a"]
 
 
@@ -285,7 +285,7 @@ async def test_a_class_below_its_share_is_owed_a_place():
     await house.queue(*names("b", 5), service=BATCH)
     await house.queue(*names("c", 30))
     await house.refill(20)
-    assert sum(name.startswith("b") for name in house.inside) == 2  # of 29
+    assert sum(name.startswith("b") for name in house.inside) == 2  # out of 29
     house.waiting.left(BATCH)
     await house.refill()
     assert house.inside[-1] == "b2"
@@ -329,7 +329,7 @@ async def test_an_owed_turn_stops_the_others_only_for_a_while():
 async def test_giving_up_neither_extends_a_class_s_precedence_nor_shortens_its_rest(
     times, waits_s, away_s, next_one
 ):
-    """A class whose requests gave up while it was owed a place is owed one again after its rest."""
+    """If a class's requests give up while it is owed a place, it is owed one again after its rest."""
     house = await lodging(9)
     for _ in range(times):
         guests = await house.queue("gone", service=BATCH)

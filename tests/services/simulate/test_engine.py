@@ -130,7 +130,7 @@ def test_outputs_that_outgrow_the_cache_cause_a_preemption() -> None:
 
 
 def test_an_aborted_request_leaves_after_the_current_step() -> None:
-    """While it decodes, computes its prompt or waits; computed blocks stay cached."""
+    """It may decode, compute its prompt or wait; computed blocks stay cached."""
 
     async def scenario(loop: VirtualLoop, engine: SimulatedEngine) -> None:
         stream, other = job(loop, 50, 40, given=True, name=1), job(loop, 50, 40, given=True, name=2)

@@ -75,7 +75,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
     await place.edit(lambda held: held.with_key("a", key(1)))
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o640)
-    link = tmp_path / "link.yaml"  # as in a mounted secret
+    link = tmp_path / "link.yaml"  # a mounted secret is a link, too
     link.symlink_to(file)
     await FileBook(str(link)).edit(lambda held: held.with_key("b", key(2)))
     assert link.is_symlink()
@@ -103,7 +103,7 @@ async def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) 
         (b"keys: {a: {tenant: 7, sha256: 1e5}}", ""),
     ],
 )
-async def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: bytes, said: str) -> None:
+async def test_an_invalid_file_is_reported_with_its_path(tmp_path: Path, text: bytes, said: str) -> None:
     file = tmp_path / "keys.yaml"
     file.write_bytes(text)
     with pytest.raises(BookError, match=said or "keys.yaml") as error:
@@ -112,12 +112,12 @@ async def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: bytes, sa
     assert "c4nary" not in str(error.value)
 
 
-async def test_an_unwritable_folder_is_told(tmp_path: Path) -> None:
+async def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BookError, match="cannot be written: No such file"):
         await FileBook(str(tmp_path / "nowhere" / "k")).edit(lambda held: held)
 
 
-async def test_a_redis_without_its_book_is_told_and_no_password(
+async def test_a_redis_without_its_book_is_reported_without_its_password(
     redis_server: RedisServer, topic: str
 ) -> None:
     place = RedisBook(redis_server.url, topic)

@@ -1,4 +1,4 @@
-"""A router's keys follow the book, and the last good ones stay while it is bad."""
+"""A router's keys follow the book; while the book is invalid, its last valid keys stay."""
 
 from __future__ import annotations
 

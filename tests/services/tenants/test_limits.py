@@ -52,7 +52,7 @@ async def test_processes_of_one_router_divide_a_limit_without_redis() -> None:
     pace = Rate(both[0]._rates, "tokens_per_min", "x", 60)
     assert pace.take_here(60) is None  # a whole burst, so no request is refused forever
     wait_s = pace.take_here(30)
-    assert wait_s == pytest.approx(60.0, abs=2.0)  # at half the rate
+    assert wait_s == pytest.approx(60.0, abs=2.0)  # half of the rate
 
 
 async def test_without_limits_nothing_is_refused(alone: Quotas) -> None:
@@ -264,7 +264,7 @@ async def test_a_slot_message_that_is_lost_is_mended_by_the_next(
     limit = SlotLimit(mine, "tenant:lossy", 2)
     assert limit.take_here(1) is None
     assert await limit.take_shared(1) is None
-    limit.give_here(1)  # without `give_shared`
+    limit.give_here(1)  # `give_shared` is not called
     assert limit.take_here(2) is None
     assert await limit.take_shared(2) is None
     assert not await Slots(store, "r2").say("tenant:lossy", 1)
@@ -315,10 +315,10 @@ async def test_a_client_that_leaves_while_redis_is_asked_holds_nothing(
     (await quotas.enter(who)).leave()
 
 
-async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
+async def test_a_redis_that_takes_writes_but_refuses_calls_is_reported_once(
     own_redis: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For example, an ACL rule is missing."""
+    """This happens if an ACL rule is missing, for example."""
     monkeypatch.setattr(shared, "PROBE_S", 0.01)
     caplog.set_level("INFO")
     store = await share(own_redis)
@@ -340,7 +340,7 @@ async def test_a_redis_that_takes_writes_and_refuses_calls_is_told_once(
 
 
 @pytest.mark.parametrize("how", ["killed", "hangs"])
-async def test_without_redis_each_router_goes_on_alone(
+async def test_without_redis_each_router_counts_alone(
     own_redis: RedisServer,
     share: Share,
     how: str,
@@ -365,7 +365,7 @@ async def test_without_redis_each_router_goes_on_alone(
         await visits[0].charge("c", 100, 100)
     for visit in visits:
         visit.leave()
-    away = [record for record in caplog.records if "is away" in record.message]
+    away = [record for record in caplog.records if "is down" in record.message]
     assert [record.levelname for record in away] == ["ERROR"]
     (own_redis.start if how == "killed" else own_redis.wake)()
 

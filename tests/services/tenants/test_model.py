@@ -63,7 +63,7 @@ def test_a_tenant_that_is_not_listed_has_no_limits() -> None:
         ({"keys": {"a": KEY, "b": KEY}}, "keys 'a' and 'b' have the same sha256"),
     ],
 )
-def test_a_wrong_book_is_told_in_one_line_that_holds_no_value(content: Any, said: str) -> None:
+def test_an_invalid_book_is_reported_in_one_line_without_values(content: Any, said: str) -> None:
     with pytest.raises(BookError) as error:
         book_of(content)
     assert re.search(said.replace("?", r"\?"), str(error.value)), str(error.value)

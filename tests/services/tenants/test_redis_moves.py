@@ -57,7 +57,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await book.edit(with_key("k", b"one"))
             assert await book.changed()
             await asyncio.gather(*(quotas.enter(WHO) for _ in range(20)))  # opens many connections
-            forwarder.target = other.port  # for new connections
+            forwarder.target = other.port  # new connections go there
             await asyncio.to_thread(promote, other, one)
             await asyncio.to_thread(follow, one, other)
             (await quotas.enter(WHO)).leave()  # the request does not fail
@@ -65,7 +65,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             with pytest.raises(BookError, match="is a replica"):  # it still answers reads
                 await book.changed()
             await until(lambda: store.up)
-            for _ in range(30):  # on each of its connections
+            for _ in range(30):  # each of its connections
                 (await quotas.enter(WHO)).leave()
                 assert store.up
             await eventually(book, lambda: book.edit(with_key("l", b"two")))
@@ -83,7 +83,7 @@ async def test_limits_and_keys_follow_to_the_new_master_though_their_connections
             await forwarder.close()
 
 
-async def test_limits_are_away_while_the_master_is_a_replica(
+async def test_limits_are_unavailable_while_the_master_is_a_replica(
     own_redis: RedisServer, tmp_path: Path, quick: None
 ) -> None:
     """A replica answers PING and reads, so only a write reveals it."""

@@ -63,7 +63,7 @@ def test_workers_are_found_and_sorted() -> None:
     assert "run 11    wait 9     KV 45%" in decode
 
 
-def test_routers_that_come_and_go_and_the_store_are_told() -> None:
+def test_routers_that_come_and_go_and_the_store_are_reported() -> None:
     before = pb.Description(routers=[pb.RouterStatus(router_id="router-1")])
     now = pb.Description(
         routers=[pb.RouterStatus(router_id="router-2")], store_problem="redis does not answer"
@@ -71,6 +71,6 @@ def test_routers_that_come_and_go_and_the_store_are_told() -> None:
     assert list(view.changes(before, now)) == [
         "router-2: new",
         "router-1: gone",
-        "the store is away: redis does not answer",
+        "the store is down: redis does not answer",
     ]
     assert list(view.changes(now, now)) == []

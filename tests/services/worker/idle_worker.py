@@ -36,7 +36,7 @@ class Engine:
         self.aborted: list[str] = []
         self.begun: list[str] = []
         self.resumed: list[str] = []
-        self.requests: dict[str, Any] = {}  # in the engine, by internal id
+        self.requests: dict[str, Any] = {}  # requests in the engine, by internal id
         self.loading: dict[str, str] = {}  # state of their loads: begun or given
 
     def submit(self, request: Any) -> None:

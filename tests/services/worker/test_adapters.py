@@ -105,7 +105,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 async def test_two_adapters_and_the_base_model_in_one_batch(pair: Pair) -> None:
-    """Handed over and with drafts, each has its own answer."""
+    """Each has its own answer, handed over and with drafts."""
     assert len({str(answers) for answers in pair.answers.values()}) == len(NAMES)
     cores = {
         (name, n): pair.request(f"{name} {n}", name, tokens)
@@ -160,7 +160,7 @@ async def test_the_prefill_worker_drafts_for_the_decode_worker(pair: Pair) -> No
         core.request_id = "drafts made elsewhere"
         begun = await source.prefill(core)
         drafts = list((await kept(source.source(core))).draft_token_ids)
-        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # from the earlier occurrence
+        assert 0 < len(drafts) <= DRAFTS["num_speculative_tokens"]  # drafted from the earlier occurrence
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole
     assert rest.drafts.num_draft_tokens >= len(drafts)

@@ -233,7 +233,7 @@ async def test_a_decode_counts_from_its_start(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("phase", [PHASE_PREFILL, PHASE_DECODE])
-async def test_a_later_epoch_uses_the_room_of_the_one_before(worker: Worker, phase: Phase) -> None:
+async def test_a_later_epoch_uses_the_room_of_the_earlier_one(worker: Worker, phase: Phase) -> None:
     worker.start(booked("a", 90, 35))
     later = booked("a", 80, 38, phase, epoch=2)
     worker.start(later)

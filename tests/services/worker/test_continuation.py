@@ -108,7 +108,7 @@ async def test_bad_words_across_the_boundary(mixed: Worker) -> None:
 
     def core(name: str) -> EngineCoreRequest:
         made = request(name, tokens, bad_words=["set below"])
-        made.sampling_params._bad_words_token_ids = banned  # as the front end's tokenizer would
+        made.sampling_params._bad_words_token_ids = banned  # the front end's tokenizer does this
         return made
 
     async with connected(mixed.address) as stream:

@@ -40,7 +40,7 @@ def described(worker: Worker) -> scheduler_pb2.Drafting:
 
 
 async def test_metrics_equal_the_sums_over_requests(drafting: Worker) -> None:
-    """In total, by position, and as reported to the router."""
+    """The sums are compared in total, by position, and with the reports to the router."""
     before = {name: drafting.figure(f"baton_worker_{name}_total") for name in ("drafts", "drafted_tokens")}
     assert before == {"drafts": 0, "drafted_tokens": 0}
     drafts = drafted = accepted = 0

@@ -125,7 +125,7 @@ async def test_requests_that_do_not_end_in_time_are_moved(worker: Worker) -> Non
         ("a", Failed.CODE_DRAINING),
         ("l", Failed.CODE_DRAINING),
     }
-    worker.start("a", epoch=2)  # back again, as there is no other worker
+    worker.start("a", epoch=2)  # it comes back, because there is no other worker
     worker.end("s#1")
     await inside(worker, "a#2")
 

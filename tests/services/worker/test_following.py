@@ -286,7 +286,7 @@ async def test_a_source_that_does_not_complete_in_time(source: Site, target: Sit
     await followed(source, 0)
 
 
-async def test_a_server_that_accepts_connections_and_says_nothing(
+async def test_a_server_that_accepts_connections_but_never_answers(
     target: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "CONNECT_S", 0.2)

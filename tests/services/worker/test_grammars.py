@@ -64,7 +64,7 @@ async def test_costly_grammars_do_not_delay_another_client(mixed: Worker) -> Non
     eventually(lambda: not mixed.figure("baton_worker_requests_running"), 10, "nothing is left")
 
 
-async def test_an_answer_that_cannot_go_on_fails_alone(prefill: Worker, mixed: Worker) -> None:
+async def test_an_answer_that_cannot_continue_fails_alone(prefill: Worker, mixed: Worker) -> None:
     async with connected(prefill.address) as source, connected(mixed.address) as target:
         neighbour = request("neighbour", prompt(30, seed=9), max_tokens=200)
         await target.start(neighbour, DECODE)

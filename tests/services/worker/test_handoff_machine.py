@@ -53,7 +53,7 @@ class Site(Worker):
         super().__init__()
         self.started: list[tuple[str, int, int]] = []
         self.answers: Counter[tuple[str, int]] = Counter()
-        self.dropped: set[tuple[str, int]] = set()  # by its router, so no answer is expected
+        self.dropped: set[tuple[str, int]] = set()  # dropped by their router, so no answer is expected
 
     def connect(self) -> None:
         self.session = self.dispatcher.connect("router")
@@ -154,7 +154,7 @@ class Handoffs(RuleBasedStateMachine):
         super().__init__()
         self.loop = Loop()
         engine_gate.time = outgoing.time = self.loop  # type: ignore[assignment,attr-defined]
-        # By internal id:
+        # Keyed by internal id:
         self.released: Counter[str] = Counter()
         self.saved: set[str] = set()
         self.pulled: set[str] = set()
@@ -289,7 +289,7 @@ class Handoffs(RuleBasedStateMachine):
         incoming = pick(which, [one.incoming for one in self.d.live() if one.incoming and one.incoming.waits])
         if incoming is not None:
             self.do(incoming.on_failed, Event.LATE, Problem.of(TransportFailed("late")))
-            if incoming.call is not None:  # which its deadline would end
+            if incoming.call is not None:  # its deadline would end the call
                 self.do(incoming.call.cancel)
 
     # P's engine.

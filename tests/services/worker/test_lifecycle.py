@@ -121,7 +121,7 @@ async def test_an_operator_drains_and_undrains_a_worker(workers: Fleet) -> None:
 
 
 async def test_a_worker_changes_its_role_under_load(workers: Fleet, mixed: Worker) -> None:
-    """Requests and handoffs from before go on."""
+    """Requests and handoffs from before the change continue."""
     worker = workers.started("prefill")
     prefill, decode = scheduler_pb2.ROLE_PREFILL, scheduler_pb2.ROLE_DECODE
     handed = request("handed over across the change", prompt(100, seed=21))
@@ -270,7 +270,7 @@ async def test_a_worker_that_listens_on_all_addresses_advertises_one(workers: Fl
     )
     eventually(lambda: "ready on" in worker.text, START_TIMEOUT_S, "the worker is ready")
     identity = (await registered(workers))[worker.name].identity
-    assert identity.address == f"127.0.0.1:{port}"  # as the scheduler is on this machine
+    assert identity.address == f"127.0.0.1:{port}"  # because the scheduler is on this machine
     handed = request("kv by its address", prompt(100, seed=22))
     async with connected(identity.address) as source, connected(mixed.address) as target:
         await source.prefill(handed)

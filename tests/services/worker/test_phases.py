@@ -92,7 +92,7 @@ async def test_cached_blocks_are_not_pulled(prefill: Worker, mixed: Worker) -> N
         begun = await source.prefill(core)
         rest = await target.run(core, DECODE, source=source.source(core))
     assert begun.tokens + rest.tokens == whole.tokens
-    assert rest.admitted.blocks_pulled == 1  # of 7: the last one, which is not full
+    assert rest.admitted.blocks_pulled == 1  # 1 of 7: the last one, which is not full
 
 
 async def test_a_released_handoff_fails_by_name(prefill: Worker, mixed: Worker) -> None:
@@ -172,7 +172,7 @@ def long(name: str, which: int, **params: Any) -> EngineCoreRequest:
 
 
 async def test_a_longer_prompt_is_pulled_while_it_is_prefilled(prefill: Worker, mixed: Worker) -> None:
-    """With everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
+    """Test everything that depends on where the output begins: penalties, seeds, logprobs, min_tokens."""
     cores = [
         long("early", 500),
         long("early seeded", 501, temperature=1.0, seed=3),

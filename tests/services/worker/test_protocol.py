@@ -51,7 +51,7 @@ async def test_hello_refuses_other_versions_and_names_both_sides(mixed: Worker) 
 
 
 async def test_a_later_epoch_replaces_the_earlier_one(mixed: Worker) -> None:
-    """On the same worker, while the first attempt runs."""
+    """It replaces the first attempt while that runs on the same worker."""
     tokens = prompt(30, seed=3)
     async with connected(mixed.address) as stream:
         whole = await stream.run(request("whole epoch", tokens, max_tokens=60), DECODE)
@@ -81,14 +81,14 @@ async def test_blocks_shared_by_two_answers_are_reported(mixed: Worker) -> None:
         await stream.start(request("held first", tokens, **LONG), DECODE)
         assert (await stream.some("held first", 2)).shared == 0
         await stream.start(request("held too", [*tokens, 9, 9, 9], **LONG), DECODE)
-        assert (await stream.some("held too", 2)).shared == 3  # of 32 tokens
+        assert (await stream.some("held too", 2)).shared == 3  # blocks of 32 tokens
         await stream.abort("held first", "held too")
         eventually(lambda: mixed.figure(RUNNING) == 0, 10, "they end")
         alone = await stream.run(request("cached alone", tokens, max_tokens=4), DECODE)
         assert alone.shared == 0  # cached, but not in use
 
 
-async def test_invalid_requests_are_refused_and_others_go_on(mixed: Worker) -> None:
+async def test_invalid_requests_are_refused_and_others_continue(mixed: Worker) -> None:
     long = request("too long", prompt(4000))
     unknown_token = request("unknown token", [5, 99_999])
     complete = request("complete", prompt(5), max_tokens=2)

@@ -1,6 +1,6 @@
 """Correct Gated DeltaNet's convolution after a step with fewer drafts than the maximum.
 
-A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + most drafts columns. The next
+A layer keeps the last inputs of its convolution in a buffer of kernel - 1 + maximum drafts columns. The next
 step reads kernel - 1 of them, shifted by the number of accepted drafts, so a step's own inputs belong right
 after the kernel - 2 inputs before them. vLLM writes them to the end of the buffer, which is the same position
 only if the step had the maximum of drafts. After any other step, the next step reads inputs that are too old,

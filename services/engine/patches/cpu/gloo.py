@@ -1,6 +1,6 @@
 """Let process groups of one rank share one Gloo device, and so one polling thread.
 
-Each of an engine's 13 groups polls a hundred times a second, even groups of one rank: half of an idle
+Each of an engine's 13 groups, even one with a single rank, polls a hundred times a second: half of an idle
 engine's load.
 """
 

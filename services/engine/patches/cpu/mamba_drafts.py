@@ -4,8 +4,8 @@ When drafts are verified, a request has several tokens in a step, some tokens of
 rejected, and each token's state is kept. vLLM's CPU functions take one token per request and ignore the rest,
 so answers are wrong.
 
-State indices are [requests, 1 + most drafts], and their first column is the convolution's slot. conv_state is
-[slots, channels, kernel - 1 + most drafts], state is [slots, heads, size, state].
+State indices are [requests, 1 + maximum drafts], and their first column is the convolution's slot. conv_state
+is [slots, channels, kernel - 1 + maximum drafts], state is [slots, heads, size, state].
 """
 
 from __future__ import annotations

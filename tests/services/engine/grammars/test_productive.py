@@ -26,7 +26,7 @@ ENDING = (
 
 
 @pytest.mark.parametrize("source", ENDLESS)
-def test_a_rule_that_always_goes_on_has_no_end(source: str) -> None:
+def test_a_rule_that_always_continues_has_no_end(source: str) -> None:
     assert not has_an_end(xgrammar.Grammar.from_ebnf(source).serialize_json())
 
 

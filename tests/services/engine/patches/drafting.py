@@ -21,12 +21,12 @@ class Tally:
     steps: int = 0
     drafted: int = 0  # tokens that were verified
     accepted: int = 0
-    passes: int = 0  # of the draft model
+    passes: int = 0  # passes of the draft model
     widths: set[int] = field(default_factory=set)  # drafts of one request in one step
     lengths: Counter[int] = field(default_factory=Counter)  # steps by the chosen draft length
 
 
-COUNTS = [Tally()]  # in the engine's process
+COUNTS = [Tally()]  # counts of the engine's process
 
 
 def observe(engine: Engine) -> None:

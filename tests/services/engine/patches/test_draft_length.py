@@ -75,7 +75,7 @@ def threads(engine: Engine) -> int:
 
 
 def follow(engine: Engine, limits: list[int], late_steps: int) -> None:
-    """Draft as many tokens as `limits` says, and defer the drafter for at most so many steps."""
+    """Draft the numbers of tokens in `limits`, and defer the drafter for at most this many steps."""
     from baton.services.engine.patches import idle_drafter
 
     idle_drafter._STEPS = late_steps
@@ -158,7 +158,7 @@ def test_steps_without_drafts_run_the_drafter_now_and_then(
 
 
 def test_a_prefill_drafts_nothing(eagle: EngineProcess) -> None:
-    """Whatever else was chosen. The drafter still runs over the prompts, for their KV."""
+    """No draft length applies to a prefill. The drafter still runs over the prompts, for their KV."""
     eagle.call(follow, [LIMIT], 16)
     eagle.call(draft_while_decoding)
     eagle.call(prefill_only)

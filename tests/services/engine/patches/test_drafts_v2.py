@@ -325,7 +325,7 @@ def test_the_scheduler_gets_as_many_drafts_as_there_are(
     from vllm.v1.outputs import DraftTokenIds
 
     speculator = made(config(method="ngram", asynchronous=asynchronous))
-    if timed:  # as after the first step
+    if timed:  # step_times has wrapped it after the first step
         step_times.time_speculator(SimpleNamespace(speculator=speculator))
     propose(speculator.propose, states, fill(states, [[1, 2, 1, 2], [1, 2, 3], [4, 4, 4]]))
     taken = DraftTokenIds(["a", "b", "c"], [[-1] * MOST for _ in range(3)])

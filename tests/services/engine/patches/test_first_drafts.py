@@ -1,4 +1,4 @@
-"""Drafts that come with a handoff are verified in the decode worker's first step; answers stay the same."""
+"""Test that a decode worker verifies a handoff's drafts in its first step, without changing answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class How:
     drafts: list[int] | None = None  # replace the drafts that were made
     length: int = LIMIT  # the current draft length
     answer: int = ANSWER
-    beyond: int = 0  # by how many tokens the drafts come too late
+    beyond: int = 0  # the number of tokens by which the drafts come too late
     preempt: bool = False  # whether it is preempted after the first step
 
 
@@ -163,7 +163,7 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
     load = load_params(1, len(prompt), saved_as=f"{name}-read")
     wrote = engine.add(name, prompt, ANSWER, load)  # type: ignore[arg-type]
     engine.connector.begin_load(name, 1, read.begun.manifest)
-    pulled(engine, name, 1)  # in these steps the prompt ends, too
+    pulled(engine, name, 1)  # the prompt ends in these steps, too
     engine.resume(name, read.tokens, manifest_of(read))
     first_drafts.give(engine.core.scheduler.requests[name], SEEN.made.pop(f"{name}-read"))
     engine.step()
@@ -224,7 +224,7 @@ def test_a_prompts_last_step_drafts_for_the_decode_worker(
         assert len(drafts) == MOST
         assert drafts[: tokens - 1] == answer[1:tokens]
         accepted += tokens - 1
-    assert accepted >= len(LENGTHS)  # of two drafts each
+    assert accepted >= len(LENGTHS)  # each handoff brings two drafts
     engine.call(handed_over, "counted", prompts()[-1], How(answer=2))
     assert engine.call(take_drafted)[-3:-1] == [0, MOST]  # its prompt's second step, and the last one
 
@@ -292,7 +292,7 @@ def test_drafts_after_a_load_that_began_early(engine: EngineProcess, alone: list
     assert drafts
 
 
-# Without an engine.
+# These tests need no engine.
 
 
 @dataclass
@@ -352,7 +352,7 @@ def scheduled(scheduler: Scheduler, others: int, drafts: list[int]) -> list[int]
     found: list[int] = output.scheduled_spec_decode_tokens.get("one", [])
     assert output.num_scheduled_tokens["one"] == 1 + len(found)
     assert output.total_num_scheduled_tokens == 1 + others + len(found)
-    assert not hasattr(request, "first_drafts")  # used or not
+    assert not hasattr(request, "first_drafts")  # gone, whether used or not
     return found
 
 

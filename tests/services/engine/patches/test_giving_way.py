@@ -22,7 +22,7 @@ FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
 SLOTS, STEP, BLOCKS = 4, 128, 56
 ANSWER = 40
-LATER_MS = 30_000  # how much later requests that give way are in the engine's queue
+LATER_MS = 30_000  # requests that give way are queued as if they had come this much later
 LONG_S = 0.02  # a step's time, which exceeds the goal
 
 

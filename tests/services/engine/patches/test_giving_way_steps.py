@@ -1,4 +1,4 @@
-"""How many steps requests of two classes wait in vLLM's scheduler, without an engine."""
+"""Count the steps that requests of two classes wait in vLLM's scheduler, without an engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRST = Standing(0, 0.25, itl_s=0.01)
 BATCH = Standing(10, 0.1, preemptible=True)
 SLOTS, STEP, BLOCK, BLOCKS, LENGTH = 4, 128, 32, 56, 1024
 STEPS, PER_STEP, FLOOD = 1_500, 0.03, 8
-LATER = 30_000  # how much later requests that give way are in the queue's order
+LATER = 30_000  # requests that give way are queued as if they had come this much later
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ class World:
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
         groups, block = [KVCacheGroupSpec(["layer"], spec)], BLOCK
         if states:
-            block = LENGTH  # as vLLM sets it: the largest of all groups
+            block = LENGTH  # vLLM sets the largest of all groups
             state = MambaSpec(block_size=block, shapes=((1,),), dtypes=(torch.float32,))
             groups.append(KVCacheGroupSpec(["state"], state))
         cache, structured = KVCacheConfig(BLOCKS, [], groups), StructuredOutputManager(config)
@@ -124,7 +124,7 @@ class World:
 def test_the_first_class_waits_few_steps_and_the_other_not_for_ever(
     config: Any, seconds: Callable[[int], float]
 ) -> None:
-    """Whether all steps exceed the goal or only full ones."""
+    """Test both steps that always exceed the goal, and steps that exceed it only when full."""
     draw, world = random.Random(5), World(config, seconds)
     while world.now < STEPS or world.scheduler.has_unfinished_requests():
         if world.now < STEPS:
@@ -155,7 +155,7 @@ def test_prompts_that_give_way_have_short_steps_while_first_requests_arrive(
     world = World(config, lambda tokens: 0.001 * tokens)
 
     def full_steps(count: int) -> int:
-        """Run so many steps with enough prompts. Return the most tokens in one of the last five."""
+        """Run this many steps with enough prompts. Return the size of the largest of the last five."""
         found = []
         for _ in range(count):
             while len(world.scheduler.requests) < SLOTS:

@@ -30,7 +30,7 @@ def _mended() -> Iterator[None]:
     table.install()
     with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patched:
         torch.manual_seed(0)
-        backend = ssu_dispatch.CPUSSUBackend(MambaConfig())  # as an engine's worker chooses it
+        backend = ssu_dispatch.CPUSSUBackend(MambaConfig())  # an engine's worker chooses it, too
         patched.setattr(ssu_dispatch, "_mamba_ssu_backend", backend)
         yield
 

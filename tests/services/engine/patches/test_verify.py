@@ -39,7 +39,7 @@ VOCABULARY = 97
 DRAFTED = [[3, 4], [], [5], [6, 7, 8]]
 DEMO = ROOT / "deploy" / "demo-model" / "weights-mtp"
 SAMPLES = 1_500
-CHANCE = 1e-6  # that a right sample fails
+CHANCE = 1e-6  # probability that a right sample fails
 WAY = Way(0.8, top_k=5, top_p=0.9)
 
 

@@ -20,7 +20,7 @@ from harness.scheduling import until
 from harness.support import eventually, free_port, listening
 
 START_S = 60.0
-MAX_WAIT_S = 2.0  # of the shared router: tests with busy workers wait that long
+MAX_WAIT_S = 2.0  # limit of the shared router: tests with busy workers wait that long
 PROMPT = [72, 105]
 # Pairs stay pairs: no idle decode worker prefills.
 SCHEDULER = {"placement_lease_s": 2.0, "max_queue_factor": 1.0, "idle_decode_tokens": 0}

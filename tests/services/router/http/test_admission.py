@@ -76,7 +76,7 @@ CHUNK = {"type": "http.response.body", "body": b"data: x\n\n", "more_body": True
 END = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
-async def test_after_the_first_chunk_the_response_goes_on():
+async def test_after_the_first_chunk_the_response_continues():
     assert await respond(START, CHUNK, CHUNK, END, error=RequestFailed("x"), at=2) == [
         START,
         CHUNK,

@@ -71,7 +71,7 @@ async def test_a_refused_client_may_finish_sending(server):
         HEAD + b"X: " + b"x" * MAX_HEADER_BYTES + b"\r\n\r\n",
         HEAD + b"X: y\r\n" * MAX_HEADER_BYTES,
         b"GET /" + b"x" * MAX_HEADER_BYTES + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        HEAD + b"X: " + b"x" * (8 * MAX_HEADER_BYTES),  # without an end
+        HEAD + b"X: " + b"x" * (8 * MAX_HEADER_BYTES),  # the header never ends
     ],
     ids=["long", "many", "path", "endless"],
 )

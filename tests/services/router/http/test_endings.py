@@ -1,4 +1,4 @@
-"""How answers end on each API: cut, stopped, with thoughts and tool calls; streamed or whole."""
+"""Test how answers end on each API: cut or stopped, with thoughts and tool calls, streamed or whole."""
 
 import json
 
@@ -43,7 +43,7 @@ async def whole(site, path, body):
 
 @pytest.mark.parametrize("per_step", [1, 3, 16, 200])
 async def test_streams_separate_thoughts_from_answers(site, per_step):
-    """On each API, however many tokens come at once, while a stop string is watched for."""
+    """Test each API, with any number of tokens at once, while vLLM watches for a stop string."""
     site.says(THOUGHT, "</think>", SAID, per_step=per_step)
     stop = ["the end of it all."]
     chunks = await events(site, "/v1/chat/completions", {**CHAT, "stop": stop})

@@ -1,4 +1,4 @@
-"""Connections that one router process accepts for another, which does not run and has its own port here."""
+"""A router process accepts connections for a second one, which never runs here and has its own port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Process:
 
     server: Server
     port: int
-    other_port: int  # of the process that does not run
+    other_port: int  # port of the process that does not run
     clients: list[Client] = field(default_factory=list)
 
     def client(self, port):

@@ -1,4 +1,4 @@
-"""Who may see the live page, who may act on it, and how often a key may be tried."""
+"""Test who may see the live page and act on it, and how often a key may be tried."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_without_a_key_this_machines_names_open_it(host):
     "host", ["evil.example", "evil.example:8001", "10.0.0.5:8001", "127.0.0.1.evil.example", ""]
 )
 def test_without_a_key_other_names_do_not(host):
-    """Otherwise another site could point its own name to this machine, and read and drain."""
+    """Another site could point its own name to this machine, and then read the page and drain workers."""
     assert not PageAccess("").opens([(b"host", host.encode())])
 
 

@@ -1,4 +1,4 @@
-"""How long a task blocks the event loop."""
+"""Measure how long a task blocks the event loop."""
 
 import asyncio
 import time

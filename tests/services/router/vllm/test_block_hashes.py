@@ -59,7 +59,7 @@ def test_hashes_are_the_engines_own(salt, algorithm, adapter):
         expected = in_an_engine(tokens, salt, algorithm, adapter)
         assert len(expected) == length // BLOCK
         assert list(one.hashes(asked(tokens, salt, adapter))) == expected
-        assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # from the cache
+        assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # these come from the cache
 
 
 def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch):
@@ -85,7 +85,7 @@ def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch):
 
 
 def test_each_adapter_has_its_own_names():
-    """In each block, whatever its number at a worker. Other files of the same name are another adapter."""
+    """Each block's name depends on the adapter's files, not on its name alone or its number at a worker."""
     one, tokens = hasher(), list(range(2 * PIECE_BLOCKS * BLOCK))
     names = [one.hashes(asked(tokens, adapter=adapter)) for adapter in (None, ADAPTER, OTHER_FILES)]
     assert len({*names[0], *names[1], *names[2]}) == 3 * 2 * PIECE_BLOCKS

@@ -72,7 +72,7 @@ async def test_tenants_share_no_prefix(cluster):
 
 
 async def test_an_adapter_is_sent_by_its_name_and_files(cluster):
-    """Not by a path of the router's machine or its own number, and only to workers that have it."""
+    """Neither a path on the router's machine nor the router's own number is sent."""
     cluster.remake(adapters={"sql": Adapter("sql", "f5")})
     known, other = LoRARequest("sql", 7, "/adapters/sql"), LoRARequest("chat", 8, "/adapters/chat")
     assert await cluster.client.add_lora_async(known) is True

@@ -41,14 +41,14 @@ def test_each_worker_has_its_series():
         ("vllm:num_requests_waiting", ()): 5,
         ("vllm:num_requests_waiting_by_reason", ("capacity",)): 2,
         ("vllm:num_requests_waiting_by_reason", ("deferred",)): 3,
-        ("vllm:kv_cache_usage_perc", ()): 0.25,  # of 100 blocks: vLLM keeps one for itself
+        ("vllm:kv_cache_usage_perc", ()): 0.25,  # out of 100 blocks: vLLM keeps one for itself
         ("vllm:prefix_cache_queries_total", ()): 900,
         ("vllm:prefix_cache_hits_total", ()): 64,
         ("vllm:external_prefix_cache_queries_total", ()): 80,
         ("vllm:external_prefix_cache_hits_total", ()): 40,
         ("vllm:prompt_tokens_cached_by_source_total", ("device",)): 64,
         ("vllm:prompt_tokens_cached_by_source_total", ("p2p",)): 40,
-        ("vllm:cache_config_info", ("32", "True", "101")): 1,  # by the labels' names
+        ("vllm:cache_config_info", ("32", "True", "101")): 1,  # sorted by the labels' names
     }
     assert series["vllm:num_requests_running", "d.2", ()] == 7
     assert series["vllm:kv_cache_usage_perc", "d.2", ()] == 0

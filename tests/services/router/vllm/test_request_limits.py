@@ -23,7 +23,7 @@ TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_refere
 IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
 PARTS = [
     {"type": "image_url", **IMAGE},
-    IMAGE,  # without a type
+    IMAGE,  # no type
     {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
     {"type": "video_url", "video_url": {"url": "http://192.0.2.1/never-fetched.mp4"}},
 ]
