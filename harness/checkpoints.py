@@ -129,17 +129,21 @@ def _describe(
     return folder
 
 
-def byte_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write a tokenizer: tokens 0 to 255 are bytes; special tokens and words that never match follow."""
+def byte_tokenizer(folder: Path, vocabulary: int, special: tuple[str, ...] = SPECIAL, **more: Any) -> None:
+    """Write a tokenizer: tokens 0 to 255 are bytes; special tokens and words that never match follow.
+
+    more: further entries of tokenizer_config.json.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
-    words = [f"Ġw{number}" for number in range(vocabulary - len(letters) - len(SPECIAL))]
-    vocab = {token: number for number, token in enumerate([*letters, *SPECIAL, *words])}
+    words = [f"Ġw{number}" for number in range(vocabulary - len(letters) - len(special))]
+    vocab = {token: number for number, token in enumerate([*letters, *special, *words])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    marks = [token for token in special if token.strip()]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -148,7 +152,7 @@ def byte_tokenizer(folder: Path, vocabulary: int) -> None:
         "chat_template": CHAT_TEMPLATE,
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
-    }
+    } | more
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 

@@ -294,12 +294,13 @@ def stock_vllm(
         *("--model", options["model"], "--served-model-name", options["served_model_name"]),
         *("--dtype", options["dtype"], "--max-model-len", options["max_model_len"]),
         *("--max-num-seqs", options["max_num_seqs"], "--gpu-memory-utilization", 0.2),
+        *("--kv-cache-memory-bytes", int(options["kv_cache_gib"] * 2**30)),
         *("--enable-auto-tool-choice", "--tool-call-parser", options["tool_call_parser"]),
         *("--block-size", 32, "--enforce-eager", "--no-async-scheduling"),
         *flags,
     ]
     line = [str(part) for part in arguments]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **(env or {})}
+    environment = dict(env or {})
     log = folder / "vllm.log"
     popen: subprocess.Popen[bytes] | Forked
     if cold:

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from baton.handoff import transports
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params, save_params
 from baton.handoff.reports import Begun, Loaded, Saved
@@ -34,6 +33,7 @@ T = TypeVar("T")
 BLOCK_SIZE = 32
 # Log-probability gap: three bfloat16 steps between 32 and 64, the range of the checkpoints' best logits.
 CLEAR = 0.75
+KV_CACHE_BYTES = 64 << 20  # the engine writes to all of it when it starts
 QUIET_S = 0.3  # a pull that brings no bytes for this long has paused
 START_S, CALL_S, END_S = 180.0, 120.0, 20.0  # generous: other engines may keep the machine busy
 _numbers = itertools.count()
@@ -44,10 +44,11 @@ class Options:
     model: Path
     worker_id: str
     cores: str = "0"
-    transports: tuple[str, ...] | None = None
+    transports: tuple[str, ...] = ("shm", "tcp")  # NIXL takes a third of a second to start
     drafter: Path | None = None
     handoff: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    images: bool = False  # whether it takes images, and has the guard of Baton's workers
     prepare: Callable[[], None] | None = None  # the child calls it before vLLM starts
 
 
@@ -72,7 +73,7 @@ class Engine:
         from vllm.v1.executor.abstract import Executor
 
         extra = HandoffSettings(host="127.0.0.1", staging_mib=64).model_dump(exclude={"enabled"})
-        extra |= {"worker_id": options.worker_id, "transports": options.transports or transports.possible()}
+        extra |= {"worker_id": options.worker_id, "transports": options.transports}
         arguments: dict[str, Any] = {
             "model": str(options.model),
             "skip_tokenizer_init": True,
@@ -81,6 +82,7 @@ class Engine:
             "max_model_len": 1024,
             "max_num_batched_tokens": 128,  # so that a prompt of 300 tokens takes several steps
             "gpu_memory_utilization": 0.2,
+            "kv_cache_memory_bytes": KV_CACHE_BYTES,
             "disable_log_stats": True,
             "kv_transfer_config": KVTransferConfig(
                 kv_connector="BatonConnector",
@@ -96,6 +98,10 @@ class Engine:
                 "model": str(options.drafter),
                 "num_speculative_tokens": 2,
             }
+        if options.images:
+            from baton.services.engine.build import image_guard
+
+            arguments["ec_transfer_config"] = image_guard()
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()
@@ -117,6 +123,7 @@ class Engine:
         params: Mapping[str, Any] | None = None,
         logprobs: int | None = None,
         written: Sequence[int] = (),
+        features: Sequence[Any] = (),
     ) -> Any:
         """Return a greedy request whose output tokens `written` another engine generated."""
         from vllm.sampling_params import SamplingParams
@@ -131,7 +138,7 @@ class Engine:
             EngineCoreRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
-                mm_features=None,
+                mm_features=list(features) or None,
                 sampling_params=sampling,
                 pooling_params=None,
                 arrival_time=time.time(),
@@ -302,9 +309,8 @@ def serve(connection: Connection) -> None:
     """Run an engine in the forked process: receive its options, then functions to call."""
     options: Options = connection.recv()
     os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": options.cores,
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CONFIGURE_LOGGING": "0",  # takes a tenth of a second; warnings are shown without it
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # keeps a single rank in this process
     }
     try:

@@ -40,6 +40,7 @@ class Seen:
     starts: list[worker_pb2.Start] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     extra_args: list[Any] = field(default_factory=list)
+    media: list[worker_pb2.Media] = field(default_factory=list)
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -155,6 +156,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             async for message in requests:
                 if message.HasField("start"):
                     self._begin(message.start, work)
+                elif message.HasField("media"):
+                    self.seen.media.append(message.media)
                 else:
                     self._abort(message.abort.request_ids)
         finally:

@@ -69,7 +69,7 @@ def _complete(name: str, **options: Any) -> Feature:
 
 
 def _chat(name: str, **options: Any) -> Feature:
-    return Feature(name, _CHAT, options)
+    return Feature(name, CHAT, options)
 
 
 def _calling(name: str, **options: Any) -> Feature:
@@ -80,7 +80,7 @@ def _calling(name: str, **options: Any) -> Feature:
         question = f"What is the weather in {city}? I want {number % 7 + 2} days."
         return {"messages": _said(question), "tools": [_WEATHER], "max_tokens": 40, **options}
 
-    return Feature(name, _CHAT, body)
+    return Feature(name, CHAT, body)
 
 
 def _stopping(name: str, **options: Any) -> Feature:
@@ -102,7 +102,7 @@ def _prompt(number: int) -> list[int]:
     return chosen[number % len(chosen)]
 
 
-_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
+_COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _JSON = {"type": "json_schema", "json_schema": {"name": "person", "schema": _PERSON}}
 _TOOLS = {"tools": [_WEATHER], "max_tokens": 40, **_CLOSED}
 _REPEATED = {"max_pattern_size": 4, "min_count": 3}

@@ -22,7 +22,6 @@ from harness.ranks import fork_ranks
 from harness.support import free_port
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
-SILENCE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,7 @@ class Member:
             "model": str(options.model),
             "dtype": "float32",
             "max_model_len": 1024,
+            "kv_cache_gib": 0.0625,
             "data_parallel_size": options.size,
             "expert_parallel": options.size > 1,
             "extra": {"skip_tokenizer_init": True},
@@ -108,7 +108,7 @@ class Member:
         from baton import rpc
         from baton.protos import gang_pb2, gang_pb2_grpc
         from baton.services.engine.data_parallel import GangRank, open_store
-        from baton.services.gang.link import Leader, Seat
+        from baton.services.gang.link import Leader, Seat, Silence
         from baton.services.gang.link import Member as LinkOfMember
 
         place = self._place
@@ -124,14 +124,14 @@ class Member:
             async def find() -> str:
                 return address.read_text() if address.exists() else ""
 
-            self._link = LinkOfMember(seat, SILENCE_S, self._host.rung, find)
+            self._link = LinkOfMember(seat, Silence(30.0, 30.0), self._host.rung, find)
         else:
 
             def open_world() -> gang_pb2.World:
                 self._store = open_store("127.0.0.1")
                 return gang_pb2.World(life="one", host="127.0.0.1", store_port=self._store.port)
 
-            self._link = Leader(seat, SILENCE_S, self._host.rung, open_world)
+            self._link = Leader(seat, Silence(30.0, 30.0), self._host.rung, open_world)
             self._server = rpc.aio_server()
             gang_pb2_grpc.add_GangServicer_to_server(self._link, self._server)  # type: ignore[no-untyped-call]
             port = rpc.listen(self._server, "worker.listen", "127.0.0.1:0")
@@ -245,7 +245,7 @@ class Member:
 def serve(connection: Connection) -> None:
     """Run a member in the forked process: receive its place, then methods to call."""
     place: Place = connection.recv()
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     if place.options.engine.get("tensor_parallel_size", 1) > 1:
         fork_ranks()
     asyncio.run(_serve(connection, place))

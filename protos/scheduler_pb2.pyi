@@ -152,7 +152,7 @@ class BlockHashing(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., algorithm: _Optional[str] = ..., root: _Optional[bytes] = ..., every: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts", "staging_bytes")
+    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts", "staging_bytes", "dummy_steps")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class WorkerLoad(_message.Message):
     DEFERRED_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -171,7 +172,8 @@ class WorkerLoad(_message.Message):
     deferred: int
     counts: EngineCounts
     staging_bytes: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
+    dummy_steps: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ..., staging_bytes: _Optional[int] = ..., dummy_steps: _Optional[int] = ...) -> None: ...
 
 class EngineCounts(_message.Message):
     __slots__ = ("prefix_queries", "prefix_hits", "external_queries", "external_hits", "drafts", "drafted_tokens", "accepted_by_position", "computed_tokens", "output_tokens", "busy_s", "request_s")

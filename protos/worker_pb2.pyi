@@ -114,13 +114,27 @@ class Abort(_message.Message):
     request_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Media(_message.Message):
+    __slots__ = ("identifier", "part", "last", "digest")
+    IDENTIFIER_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    identifier: str
+    part: bytes
+    last: bool
+    digest: int
+    def __init__(self, identifier: _Optional[str] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ..., digest: _Optional[int] = ...) -> None: ...
+
 class RunRequest(_message.Message):
-    __slots__ = ("start", "abort")
+    __slots__ = ("start", "abort", "media")
     START_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     start: Start
     abort: Abort
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+    media: Media
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., media: _Optional[_Union[Media, _Mapping]] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("engine_outputs", "saved", "admitted", "failed", "shared")
@@ -203,6 +217,7 @@ class Failed(_message.Message):
         CODE_ENGINE: _ClassVar[Failed.Code]
         CODE_SOURCE: _ClassVar[Failed.Code]
         CODE_STAGING: _ClassVar[Failed.Code]
+        CODE_MEDIA: _ClassVar[Failed.Code]
     CODE_UNSPECIFIED: Failed.Code
     CODE_HANDOFF: Failed.Code
     CODE_DRAINING: Failed.Code
@@ -212,6 +227,7 @@ class Failed(_message.Message):
     CODE_ENGINE: Failed.Code
     CODE_SOURCE: Failed.Code
     CODE_STAGING: Failed.Code
+    CODE_MEDIA: Failed.Code
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,14 +40,22 @@ async def inspect(worker: WorkerRecord) -> pb.InspectReply:
 
 
 async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
-    """Ask the worker to take `role`. Return in one line why it did not; empty if it did.
+    """Ask a worker, with all of its gang, to take `role`. Return in one line why it did not; empty if it did.
 
-    Only its next registration counts, so no state here can be wrong after either side dies. A restarted
-    worker has the role of its command line. `fence`: the deciding scheduler's fencing number. The worker
-    refuses one below the highest it has seen.
+    Only the next registrations count, so no state here can be wrong after either side dies. A restarted
+    worker has the role of its command line. `fence`: the deciding scheduler's fencing number. A worker
+    refuses one below the highest it has seen. If one of a gang refuses, the others return to their roles.
+    Until they have, they serve with different ones, which harms no request.
     """
-    if worker.role == role:
-        return ""
+    change = [(one, one.role) for one in worker.members if one.role != role]
+    problems = await asyncio.gather(*(_set_role(one, role, fence) for one, _ in change))
+    if any(problems):
+        back = [one for one, problem in zip(change, problems, strict=True) if not problem]
+        problems += await asyncio.gather(*(_set_role(one, was, fence) for one, was in back))
+    return next(filter(None, problems), "")
+
+
+async def _set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:
     async with _stub(worker) as stub:
         try:
             order = worker_pb2.SetRoleRequest(role=role, fence=fence)

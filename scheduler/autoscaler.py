@@ -25,7 +25,7 @@ from baton.scheduler.metrics import Metrics, role_of
 from baton.scheduler.roster import Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
-from baton.scheduler.types import FleetView, Told, WorkerRecord, name_of
+from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
 
 BALANCE_S = 1.5  # s between decisions without goals
 LEASE_STEPS = 3  # steps the deciding scheduler may miss before another takes over
@@ -67,6 +67,7 @@ class Autoscaler:
             if self._settling or not self._members.hears_all or not await self._lead():
                 continue
             view = self._roster.view()
+            await self._unite(view)
             if self._balance:
                 await self._rebalance(self._balance, view)
             if self._controller:
@@ -85,6 +86,17 @@ class Autoscaler:
         self._fence = fence
         self._metrics.leads.set(bool(fence))
         return bool(fence)
+
+    async def _unite(self, view: FleetView) -> None:
+        """Give all workers of a gang one role: one may have been started, or failed, during a change."""
+        divided = [
+            unit[0]
+            for unit in view.units()
+            if unit[0].placeable and any(one.role != unit[0].role for one in unit)
+        ]
+        problems = await asyncio.gather(*(set_role(one, one.role, self._fence) for one in divided))
+        for problem in filter(None, problems):
+            log.warning("a gang keeps several roles: %s", problem)
 
     async def _rebalance(self, balance: Balance, view: FleetView) -> None:
         flip = balance.look(view)
@@ -144,7 +156,7 @@ class Autoscaler:
 def seen(view: FleetView, told: Told, at: float) -> Seen:
     """Return the input of a decision; `at` is `time.monotonic`."""
     sides = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
-    members = [_member(one) for one in view.workers.values() if one.role in sides]
+    members = [_member(unit) for unit in view.units() if unit[0].role in sides]
     return Seen(
         at,
         members,
@@ -154,19 +166,38 @@ def seen(view: FleetView, told: Told, at: float) -> Seen:
     )
 
 
-def _member(one: WorkerRecord) -> Member:
-    load = one.load or pb.WorkerLoad()
+def _member(unit: list[WorkerRecord]) -> Member:
+    """Describe a worker, or all workers of a gang together, as rank 0."""
+    first = unit[0]
+    loads = [one.load or pb.WorkerLoad() for one in unit]
     return Member(
-        worker_id=one.worker_id,
-        name=name_of(one.identity),
-        role=one.role,
-        ready=one.placeable,
-        leaving=one.drain_asked or one.state == pb.WORKER_STATE_DRAINING,
-        flips=bool(one.capacity.compatibility_hash) and not one.identity.HasField("gang"),
-        load=load,
-        queued_tokens=one.reserved.prompt_tokens,
-        requests=one.reserved.requests,
-        slots=_slots(one.capacity, load),
+        worker_id=first.worker_id,
+        name=place_of(first.identity),
+        role=first.role,
+        ready=first.placeable,
+        leaving=any(one.drain_asked or one.state == pb.WORKER_STATE_DRAINING for one in unit),
+        flips=all(one.capacity.compatibility_hash for one in unit),
+        load=loads[0] if len(loads) == 1 else _together(loads),
+        queued_tokens=sum(one.reserved.prompt_tokens for one in unit),
+        requests=sum(one.reserved.requests for one in unit),
+        slots=sum(_slots(one.capacity, load) for one, load in zip(unit, loads, strict=True)),
+    )
+
+
+def _together(loads: list[pb.WorkerLoad]) -> pb.WorkerLoad:
+    """Return what the autoscaler reads of a gang's loads."""
+    counts = [one.counts for one in loads]
+    return pb.WorkerLoad(
+        running=sum(one.running for one in loads),
+        waiting=sum(one.waiting for one in loads),
+        counts=pb.EngineCounts(
+            computed_tokens=sum(one.computed_tokens for one in counts),
+            prefix_hits=sum(one.prefix_hits for one in counts),
+            output_tokens=sum(one.output_tokens for one in counts),
+            request_s=sum(one.request_s for one in counts),
+            # The workers could have computed at the same time.
+            busy_s=sum(one.busy_s for one in counts) / len(counts),
+        ),
     )
 
 

@@ -5,8 +5,8 @@ the token budget of a step; for decode workers requests over the batch size, or 
 if that is higher. Requests that are only booked on a decode worker do not count: their prompts may still be
 queued for prefill.
 
-A worker changes sides when one side's pressure has stayed high for `after_s` and the other side, with one
-worker fewer, would still be at ease and have room for its bookings. The gap between high and ease keeps a
+A worker, or a gang, changes sides when one side's pressure has stayed high for `after_s` and the other side,
+without it, would still be at ease and have room for its bookings. The gap between high and ease keeps a
 change from causing the opposite one. After a change the whole deployment pauses for `PAUSE` * `after_s`.
 """
 
@@ -30,7 +30,7 @@ PAUSE = 3.0  # multiple of `after_s`
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A change that is due: `worker` should take `role`."""
+    """A change that is due: `worker`, with its gang, should take `role`."""
 
     worker: WorkerRecord
     role: pb.Role
@@ -40,12 +40,28 @@ class Flip:
 @dataclass(frozen=True, slots=True)
 class _Side:
     role: pb.Role
-    workers: list[WorkerRecord]
+    units: list[list[WorkerRecord]]  # workers alone, and gangs
+
+    @property
+    def workers(self) -> list[WorkerRecord]:
+        return [one for unit in self.units for one in unit]
+
+    @property
+    def idlest(self) -> list[WorkerRecord]:
+        """The workers that can be spared first."""
+        return min(
+            self.units,
+            key=lambda unit: (
+                sum(one.reserved.requests for one in unit),
+                sum(one.reserved.prompt_tokens for one in unit),
+            ),
+        )
 
     def pressure(self, fewer: int = 0) -> float:
         """Return the pressure if this side lost `fewer` workers."""
-        share = len(self.workers) / (len(self.workers) - fewer)
-        return share * (_queued(self.workers) if self.role == pb.ROLE_PREFILL else _used(self.workers))
+        workers = self.workers
+        share = len(workers) / (len(workers) - fewer)
+        return share * (_queued(workers) if self.role == pb.ROLE_PREFILL else _used(workers))
 
     @property
     def high(self) -> bool:
@@ -53,11 +69,12 @@ class _Side:
 
     @property
     def can_spare(self) -> bool:
+        if len(self.units) < 2:
+            return False
         ease = EASE_PREFILL if self.role == pb.ROLE_PREFILL else EASE_DECODE
-        others = len(self.workers) - 1
-        return (
-            others > 0 and self.pressure(fewer=1) <= ease and _booked(self.workers) <= others / (others + 1)
-        )
+        workers, fewer = self.workers, len(self.idlest)
+        room = 1 - fewer / len(workers)
+        return self.pressure(fewer) <= ease and _booked(workers) <= room
 
 
 class Balance:
@@ -78,30 +95,29 @@ class Balance:
         now = self._clock()
         prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((prefills, decodes), (decodes, prefills)):
-            if not (short.workers and short.high and other.can_spare):
+            if not (short.units and short.high and other.can_spare):
                 self._since.pop(short.role, None)
                 continue
             if now < max(self._since.setdefault(short.role, now) + self._after_s, self._pause_until):
                 continue
             self._since.clear()
             self._pause_until = now + PAUSE * self._after_s
-            idlest = min(other.workers, key=lambda one: (one.reserved.requests, one.reserved.prompt_tokens))
             why = (
                 f"the {role_of(short.role)} side was at {short.pressure():.1f} for {self._after_s:g} s, "
                 f"the other one is at {other.pressure():.1f}"
             )
-            return Flip(idlest, short.role, why)
+            return Flip(other.idlest[0], short.role, why)
         return None
 
 
 def _side(view: FleetView, role: pb.Role) -> _Side:
-    # A worker that cannot hand over KV cannot change sides, and a gang keeps its role.
+    # A worker that cannot hand over KV cannot change sides.
     able = [
-        one
-        for one in view.workers.values()
-        if one.placeable and one.capacity.compatibility_hash and not one.identity.HasField("gang")
+        unit
+        for unit in view.units()
+        if unit[0].placeable and all(one.role == role and one.capacity.compatibility_hash for one in unit)
     ]
-    return _Side(role, [one for one in able if one.role == role])
+    return _Side(role, able)
 
 
 def _queued(workers: list[WorkerRecord]) -> float:

@@ -99,6 +99,7 @@ class Metrics(baton_metrics.Metrics):
     leases_expired = counter("Attempts not renewed in time")
     live_attempts = gauge("Attempts under way")
     workers = gauge("Workers alive", "role", "state")
+    gangs = gauge("Gangs: ready or forming, which includes draining ones", "role", "state")
     store_up = gauge("1 while the store answers")
     store_losses = counter("Times that the store stopped answering")
     workers_lost = counter("Workers silent for scheduler.worker_lease_s that had not deregistered", "role")
@@ -122,6 +123,11 @@ class Metrics(baton_metrics.Metrics):
     def seen(self, view: FleetView, live_attempts: int) -> None:
         self.live_attempts.set(live_attempts)
         self.workers.clear()
+        self.gangs.clear()
+        for unit in view.units():
+            if unit[0].gang is not None:
+                state = "ready" if unit[0].placeable else "forming"
+                self.gangs.labels(role_of(unit[0].role), state).inc()
         for role in _ROLES:
             self.workers.labels(role, "ready").set(0)
         for worker in view.workers.values():

@@ -15,7 +15,7 @@ from baton.attempts import EPOCH_KEEP_S
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.ledger import Ledger, Past, forget
-from baton.scheduler.types import FleetView, Heard, WorkerRecord, name_of
+from baton.scheduler.types import FleetView, Heard, WorkerRecord, place_of
 
 
 class Roster:
@@ -70,7 +70,7 @@ class Roster:
             state=state,
             load=known.load if known else None,
             reserved=self._ledger.join(worker_id),
-            drain_asked=name_of(identity) in self._drained,
+            drain_asked=place_of(identity) in self._drained,
             heard_at=self._clock(),
             epoch=identity.epoch,
         )
@@ -128,7 +128,7 @@ class Roster:
             return
         self._drained = drained
         for worker in self._workers.values():
-            worker.drain_asked = name_of(worker.identity) in drained
+            worker.drain_asked = place_of(worker.identity) in drained
 
     def _sweep(self) -> None:
         now = self._clock()

@@ -36,7 +36,7 @@ from baton.scheduler.types import (
     WorkerRecord,
     attempt_to_wire,
     booked_to_wire,
-    name_of,
+    place_of,
     worker_to_wire,
 )
 
@@ -261,14 +261,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
         meant = _meant(request.worker_id, self._roster.view())
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
-        await self._drain(name_of(meant.identity))
-        return pb.DrainReply(worker_id=meant.worker_id)
+        await self._drain(place_of(meant.identity))
+        return pb.DrainReply(worker_id=meant.identity.gang.name or meant.worker_id)
 
     async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainReply:
         del context
         drained = self._store.drained
         asked = request.worker_id
-        # An id that begins with a name and a dot belongs to a worker of that name.
+        # An id that begins with a name and a dot belongs to a worker of that name or gang.
         meant = sorted(name for name in drained if name.startswith(asked) or asked.startswith(f"{name}."))
         if asked in drained:
             meant = [asked]
@@ -286,7 +286,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         if isinstance(meant, str) or problem:
             return pb.SetRoleReply(problem=problem)
         self._metrics.role_changes.labels("asked").inc()
-        return pb.SetRoleReply(worker_id=meant.worker_id)
+        return pb.SetRoleReply(worker_id=meant.identity.gang.name or meant.worker_id)
 
     async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelReply:
         del context
@@ -365,16 +365,20 @@ def _problem_of(request: pb.RegisterRequest) -> str:
 
 
 def _meant(asked: str, view: FleetView) -> WorkerRecord | str:
-    """Return the worker with this id or unique prefix, or the problem in one line.
+    """Return the worker with this id, name or unique prefix, or the problem in one line.
 
-    A gang's name stands for all of its workers, which drain together.
+    A gang's name stands for all of its workers.
     """
     known = sorted(view.workers)
-    matches = [asked] if asked in view.workers else [key for key in known if key.startswith(asked)]
-    gang = bool(matches) and all(view.workers[key].identity.gang.name == asked for key in matches)
-    if len(matches) == 1 or gang:
+    if asked in view.workers:
+        return view.workers[asked]
+    named = [one for one in view.workers.values() if asked in (one.identity.name, one.identity.gang.name)]
+    if asked and named:
+        return named[-1]  # a predecessor may not have been missed yet
+    matches = [key for key in known if key.startswith(asked)]
+    if len(matches) == 1:
         return view.workers[matches[0]]
-    if len(matches) > 1:
+    if matches:
         return f"{asked!r} means several workers: {', '.join(matches)}; give more of the id"
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"no worker's id begins with {asked!r}; {there}"

@@ -113,6 +113,12 @@ class WorkerRecord:
         return self._ready if self.gang is None else self._ready and self._whole
 
     @property
+    def members(self) -> list[WorkerRecord]:
+        """Its gang's workers of the same life, or itself alone."""
+        life = self.identity.gang.life
+        return [one for one in self.gang or (self,) if one.identity.gang.life == life]
+
+    @property
     def _ready(self) -> bool:
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
@@ -120,8 +126,7 @@ class WorkerRecord:
     @property
     def _whole(self) -> bool:
         mine = self.identity.gang
-        same = [one for one in self.gang or () if one._ready and one.identity.gang.life == mine.life]
-        return bool(mine.life) and len(same) == mine.size
+        return bool(mine.life) and sum(one._ready for one in self.members) == mine.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,13 @@ class FleetView:
             if one.identity.HasField("gang"):
                 one.gang = gangs.setdefault(one.identity.gang.name, [])
                 one.gang.append(one)
+
+    def units(self) -> Iterator[list[WorkerRecord]]:
+        """Yield what starts, changes roles and ends as one: the workers of a gang by rank, others alone."""
+        for one in self.workers.values():
+            unit = sorted(one.members, key=lambda member: member.identity.gang.rank)
+            if unit[0] is one:
+                yield unit
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
         """Return the workers with these roles, in this order. The list is cached: do not change it."""
@@ -246,9 +258,9 @@ class Told:
     turns: Mapping[str, bytes] = field(default_factory=dict)  # requests waiting for room, by scheduler
 
 
-def name_of(identity: pb.WorkerIdentity) -> str:
-    """Return the name that a worker has after every restart, too."""
-    return identity.name or identity.worker_id
+def place_of(identity: pb.WorkerIdentity) -> str:
+    """Return the name of a worker's place, which stays after every restart: its gang's, or its own."""
+    return identity.gang.name or identity.name or identity.worker_id
 
 
 def attempt_from_wire(message: pb.Attempt) -> Attempt:

@@ -16,7 +16,7 @@ from baton.keeping import keep
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import Refused, SchedulerError, SchedulerUnavailable, StaleWorker
-from baton.scheduler.types import name_of
+from baton.scheduler.types import place_of
 from baton.tasks import stop
 
 HURRY_S = 0.1  # s between heartbeats while the scheduler lacks much of the block log
@@ -34,7 +34,7 @@ class WorkerSession:
     """Keep a worker registered with all schedulers between `start` and `close`.
 
     Each registration and change of state takes the next epoch, so schedulers can refuse late messages.
-    `draining` is set by `drain`, or when an operator drains the worker at any scheduler. A worker whose name
+    `draining` is set by `drain`, or when an operator drains the worker at any scheduler. A worker whose place
     was drained before it started does not drain: it continues to run without requests until an operator
     undrains it (`held`).
 
@@ -74,9 +74,9 @@ class WorkerSession:
         return self.identity.worker_id
 
     @property
-    def name(self) -> str:
-        """The name, which stays the same."""
-        return name_of(self.identity)
+    def place(self) -> str:
+        """The name of its place, which stays the same."""
+        return place_of(self.identity)
 
     @property
     def registered(self) -> bool:
@@ -179,7 +179,7 @@ class WorkerSession:
 
     def _hear_drain(self, *, asked: bool) -> None:
         if self.held is None and asked:
-            log.warning("this worker was drained: it takes no requests until `baton undrain %s`", self.name)
+            log.warning("this worker was drained: it takes no requests until `baton undrain %s`", self.place)
         elif self.held and not asked:
             log.info("no longer drained: it takes requests again")
         elif asked and not self.held and not self.draining.is_set():

@@ -62,12 +62,19 @@ LONG_FIRST = (
     "compose",
     "up",
     "offline",
-    "poison",
     "roles",
-    "continuation",
     "readme",
     "store_failures",
+    "poison",
     "silent_drafter",
+    "gangs",
+    "continuation",
+    "unread",
+    "secrets",
+    "live_page",
+    "models",
+    "autoscale",
+    "schedulers",
 )
 E2E_FIRST = (*SHARING, *LONG_FIRST)
 SHARING_FILES = {f"tests/e2e/test_{name}.py" for name in SHARING}

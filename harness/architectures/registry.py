@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.architectures import dense, experts, hybrids, language, windows
+from harness.architectures import dense, experts, hybrids, language, visions, windows
 from harness.support import ROOT
 
 CACHE = ROOT / ".pytest_cache" / "architectures"
@@ -38,6 +38,7 @@ class Architecture:
     engine: dict[str, Any] = field(default_factory=dict)  # further engine arguments
     reference: str | None = None  # transformers' class, if its float32 output is equal
     texts: tuple[int, ...] = tuple(range(100))  # numbers of the prompts' texts
+    mark: str = ""  # what a prompt has in an image's place; empty: it takes no images
 
     def build(self, folder: Path) -> None:
         """Write the target, and the drafter if there is one, into `folder`."""
@@ -111,3 +112,14 @@ _ALL = (
     ),
 )
 ARCHITECTURES = {one.name: one for one in _ALL}
+
+# Models that take images. Their weights are random, so drafts are rarely accepted.
+_DRAFTS, _QWEN = _spec("ngram", 3, **_NGRAM), "<|vision_start|><|image_pad|><|vision_end|>"
+_SEEING = (
+    Architecture("qwen2.5-vl", visions.qwen2_5_vl, _DRAFTS, mark=_QWEN),
+    Architecture("llava", visions.llava, _DRAFTS, mark="<image>"),
+    Architecture("qwen3-vl", visions.qwen3_vl, _DRAFTS, mark=_QWEN),
+    Architecture("qwen3.5-vision", visions.qwen3_5, _DRAFTS, mark=_QWEN, **_HYBRID | {"texts": ()}),
+    Architecture("gemma3-vision", visions.gemma3, _DRAFTS, mark="<start_of_image>"),
+)
+VISIONS = {one.name: one for one in _SEEING}

@@ -324,6 +324,8 @@ _FAULTS = (
           steps("moment decode, kill watcher, restart watcher, kill decode, restart decode")),
     Fault("kill-pair", "Kill a prefill and a decode worker at once.",
           steps("moment prefill, kill prefill, kill decode, restart prefill, restart decode"), (HANDOFF,)),
+    Fault("late-member", "Kill a worker of a gang, and start it again only later: the others wait for it.",
+          kill("prefill|decode"), hold_s=LONG),
     Fault("drain-prefill", "Terminate a prefill worker, and start another one.", drain("prefill")),
     Fault("drain-decode", "Terminate a decode worker, and start another one.", drain("decode")),
     Fault("rolling-restart", "Terminate all workers, one after the other, each replaced before the next.",

@@ -11,6 +11,7 @@ from harness.chaos.faults import FAULTS
 from harness.chaos.victims import Shape
 
 MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
+FIXED = {"method": "mtp", "num_speculative_tokens": 2}
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
 GAP_S = (0.3, 1.5)  # the next fault comes this long after the site is whole
 
@@ -90,6 +91,10 @@ _PLANS = (
          "a network that drops and delays before each worker"),
     Plan("roles-2p2d", Shape(2, 2, speculation=MTP), ("flip-role",), 80.0, 12,
          "workers change their roles: more than 50 times"),
+    Plan("gangs", Shape(1, 1, gang=2, proxied=True, speculation=FIXED),
+         (*DEATHS, "pause-worker", "late-member", "drop-network", "interrupt-network",
+          "drain-prefill", "drain-decode", "operator-drain", "flip-role"), 180.0, 8,
+         "a worker of a prefill or decode gang dies, hangs, is cut off or comes late; gangs drain and flip"),
     Plan("handoffs-1p1d", Shape(1, 1, staging_mib=12, speculation=MTP),
          ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"), 120.0, 8,
          "corrupted KV, and hardly any room for saved KV"),

@@ -16,6 +16,7 @@ import aiohttp
 
 from baton.services.engine.fingerprint import model_fingerprint
 from harness import prompts as texts
+from harness.architectures import language
 from harness.deployment import ENGINE, MODEL_NAME
 
 SHORTEST, LONGEST = 20, 900  # tokens in a prompt
@@ -71,16 +72,19 @@ class Questions:
         return self._known[case.prompt][: case.tokens]
 
 
-def sample(every: int) -> list[tuple[int, ...]]:
-    """Return every `every`-th prompt, of all lengths."""
-    chosen = [tuple(prompt) for prompt in texts.prompts() if SHORTEST <= len(prompt) <= LONGEST]
+def sample(every: int, *, tiny: bool = False) -> list[tuple[int, ...]]:
+    """Return every `every`-th prompt, of all lengths. tiny: for the models of harness/architectures."""
+    known = texts.prompts()
+    if tiny:
+        known = [language.prompt(number, length) for number, length in enumerate(texts.LENGTHS)]
+    chosen = [tuple(prompt) for prompt in known if SHORTEST <= len(prompt) <= LONGEST]
     return chosen[::-every]
 
 
-async def questions(url: str, every: int) -> Questions:
-    """Return prompts with answers. Those that are not on disk are requested at `url`."""
-    prompts = sample(every)
-    file = CACHE / f"{_digest(prompts)}.json"
+async def questions(url: str, every: int, model: str = ENGINE["model"]) -> Questions:
+    """Return prompts with the model's answers. Those that are not on disk are requested at `url`."""
+    prompts = sample(every, tiny=model != ENGINE["model"])
+    file = CACHE / f"{_digest(model, prompts)}.json"
     if file.exists():
         answers = json.loads(file.read_text())
     else:
@@ -92,8 +96,8 @@ async def questions(url: str, every: int) -> Questions:
     return Questions(dict(zip(prompts, answers, strict=True)))
 
 
-def _digest(prompts: Sequence[tuple[int, ...]]) -> str:
-    content = json.dumps([model_fingerprint(ENGINE["model"]), ENGINE["dtype"], MOST, prompts])
+def _digest(model: str, prompts: Sequence[tuple[int, ...]]) -> str:
+    content = json.dumps([model_fingerprint(model), ENGINE["dtype"], MOST, prompts])
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

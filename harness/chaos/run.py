@@ -96,7 +96,7 @@ class _Run:
         async with site:
             self.say(f"{plan.name}: {site.shape.name} serves")
             await asyncio.to_thread(serves, site)
-            known = await questions(site.url(site.routers[0]), plan.every)
+            known = await questions(site.url(site.routers[0]), plan.every, site.engine["model"])
             if (found := await self._left(time.monotonic() + IDLE_S)).any:
                 raise AssertionError(f"the deployment does not become idle within {IDLE_S:g} s: {found}")
             async with (

@@ -23,6 +23,7 @@ from baton.protos import scheduler_pb2_grpc
 from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
 from harness import zygote
+from harness.architectures.experts import glm4_moe
 from harness.chaos.proxy import Proxy
 from harness.chaos.victims import DRAIN_S, Part, Shape
 from harness.deployment import ENGINE
@@ -55,6 +56,7 @@ class Site:
         self.description: pb.Description | None = None  # a scheduler's latest
         self.live: dict[str, tuple[str, str]] = {}  # attempt's request id -> prefill and decode worker
         self.most_booked = 0  # highest number of requests on one decode worker
+        self.engine: dict[str, Any] = {}  # settings of all engines, but for the shape's
         self._addresses: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[scheduler_pb2_grpc.SchedulerStub] = []
@@ -134,14 +136,17 @@ class Site:
             own = {"engine": {}, "handoff": {}, "scheduler": scheduler}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
-        places = devices.assign([1] * len(kinds)) if kinds else []
-        for number, (kind, where) in enumerate(zip(kinds, places, strict=True)):
-            name = f"{kind}-{kinds[:number].count(kind)}"
-            own = {"worker": {"cpu": where.cpu}}
-            part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
-            if part.proxy is not None:
-                await part.proxy.start()
-            self.parts.append(part)
+        shares = iter(devices.assign([1] * len(kinds) * shape.gang) if kinds else [])
+        for number, kind in enumerate(kinds):
+            place = f"{kind}-{kinds[:number].count(kind)}"
+            for rank in range(shape.gang):
+                gang = {"gang": place, "gang_rank": rank} if shape.gang > 1 else {}
+                own = {"worker": {"cpu": next(shares).cpu, **gang}}
+                name = f"{place}.r{rank}" if gang else place
+                part = Part(name, kind, common | own, self, Proxy() if shape.proxied else None)
+                if part.proxy is not None:
+                    await part.proxy.start()
+                self.parts.append(part)
         for number in range(shape.routers):
             router = {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S}
             own = {"router": router, "ops": {"listen": f"127.0.0.1:{free_port()}"}}
@@ -152,9 +157,14 @@ class Site:
 
     def _common(self) -> dict[str, Any]:
         shape = self.shape
+        self.engine = dict(ENGINE)
+        if shape.gang > 1:
+            glm4_moe(self.folder / "model")
+            gang = {"data_parallel_size": shape.gang, "expert_parallel": True}
+            self.engine |= {"model": str(self.folder / "model"), "tool_call_parser": None, **gang}
         return {
             "engine": {
-                **ENGINE,
+                **self.engine,
                 "max_num_batched_tokens": 256,
                 "max_num_seqs": shape.slots,
                 "speculative_config": shape.speculation,
@@ -281,7 +291,7 @@ class Site:
             if one.state == pb.WORKER_STATE_READY and one.heartbeat_age_s < self.shape.lease_s
         }
         for worker in self.workers:
-            if worker.wanted and not worker.hung and worker.worker_id in ready:
+            if all(one.wanted and not one.hung and one.worker_id in ready for one in worker.gang):
                 worker.away = False
         self.note_cover()
         return ready
@@ -332,10 +342,11 @@ class Site:
         wanted = {part.pid: part for part in self.parts if part.wanted and part.pid}
         for pid, code in zygote.shared().ended(list(wanted)).items():
             part = wanted[pid]
+            fell = part.fell
             part.gone()
             if self.shape.poison and code == ENGINE_FAILED:
                 self.engines_failed += 1
-            else:
+            elif not (fell and code in (0, ENGINE_FAILED)):
                 self.crashes.append(f"{part.worker_id} ended by itself with {code}")
             if len(self.crashes) > MOST_CRASHES:
                 part.wanted = False

@@ -40,6 +40,7 @@ class Shape:
     slots: int = ENGINE["max_num_seqs"]  # per engine
     queue_factor: float = SchedulerSettings().max_queue_factor
     poison: bool = False  # load the plug-in of harness/poison
+    gang: int = 1  # workers of each place; a gang computes a mixture of experts
     supervised: bool = False  # let `baton up` start and repair all parts (supervised.py)
 
     @property
@@ -47,7 +48,8 @@ class Shape:
         if not self.prefill + self.decode + self.mixed:
             return "no engines"
         mixed = f"+{self.mixed}M" if self.mixed else ""
-        return f"{self.prefill}P{self.decode}D{mixed}"
+        gangs = f" (gangs of {self.gang})" if self.gang > 1 else ""
+        return f"{self.prefill}P{self.decode}D{mixed}{gangs}"
 
     @property
     def lease_limit_s(self) -> float:
@@ -68,11 +70,26 @@ class Part:
     hung_since: float = 0.0  # time.monotonic; 0: not hung
     hung_times: list[tuple[float, float]] = field(default_factory=list)  # past hangs
     killed: bool = False  # and not restarted yet
+    started_at: float = 0.0  # time.monotonic, as is the next
+    gone_at: float = 0.0
 
     @property
     def worker_id(self) -> str:
         """The running process's worker id; see harness/forked.py."""
         return f"{self.name}.{self.pid}"
+
+    @property
+    def gang(self) -> list[Part]:
+        """The workers of its gang, or itself alone."""
+        name = self.settings.get("worker", {}).get("gang")
+        if not (self.is_worker and name):
+            return [self]
+        return [one for one in self.site.workers if one.settings["worker"].get("gang") == name]
+
+    @property
+    def fell(self) -> bool:
+        """Whether it has to end, because one of its gang went while it was running."""
+        return any(one.gone_at > self.started_at for one in self.gang)
 
     @property
     def is_worker(self) -> bool:
@@ -92,7 +109,7 @@ class Part:
         what = {"kind": self.kind, "settings": settings, "path": path}
         self.pid = zygote.shared().start(self.name, "harness.forked:run", self.site.folder, **what).pid
         self.site.pids.add(self.pid)
-        self.wanted, self.killed = True, False
+        self.wanted, self.killed, self.started_at = True, False, time.monotonic()
 
     def kill(self) -> None:
         self.leave()
@@ -139,7 +156,9 @@ class Part:
         self.site.restarts[self.kind] += 1
 
     def gone(self) -> None:
-        self.away = True
+        self.gone_at = time.monotonic()
+        for one in self.gang:
+            one.away = True
         self.site.note_cover()
 
     def signal(self, number: int) -> None:

@@ -89,7 +89,6 @@ def serve(connection: Connection) -> None:
     """Receive an order and run it. Called in the forked process."""
     order: Order = connection.recv()
     os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": str(order.core),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -118,6 +117,7 @@ def _carry_out(order: Order) -> Sample:
         max_num_seqs=REQUESTS,
         max_num_batched_tokens=4096,
         gpu_memory_utilization=0.2,
+        kv_cache_memory_bytes=64 << 20,
         disable_log_stats=False,
         seed=order.seed,
         **_speculation(order),

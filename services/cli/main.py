@@ -62,7 +62,12 @@ def _all_commands(
     del version
 
 
-WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's id, or a unique prefix of it.")]
+WorkerId = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKER", help="The worker's name or id, a unique prefix of it, or a gang's name."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

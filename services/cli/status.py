@@ -18,11 +18,11 @@ from rich.table import Table
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
-from baton.scheduler.types import name_of
+from baton.scheduler.types import place_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.overview.commands import Kind, act, first_answer
-from baton.services.overview.workers import state_of
+from baton.services.overview.gangs import Gang, gangs_of, state_of
 from baton.services.roles import name_of as role_name
 
 T = TypeVar("T")
@@ -110,10 +110,14 @@ def render(description: pb.Description, width: int) -> Group:
         head += f"placements by scheduler, since each began: {', '.join(shares)}\n"
     if description.store_problem:
         head += f"THE STORE IS UNREACHABLE: {description.store_problem}\n"
-    there = {name_of(worker.identity) for worker in description.workers}
+    there = {place_of(worker.identity) for worker in description.workers}
     if missing := [name for name in description.drained if name not in there]:
         head += f"drained and not running: {', '.join(missing)}\n"
-    tables = [fitted("workers", _WORKERS, description.workers, width)]
+    gangs = gangs_of(description.workers)
+    shown = [(one, gangs.get(one.identity.gang.name)) for one in description.workers]
+    tables = [fitted("workers", _WORKERS, shown, width)]
+    if gangs:
+        tables.append(fitted("gangs", _GANGS, list(gangs.values()), width))
     drafting = [worker for worker in description.workers if worker.load.HasField("drafting")]
     if drafting:
         tables.append(fitted("speculation", _SPECULATION, drafting, width))
@@ -167,22 +171,31 @@ def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
     return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
-_WORKERS: list[Column[pb.WorkerStatus]] = [
-    Column("worker", lambda w: w.identity.worker_id),
-    Column("role", lambda w: role_name(w.identity.role)),
-    Column("state", state_of),
-    Column("running", lambda w: str(w.load.running), number=True, rank=6),
-    Column("waiting", lambda w: str(w.load.waiting), number=True, rank=5),
+_WORKERS: list[Column[tuple[pb.WorkerStatus, Gang | None]]] = [
+    Column("worker", lambda w: w[0].identity.worker_id),
+    Column("role", lambda w: role_name(w[0].identity.role)),
+    Column("state", lambda w: state_of(*w)),
+    Column("running", lambda w: str(w[0].load.running), number=True, rank=6),
+    Column("waiting", lambda w: str(w[0].load.waiting), number=True, rank=5),
     Column(
         "free\nblocks",
-        lambda w: f"{w.load.free_blocks}/{w.identity.capacity.num_blocks}",
+        lambda w: f"{w[0].load.free_blocks}/{w[0].identity.capacity.num_blocks}",
         number=True,
         rank=4,
     ),
-    Column("pinned\nMiB", lambda w: f"{w.load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
-    Column("queued\ntokens", lambda w: str(w.reserved_prompt_tokens), number=True, rank=3),
-    Column("placed", lambda w: str(w.reserved_requests), number=True, rank=1),
-    Column("heartbeat\ns ago", lambda w: f"{w.heartbeat_age_s:.1f}", number=True, rank=2),
+    Column("pinned\nMiB", lambda w: f"{w[0].load.pinned_bytes / 2**20:.1f}", number=True, rank=2),
+    Column("queued\ntokens", lambda w: str(w[0].reserved_prompt_tokens), number=True, rank=3),
+    Column("placed", lambda w: str(w[0].reserved_requests), number=True, rank=1),
+    Column("heartbeat\ns ago", lambda w: f"{w[0].heartbeat_age_s:.1f}", number=True, rank=2),
+]
+_GANGS: list[Column[Gang]] = [
+    Column("gang", lambda gang: gang.name),
+    Column("role", lambda gang: role_name(gang.first.role)),
+    Column("state", lambda gang: gang.state),
+    Column("ranks", lambda gang: f"{len(gang.members)} of {gang.size}", number=True),
+    Column("not ready", lambda gang: gang.lacks or "-", rank=3),
+    Column("dummy\nsteps", lambda gang: str(gang.dummy_steps), number=True, rank=2),
+    Column("life", lambda gang: gang.first.gang.life or "-", rank=1),
 ]
 _SPECULATION: list[Column[pb.WorkerStatus]] = [
     Column("worker", lambda w: w.identity.worker_id),

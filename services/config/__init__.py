@@ -6,7 +6,13 @@ file (`--config`, or BATON_CONFIG), default. Unknown keys are refused.
 
 from baton.services.config.fields import REVEAL, SECRET, leaves
 from baton.services.config.loading import ENV_PREFIX, from_text, laid_over, load
-from baton.services.config.router import OpsSettings, RouterSettings, SecuritySettings, TracingSettings
+from baton.services.config.router import (
+    MediaSettings,
+    OpsSettings,
+    RouterSettings,
+    SecuritySettings,
+    TracingSettings,
+)
 from baton.services.config.tree import GONE, ModelSettings, Settings, keys, section_of, suggest, unknown
 from baton.services.config.workers import (
     AutoscaleSettings,
@@ -24,6 +30,7 @@ __all__ = [
     "AutoscaleSettings",
     "EngineSettings",
     "HandoffSettings",
+    "MediaSettings",
     "ModelSettings",
     "OpsSettings",
     "PolicySettings",

@@ -12,6 +12,25 @@ from baton.redis_url import KINDS, has_password, is_redis
 from baton.services.config.fields import Address, Count, Port, Positive, Seconds, Secret, Section
 
 
+class MediaSettings(Section):
+    """Images in requests (docs/images.md)."""
+
+    allowed_domains: list[str] = Field(default_factory=list)
+    """Hosts, or host:port, from which images are fetched by URL (docs/security.md)."""
+    max_images: Annotated[int, Field(ge=1, le=256)] = 16
+    """Most images in a request."""
+    max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
+    """Largest image, in millions of pixels; all images of a request may have four times as many."""
+
+    @field_validator("allowed_domains")
+    @classmethod
+    def _are_hosts(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not re.fullmatch(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
+                raise ValueError(f"{one!r} is not a host, such as images.example.com or 192.0.2.1:8080")
+        return [one.lower() for one in value]
+
+
 class RouterSettings(Section):
     """The router and its OpenAI-compatible HTTP API."""
 
@@ -50,6 +69,9 @@ class RouterSettings(Section):
     """Memory for the state from which requests can continue on another worker; beyond it requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
+    media: MediaSettings = Field(default_factory=MediaSettings)
+    """Images: most in a request, largest one, and hosts from which they are fetched by URL (docs/images.md,
+    docs/security.md)."""
     max_connections: Positive = 4096
     """Maximum number of client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0

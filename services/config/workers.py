@@ -58,6 +58,8 @@ class EngineSettings(Section):
     """Each rank of a worker or gang has its own experts, instead of a part of every expert."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts with the same beginning."""
+    images: bool = True
+    """Serve images, if the model takes them. Without, its vision tower is not loaded."""
     tool_call_parser: str | None = None
     """vLLM's parser of tool calls, e.g. hermes."""
     reasoning_parser: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -84,6 +85,12 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield model.wrong(what, "give the workers' user the right to read the folder")
     else:
         yield model.ok(f"readable, weights of {size(_weights(settings))}")
+    seeing = settings.engine.images and b'"vision_config"' in (folder / "config.json").read_bytes()
+    if seeing and importlib.util.find_spec("torchvision") is None:
+        yield model.wrong(
+            "it takes images, and torchvision is not installed",
+            "run make setup, or install the version in constraints.txt and run deploy/setup/hook",
+        )
 
 
 def _weights(settings: Settings) -> int:

@@ -81,9 +81,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        # Only text is served, so a multi-modal model's other parts are neither loaded by workers nor prepared
-        # by the router.
-        "language_model_only": True,
+        **_modalities(settings),
     }
     optional = {
         "max_model_len": settings.max_model_len,
@@ -199,6 +197,13 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(
             f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout"
         )
+
+
+def _modalities(settings: EngineSettings) -> dict[str, Any]:
+    """Return the arguments that choose a model's modalities: text and images, not audio or video."""
+    if not settings.images:
+        return {"language_model_only": True}  # the other parts are not even loaded
+    return {"limit_mm_per_prompt": {"audio": 0, "video": 0}}
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm.connector"
+GUARD, GUARD_MODULE = "BatonECConnector", "baton.handoff.vllm.ec_connector"
 # Tokens. The CPU kernels, except MLA's, need a multiple of 32; vLLM's default of 128 wastes space on short
 # prompts.
 CPU_BLOCK_SIZE = 32
@@ -59,6 +60,7 @@ class EngineInfo:
     block_share: float = 1.0  # the size of a vLLM block in our blocks; not 1 if layers keep different tokens
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
+    images: bool = False  # whether it takes images
 
     @property
     def steps(self) -> StepLimits:
@@ -139,10 +141,15 @@ def build_config(plan: EnginePlan) -> Any:
         args["kv_events_config"] = cache_events.events_config(args.get("kv_events_config"))
     _add_speculation(args, plan)
     _add_fair_share(args, plan, on_cpu=current_platform.is_cpu())
+    args["mm_processor_cache_gb"] = 0  # the router prepares images
+    model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if current_platform.is_cpu():
-        _add_cpu_blocks(args)
+        _add_cpu_blocks(args, model_config)
+    if _takes_images(model_config):
+        args["ec_transfer_config"] = image_guard()
     data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
+    _refuse_embeddings(config)
     _check_verification(config)
     _check_stages(config, plan.settings.engine)
     if config.cache_config.mamba_cache_mode != "none" and "kv_transfer_config" in args:
@@ -155,10 +162,20 @@ def build_config(plan: EnginePlan) -> Any:
         logger.warning("this model keeps states, and a prefix cache of them: it is served without handoffs")
         args["kv_transfer_config"] = None
         config = AsyncEngineArgs(**args).create_engine_config()
+        _refuse_embeddings(config)
     if "long_prefill_token_threshold" not in args:
         step = config.scheduler_config.max_num_batched_tokens
         config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
     return config
+
+
+def _refuse_embeddings(config: Any) -> None:
+    """Undo what vLLM assumes of a KV connector: that clients may send embeddings of modalities with limit 0.
+
+    It would reserve room for the largest of them.
+    """
+    if (modalities := config.model_config.multimodal_config) is not None:
+        modalities.enable_mm_embeds = modalities.allow_missing_mm_embeddings = False
 
 
 def _transfer_config(plan: EnginePlan) -> Any:
@@ -269,10 +286,19 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
         )
 
 
-def _add_cpu_blocks(args: dict[str, Any]) -> None:
-    from vllm.engine.arg_utils import AsyncEngineArgs
+def _takes_images(model_config: Any) -> bool:
+    modalities = model_config.multimodal_config
+    return modalities is not None and modalities.get_limit_per_prompt("image") > 0
 
-    model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
+
+def image_guard() -> Any:
+    """Return the connector that keeps a request without its images from ending the engine."""
+    from vllm.config import ECTransferConfig
+
+    return ECTransferConfig(ec_connector=GUARD, ec_role="ec_both", ec_connector_module_path=GUARD_MODULE)
+
+
+def _add_cpu_blocks(args: dict[str, Any], model_config: Any) -> None:
     if model_config.use_mla:
         cpu_mla.add_arguments(args, model_config)
     args.setdefault("block_size", CPU_BLOCK_SIZE)
@@ -293,6 +319,8 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     # Compiled, an 80 M model generated 3 to 13 % faster, but started in 42 s instead of 9 (one core,
     # bfloat16).
     args.setdefault("enforce_eager", True)
+    # The KV cache's size is given, so nothing depends on an encoder run at start, which takes seconds.
+    args.setdefault("skip_mm_profiling", True)
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
@@ -374,6 +402,7 @@ def info_of(engine: Any) -> EngineInfo:
         drafts_always=speculative is not None and not undrafted.supported(),
         runner_v2=config.use_v2_model_runner,
         prompt_logprobs=not config.cache_config.kv_sharing_fast_prefill,
+        images=_takes_images(config.model_config),
     )
 
 

@@ -14,8 +14,9 @@ from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# Files that determine what is computed: settings, the model's own code, weights.
-_SMALL = ("config.json", "*.index.json", "*quant*.json", "params.json", "*.py")
+# Files that determine what is computed: settings, also of images, the model's own code, weights.
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_SMALL = ("config.json", *_PROCESSOR, "*.index.json", "*quant*.json", "params.json", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
 
@@ -31,18 +32,31 @@ def model_fingerprint(
     the hub, like vLLM's, or from the cache if the hub does not answer or is switched off. For other hubs, and
     if the commit is unknown, it covers name and revision, and a warning is logged. The options are vLLM's.
     """
-    digest = hashlib.sha256()
     folder = expanded(model, "engine.model")
     if not folder.is_dir():
-        digest.update(_name(model, revision, download_dir, hf_token).encode())
-        return digest.hexdigest()
-    for path in _matching(folder, _SMALL):
-        content = path.read_bytes()
-        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+        return hashlib.sha256(_name(model, revision, download_dir, hf_token).encode()).hexdigest()
+    digest = _settings(folder)
     weights = _matching(folder, _WEIGHTS)
     for path, its in zip(weights, digests(weights), strict=True):
         digest.update(f"{path.name}\0{its}\0".encode())
     return digest.hexdigest()
+
+
+def processor_fingerprint(model: str) -> str:
+    """Return a hex digest of what decides how images are prepared: a folder's settings, or a hub's name.
+
+    Raises OSError if a file cannot be read.
+    """
+    folder = expanded(model, "engine.model")
+    return _settings(folder).hexdigest() if folder.is_dir() else hashlib.sha256(model.encode()).hexdigest()
+
+
+def _settings(folder: Path) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for path in _matching(folder, _SMALL):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest
 
 
 def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:

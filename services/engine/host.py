@@ -51,7 +51,7 @@ _POLL_WOKEN_S = 1.0  # while it waits only for loads, whose end a message report
 _STOP_TIMEOUT_S = 10.0
 # In a gang, a step fails when another engine ends. The gang's link reports that within this time, so no
 # request is suspected here.
-_SIBLING_S = 0.3
+_SIBLING_S = 1.0
 
 
 class EngineHost:

@@ -9,6 +9,7 @@ from vllm.v1.engine import FinishReason
 
 from baton.handoff import reports
 from baton.handoff.errors import SaveFailed
+from baton.handoff.vllm.ec_connector import IMAGE_LOST
 from baton.protos import worker_pb2
 from baton.services.engine import requests, wire
 from baton.services.engine.grammars.metered import problem_of
@@ -93,6 +94,12 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 def is_error(output: Any) -> bool:
     """Return whether the engine gave up the request because its KV did not arrive or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
+
+
+def image_problem(output: Any, prepared: Prepared) -> str:
+    """Return which image the engine lacked when it gave the request up with this output, or ""."""
+    lost = getattr(prepared.request, IMAGE_LOST, "")
+    return f"the image {lost[:12]} is needed again" if lost and is_error(output) else ""
 
 
 def grammar_problem(output: Any, prepared: Prepared) -> str:

@@ -30,9 +30,10 @@ from baton.protos.worker_pb2 import (
     Start,
 )
 from baton.services.decode.step_share import Standing
-from baton.services.engine import step_checks, wire
+from baton.services.engine import images, step_checks, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
+from baton.services.engine.images import FindImage
 from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.engine.step_checks import LOOSEST, StepLimits
@@ -57,6 +58,7 @@ class EngineLimits:
     block_hasher: Callable[[Request], list[Any]] | None
     steps: StepLimits = LOOSEST
     adapters: Sequence[AdapterFiles] = ()  # the engine numbers them in this order, from 1
+    find_image: FindImage | None = None  # None: the engine takes no images
 
 
 @dataclass
@@ -84,7 +86,8 @@ def prepare(
 
     The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
     PREFILL is cut to one more token by the request's own max_tokens, and SamplingParams keep the client's. A
-    SAVE is a PREFILL of the prompt's beginning, whose token is dropped.
+    SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Where the prompt is computed, its
+    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for one that is not here.
 
     complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
     for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
@@ -106,6 +109,8 @@ def prepare(
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
         generated = []
+    if core.mm_features and (start.phase == PHASE_PREFILL or (decodes and not follows)):
+        _fill_in_images(core, limits)
     request = _request(core, generated, internal_id, client_index, limits)
     request.priority = _priority(start, len(core.prompt_token_ids), complete)
     if start.HasField("service"):
@@ -234,7 +239,9 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
     if not core.prompt_token_ids or core.prompt_embeds is not None:
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
     if core.mm_features:
-        raise _invalid("images, audio and video are not served, only text")
+        problem = images.problem(core.mm_features, len(core.prompt_token_ids))
+        if problem or limits.find_image is None:
+            raise _invalid(problem or "this worker serves no images (engine.images)")
     if core.resumable:
         raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
@@ -296,8 +303,19 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     if not 0 < tokens < len(core.prompt_token_ids):
         raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
+    if core.mm_features:
+        core.mm_features = images.before(core.mm_features, tokens)
+        if core.mm_features is None:
+            raise _invalid(f"the first {tokens} tokens end within an image, which cannot be saved")
     # With one token more than is generated the request never ends by itself, so its KV is always saved.
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
+def _fill_in_images(core: EngineCoreRequest, limits: EngineLimits) -> None:
+    find = limits.find_image or (lambda _: None)
+    core.mm_features, missing = images.whole(core.mm_features, find)
+    if missing:
+        raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[:12]} is not here")
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:

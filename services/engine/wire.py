@@ -11,10 +11,13 @@ import threading
 from typing import Any
 
 import msgspec
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 6  # version of router-worker streams; raise it for changes that the other side cannot read
+PROTOCOL = 7  # version of router-worker streams; raise it for changes that the other side cannot read
+# What vLLM's decoder raises for the wrong content, e.g. for a tensor with fewer bytes than its shape needs.
+_UNREADABLE = (NotImplementedError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 _ALWAYS_INLINE = 1 << 62  # bytes, more than any array has
 
 
@@ -25,6 +28,7 @@ class _Codecs(threading.local):
         self.encoder = MsgpackEncoder(size_threshold=_ALWAYS_INLINE)
         self.request = MsgpackDecoder(EngineCoreRequest)
         self.outputs = MsgpackDecoder(EngineCoreOutputs)
+        self.item = MsgpackDecoder(MultiModalKwargsItem)
 
 
 _codecs = _Codecs()
@@ -48,6 +52,16 @@ def decode_outputs(data: bytes) -> EngineCoreOutputs:
     return _decode(_codecs.outputs, data, "EngineCoreOutputs")
 
 
+def encode_item(item: MultiModalKwargsItem) -> bytes:
+    """Encode a prepared image."""
+    return _encode(item)
+
+
+def decode_item(data: bytearray) -> MultiModalKwargsItem:
+    """Decode a prepared image, whose tensors will share memory with `data`. Raises ValueError."""
+    return _decode(_codecs.item, data, "MultiModalKwargsItem")
+
+
 def _encode(message: Any) -> bytes:
     frames = _codecs.encoder.encode(message)
     if len(frames) != 1:
@@ -55,8 +69,9 @@ def _encode(message: Any) -> bytes:
     return bytes(frames[0])
 
 
-def _decode(decoder: MsgpackDecoder, data: bytes, name: str) -> Any:
+def _decode(decoder: MsgpackDecoder, data: bytes | bytearray, name: str) -> Any:
     try:
-        return decoder.decode(bytearray(data))  # a copy, because torch needs writable memory
-    except (msgspec.MsgspecError, NotImplementedError, TypeError, UnicodeDecodeError) as error:
+        # torch needs writable memory
+        return decoder.decode(data if isinstance(data, bytearray) else bytearray(data))
+    except (msgspec.MsgspecError, *_UNREADABLE) as error:
         raise ValueError(f"{len(data)} bytes hold no {name} that this vLLM can read: {error}") from None

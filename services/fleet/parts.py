@@ -1,8 +1,9 @@
 """Start, restart, give up and stop the processes of a deployment.
 
 A part that dies is restarted, at once the first time, then after growing pauses. A part that dies too often
-is given up; the others continue if they can serve without it. If the machine cannot start another process, as
-at a process limit, the start is retried for as long as it takes, because that is not the part's fault.
+is given up; the others continue if they can serve without it. The workers of a gang end together: that counts
+once, and they are given up together. If the machine cannot start another process, as at a process limit, the
+start is retried for as long as it takes, because that is not the part's fault.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from baton.services.errors import StartError
 from baton.services.fleet import processes
+from baton.services.fleet.budget import Budget, Patience
 from baton.services.fleet.endings import OutOfMemory
 from baton.services.fleet.log_files import Rotation
 from baton.services.fleet.processes import Child
@@ -28,6 +30,7 @@ WATCHER_STOP_S = 1.0  # it has nothing to finish
 LAST_WORDS = 200  # characters quoted of a log's last line
 FIRST_STARTS = 5  # tries to start a part that was never ready: a user is waiting for it
 MOST_PAUSE_S = 30.0  # longest pause between tries to start a part
+GANG_END_S = 15.0  # time for the workers of a gang to end with one of them; they need less than a second
 OWN_LOGS = ("supervisor", "node")  # logs of this process itself, if a program started it
 
 NEW_PROGRAMS = (
@@ -48,25 +51,6 @@ class Kind(Enum):
     SCHEDULER = "scheduler"  # last: the others report to it
 
 
-@dataclass(frozen=True)
-class Patience:
-    """Limits of restarts: how many within a window, and the pause before each."""
-
-    restarts: int = 3  # within `window_s`; a part that dies more often is given up
-    window_s: float = 600.0  # older deaths do not count
-    backoff_s: float = 1.0  # pause before the second restart; the first is immediate
-    growth: float = 4.0
-    most_s: float = 30.0  # longest pause before a worker whose engine failed restarts
-
-    def before_restart_s(self, number: int) -> float:
-        """Return the pause, in seconds, before restart `number` of a window, counted from 1."""
-        return 0.0 if number == 1 else self.backoff_s * self.growth ** (number - 2)
-
-    @property
-    def window(self) -> str:
-        return f"{self.window_s / 60:g} min"
-
-
 @dataclass
 class Part:
     """One process that must run, and its restarts."""
@@ -81,8 +65,9 @@ class Part:
     ordered: bool = False  # the scheduler ordered it: the deployment survives its failure to start
     restart_at: float | None = None  # time.monotonic, seconds; dead until then
     failed_starts: int = 0  # consecutive starts that failed for lack of a process
-    deaths: list[float] = field(default_factory=list)  # time.monotonic, within the window
-    engine_failures: list[float] = field(default_factory=list)  # likewise; never a reason to give it up
+    gang: str = ""  # the gang of a worker
+    budget: Budget = field(default_factory=Budget)  # one for all workers of a gang
+    ends_by: float | None = None  # time.monotonic; its gang is over, and it is killed at this time
     leaves_by: float | None = None  # time.monotonic; it was told to end, and is killed at this time
 
     @property
@@ -120,10 +105,14 @@ class Parts:
     memory: OutOfMemory = field(default_factory=OutOfMemory)
     forks: bool = True  # False once forking has failed
 
-    def add(self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False) -> Part:
+    def add(
+        self, name: str, kind: Kind, run: Callable[[], None], *, ordered: bool = False, gang: str = ""
+    ) -> Part:
         # The readiness of the watcher, and of a part of a larger deployment, is not reported here.
         unwatched = kind is Kind.WATCHER or not self.whole
-        part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered)
+        part = Part(name, kind, run, ready=unwatched, proven=unwatched, ordered=ordered, gang=gang)
+        for sibling in self._siblings(part):
+            part.budget = sibling.budget
         self.members.append(part)
         self._start(part)
         return part
@@ -150,7 +139,8 @@ class Parts:
         """
         self._bound_logs()
         now = time.monotonic()
-        for part in list(self.members):
+        # A worker whose engine failed comes last: the death of another one in its gang may be the cause.
+        for part in sorted(self.members, key=lambda one: bool(one.child and one.child.engine_failed)):
             if part.leaves_by is not None:
                 self._let_go(part, part.leaves_by <= now)
             elif part.restart_at is not None and part.restart_at <= now:
@@ -158,6 +148,10 @@ class Parts:
                 self._start(part)
             elif part.child and part.runs and not part.child.alive:
                 self._died(part, part.child, now)
+            elif part.child and part.ends_by is not None and part.ends_by <= now:
+                self.say(part.name, "did not end with its gang: killed")
+                part.child.process.kill()
+                part.ends_by = None
 
     def note(self, seen: Seen) -> None:
         """Mark a part as ready, unless it died or was restarted since it was seen."""
@@ -192,7 +186,8 @@ class Parts:
     @property
     def next_start_s(self) -> float | None:
         """Return the seconds until `reap` has work even if no part dies; None for never."""
-        due = [at for part in self.members for at in (part.restart_at, part.leaves_by) if at is not None]
+        times = ((part.restart_at, part.leaves_by, part.ends_by) for part in self.members)
+        due = [at for each in times for at in each if at is not None]
         left = [max(0.0, min(due) - time.monotonic())] if due else []
         return min([*left, *([self.rotation.due_s] if self.log_dir else [])], default=None)
 
@@ -275,44 +270,56 @@ class Parts:
             self.say(part.name, "exited after a drain; restarted")
             self._start(part)
             return
-        part.ready = part.kind is Kind.WATCHER
-        if child.engine_failed and part.kind is Kind.WORKER and part.proven:
-            self._engine_failed(part, child, now)
-            return
-        part.deaths = [at for at in part.deaths if at > now - self.patience.window_s] + [now]
-        number, most = len(part.deaths), self.patience.restarts
-        if number > most:
-            part.given_up = True
+        gang_had_met = child.engine_failed or (self.whole and part.ready)
+        part.ready, part.ends_by = part.kind is Kind.WATCHER, None
+        budget = part.budget
+        if child.started_at < budget.ended_at:
+            part.restart_at = max(now, budget.restart_at)
+            self.say(part.name, f"ended with its gang; {_again(part.restart_at - now)}")
+        elif child.engine_failed and part.kind is Kind.WORKER and part.proven:
+            pause_s = budget.engine_failed(now, self.patience)
+            part.restart_at = now + pause_s
+            what = f"its engine failed: {child.last_error()[:LAST_WORDS]}"
+            self.say(part.name, f"{what}; {_again(pause_s)}")
+        elif (restart_s := budget.died(now, self.patience)) is not None:
+            part.restart_at = now + restart_s
+            number, most = len(budget.deaths), self.patience.restarts
+            what = f"died ({child.how_it_ended()}{why and f': {why}'}); {_again(restart_s)}"
+            self.say(part.name, f"{what}, {number} of {most} within {self.patience.window}")
+        else:
+            self._give_up(part)
             self._do_without(part, child, why)
             return
-        pause_s = self.patience.before_restart_s(number)
-        part.restart_at = now + pause_s
-        again = f"restarting in {pause_s:g} s" if pause_s else "restarting"
-        self.say(
-            part.name,
-            f"died ({child.how_it_ended()}{why and f': {why}'}); {again}, "
-            f"{number} of {most} within {self.patience.window}",
-        )
+        if gang_had_met:
+            self._await_siblings(part, now)
 
-    def _engine_failed(self, part: Part, child: Child, now: float) -> None:
-        """Restart a worker whose engine failed, without counting it: a request may be at fault."""
-        since = now - self.patience.window_s
-        part.engine_failures = [at for at in part.engine_failures if at > since] + [now]
-        pause_s = min(self.patience.before_restart_s(len(part.engine_failures)), self.patience.most_s)
-        part.restart_at = now + pause_s
-        again = f"restarting in {pause_s:g} s" if pause_s else "restarting"
-        self.say(part.name, f"its engine failed: {child.last_error()[:LAST_WORDS]}; {again}")
+    def _await_siblings(self, part: Part, now: float) -> None:
+        """Let the rest of a gang end in time: one that hangs would be waited for by the next life."""
+        for one in self._siblings(part):
+            if one.child and one.runs and one.child.started_at < part.budget.ended_at and not one.ends_by:
+                one.ends_by = now + GANG_END_S
+
+    def _siblings(self, part: Part) -> list[Part]:
+        """Return the other workers of a part's gang."""
+        return [one for one in self.members if one is not part and part.gang and one.gang == part.gang]
+
+    def _give_up(self, part: Part) -> None:
+        """Restart a part no more, nor the rest of its gang, which would wait for it."""
+        for one in (part, *self._siblings(part)):
+            one.given_up, one.ready, one.restart_at, one.ends_by = True, False, None, None
+            if one.child and one.child.alive:
+                one.child.process.terminate()
 
     def _do_without(self, part: Part, child: Child, why: str) -> None:
         """Report that a part was given up. Raises StartError if the others cannot serve without it."""
-        died = f"died {len(part.deaths)} times within {self.patience.window}"
+        died = f"died {len(part.budget.deaths)} times within {self.patience.window}"
         last = child.last_words(why)
         if problem := self._cannot_serve():
             raise StartError(f"{part.name} {died}, and {problem}: {last}")
-        left = ""  # the owner of a larger deployment knows what is left
-        if self.whole:
+        left = f" with the rest of gang {part.gang}" if part.gang else ""
+        if self.whole:  # the owner of a larger deployment knows what is left
             watches = part.kind is Kind.WATCHER
-            left = ", readiness is no longer reported" if watches else ", the others keep serving"
+            left += ", readiness is no longer reported" if watches else ", the others keep serving"
         self.say(part.name, f"{died} ({child.how_it_ended()}): given up{left}: {last}")
 
     def _cannot_serve(self) -> str:
@@ -330,3 +337,7 @@ class Parts:
         if any(part.given_up for part in watchers) and not all(part.proven for part in self.members):
             return "nothing can tell when the others are ready"
         return ""
+
+
+def _again(pause_s: float) -> str:
+    return f"restarting in {pause_s:g} s" if pause_s > 0 else "restarting"

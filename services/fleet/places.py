@@ -6,9 +6,10 @@ every worker that should run, so a lost order is made good by the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
+from typing import Any
 
 from baton.services.config import Settings, laid_over
 from baton.services.fleet import devices
@@ -30,9 +31,8 @@ class Plan:
     prefix: str = ""  # prefix of the workers' names
 
     def settings_of(self, role: str) -> Settings:
-        """Return the settings of the first workers of a role. Raises ConfigError."""
-        fleet = self.settings.fleet
-        values = {"prefill": fleet.prefill_engine, "decode": fleet.decode_engine}.get(role)
+        """Return the settings of a role's workers. Raises ConfigError."""
+        values = self._own_engines.get(role)
         if not values:
             return self.settings
         own = self.settings.model_copy(deep=True)
@@ -40,11 +40,25 @@ class Plan:
         return own
 
     @property
-    def most(self) -> int:
-        """The maximum number of the fleet's workers, if there are devices for them."""
+    def sides_differ(self) -> bool:
+        """Whether a role has an engine of its own. If so, each place belongs to one role."""
+        return any(self._own_engines.values())
+
+    def further(self) -> list[str]:
+        """Return a role for each place beyond the first workers', if there are devices for it; "": any."""
         limits = self.settings.autoscale
-        chosen = limits.max_prefill + limits.max_decode if limits.mode == "on" else 0
-        return max(len(self.roles), chosen)
+        if limits.mode != "on":
+            return []
+        most = {"prefill": limits.max_prefill, "decode": limits.max_decode}
+        if not self.sides_differ:
+            return [""] * (sum(most.values()) - len(self.roles))
+        more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
+        return [role for pair in zip_longest(*more) for role in pair if role]
+
+    @property
+    def _own_engines(self) -> dict[str, Mapping[str, Any]]:
+        fleet = self.settings.fleet
+        return {"prefill": fleet.prefill_engine, "decode": fleet.decode_engine}
 
 
 def places_of(
@@ -55,17 +69,23 @@ def places_of(
     `worker` makes the function that starts a fleet's workers. `gpus`: fleet.devices. Raises StartError if
     there are too few devices for the first workers, and ConfigError for GPUs that cannot be shared this way.
     """
-    places = [[one.settings_of(role) for role in one.roles] for one in fleets]
-    needed = sum(_gpus(each) for each in chain(*places))
-    for one, own in zip(fleets, places, strict=True):
-        further = max(0, devices.room(one.most - len(own), _gpus(one.settings), needed, gpus))
-        needed += further * _gpus(one.settings)
-        own.extend([one.settings] * further)
-    engines = [each.engine for each in chain(*places) for _ in range(each.engine.data_parallel_size)]
+    roles = [list(one.roles) for one in fleets]
+    needed = sum(_gpus(one.settings_of(role)) for one in fleets for role in one.roles)
+    for one, own in zip(fleets, roles, strict=True):
+        for role in one.further():
+            if devices.room(1, each := _gpus(one.settings_of(role)), needed, gpus) < 1:
+                continue
+            needed += each
+            own.append(role)
+    settings = [[one.settings_of(role) for role in own] for one, own in zip(fleets, roles, strict=True)]
+    engines = [each.engine for each in chain(*settings) for _ in range(each.engine.data_parallel_size)]
     shares = devices.assign([one.ranks for one in engines], gpus)
     devices.check_memory(shares, engines)
     left = iter(shares)
-    return [Places(one, worker, own, left) for one, own in zip(fleets, places, strict=True)]
+    return [
+        Places(one, worker, list(zip(its, own, strict=True)), left)
+        for one, its, own in zip(fleets, roles, settings, strict=True)
+    ]
 
 
 def _gpus(place: Settings) -> int:
@@ -73,29 +93,30 @@ def _gpus(place: Settings) -> int:
 
 
 class Places:
-    """A fleet's places. The first workers' places are named after their roles, further ones are numbered."""
+    """A fleet's places, named after their roles. Further ones that suit any role are numbered."""
 
     def __init__(
         self,
         fleet: Plan,
         worker: Callable[[Settings], Worker],
-        settings: Sequence[Settings],
+        places: Sequence[tuple[str, Settings]],
         shares: Iterator[Devices],
     ) -> None:
-        """Make a place for each of `settings`, the first workers' first, with a share for each worker."""
+        """Make a place for each of `places`, the first workers' first, with a share for each worker."""
         self._end_s = fleet.settings.worker.drain_timeout_s + STOP_TIMEOUT_S
         self._fence = 0
-        roles, prefix = fleet.roles, fleet.prefix
-        self._roles = {
-            f"{prefix}{role}-{roles[:number].count(role)}": role for number, role in enumerate(roles)
-        }  # name -> role of each place in which workers should run
+        roles, prefix = [role for role, _ in places], fleet.prefix
         self.names = [
-            *self._roles,
-            *(f"{prefix}worker-{number}" for number in range(len(roles), len(settings))),
+            f"{prefix}{role}-{roles[:number].count(role)}" if role else f"{prefix}worker-{number}"
+            for number, role in enumerate(roles)
         ]
+        # name -> role of each place in which workers should run
+        self._roles = dict(zip(self.names, fleet.roles, strict=False))
+        # name -> the role to which each place belongs; "": any
+        self.owners = dict(zip(self.names, roles if fleet.sides_differ else [""] * len(roles), strict=True))
         self._runs = {
             name: self._members(name, own, worker, shares)
-            for name, own in zip(self.names, settings, strict=True)
+            for name, (_, own) in zip(self.names, places, strict=True)
         }
 
     def start(self, parts: Parts) -> None:
@@ -121,8 +142,9 @@ class Places:
                 parts.retire(part, self._end_s)
 
     def _start(self, name: str, parts: Parts, *, ordered: bool) -> None:
-        for member, run in self._runs[name].items():
-            parts.add(member, Kind.WORKER, run, ordered=ordered)
+        runs = self._runs[name]
+        for member, run in runs.items():
+            parts.add(member, Kind.WORKER, run, ordered=ordered, gang=name if len(runs) > 1 else "")
 
     def _members(
         self,

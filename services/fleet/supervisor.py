@@ -151,12 +151,6 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     identities.check(settings)
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
-    changes = settings.scheduler.rebalance_after_s or settings.autoscale.mode == "on"
-    if changes and any(one.engine.data_parallel_size > 1 for one in shapes):
-        raise ConfigError(
-            "engine.data_parallel_size is above 1, and gangs are neither scaled nor do they change roles: "
-            "leave out autoscale.mode and scheduler.rebalance_after_s"
-        )
     settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
 
 
@@ -305,7 +299,7 @@ def _watched(settings: Settings, peer: Model, places: Places) -> Watched:
     if len(settings.models) > 1:
         health += f"?model={quote(peer.name, safe='')}"
     chosen = peer.settings.autoscale.mode == "on"
-    return Watched(peer.settings.scheduler.address, health, peer.prefix, places.names if chosen else ())
+    return Watched(peer.settings.scheduler.address, health, peer.prefix, places.owners if chosen else {})
 
 
 def _watch(settings: Settings, watched: Sequence[Watched], events: Connection) -> None:

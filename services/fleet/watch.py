@@ -11,8 +11,8 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from multiprocessing.connection import Connection
 
@@ -20,7 +20,7 @@ from baton import plain_http
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
-from baton.services.roles import name_of
+from baton.services.roles import name_of, role
 
 POLL_S = 0.1
 CALM_POLL_S = 1.0  # once the router is ready, only restarts are left to report
@@ -31,7 +31,9 @@ class Watched:
     scheduler: str  # its address
     health_url: str  # the router's /health for this model
     prefix: str = ""  # prefix of the names of the model's processes
-    places: Sequence[str] = ()  # the scheduler gives orders for these; none without autoscaling
+    # The places for which the scheduler gives orders, and the role to which each belongs ("": any). None
+    # without autoscaling.
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,11 @@ async def _watch(models: Sequence[Watched], router: str, events: Connection) -> 
 
 async def _ask_orders(client: SchedulerClient, model: Watched, fleet_id: str, events: Connection) -> None:
     with contextlib.suppress(SchedulerError):  # no answer: nothing changes
-        reply = await client.orders(fleet_id, [pb.Place(name=name) for name in model.places])
+        places = [
+            pb.Place(name=name, roles=[role(owner).wire] if owner else [])
+            for name, owner in model.places.items()
+        ]
+        reply = await client.orders(fleet_id, places)
         if reply.fence:
             roles = {one.name: name_of(one.role) for one in reply.orders}
             events.send(Ordered(model.prefix, reply.fence, roles))

@@ -3,7 +3,7 @@
 The worker of rank 0 leads: it serves `Gang.Join`, and every other worker keeps one call to it. The link is up
 before any engine loads, because an engine that waits for a missing one waits for many minutes. A member that
 leaves before all have met is awaited again. After that the end of one link is the end of the gang, unless all
-members were drained.
+members were drained. Once all serve, a shorter silence than while they load means an end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from baton.tasks import patiently, spawn, stop
 logger = logging.getLogger(__name__)
 
 REDIAL_S = 0.2
+SIGN_S = 1.0  # longest time between two messages to a member or the leader
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The seconds without a message after which the other end counts as dead."""
+
+    loading_s: float  # until all members serve: an event loop may be held up while an engine loads
+    serving_s: float
 
 
 @dataclass(frozen=True)
@@ -95,16 +104,13 @@ class GangLink:
     draining, drained: set when one member drains, and when all are drained
     """
 
-    def __init__(self, seat: Seat, silence_s: float, rung: Callable[[int], None]) -> None:
-        """Prepare the link.
-
-        silence_s: seconds without a message after which the other end counts as dead; rung: called in the
-        loop with the wave of each ring of another member
-        """
+    def __init__(self, seat: Seat, silence: Silence, rung: Callable[[int], None]) -> None:
+        """Prepare the link. rung: called in the loop with the wave of each ring of another member."""
         self.seat = seat
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.draining, self.drained = asyncio.Event(), asyncio.Event()
-        self._silence_s = silence_s
+        self._silence = silence
+        self._serves = False  # all members do
         self._rung = rung
 
     async def meet(self, timeout_s: float) -> gang_pb2.World:
@@ -116,7 +122,7 @@ class GangLink:
         raise NotImplementedError
 
     def tell(self, stage: gang_pb2.Stage) -> None:
-        """Tell the gang that this member drains or is drained."""
+        """Tell the gang that this member serves, drains or is drained."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -125,9 +131,20 @@ class GangLink:
 
     def _hear(self, stage: gang_pb2.Stage) -> None:
         """Take the gang's stage."""
+        if stage == gang_pb2.STAGE_SERVING:
+            self._serves = True
+            return
         self.draining.set()
         if stage == gang_pb2.STAGE_DRAINED:
             self.drained.set()
+
+    @property
+    def _silence_s(self) -> float:
+        return self._silence.serving_s if self._serves else self._silence.loading_s
+
+    @property
+    def _sign_s(self) -> float:
+        return min(SIGN_S, self._silence.serving_s / 3)
 
     def _lose(self, why: str) -> None:
         if not self.lost.done() and not self.drained.is_set():
@@ -141,12 +158,12 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
     def __init__(
         self,
         seat: Seat,
-        silence_s: float,
+        silence: Silence,
         rung: Callable[[int], None],
         open_world: Callable[[], gang_pb2.World],
     ) -> None:
         """open_world: opens the store at which the engines meet; called once, when all members are there."""
-        super().__init__(seat, silence_s, rung)
+        super().__init__(seat, silence, rung)
         self._open_world = open_world
         self._members: dict[int, _Outbox] = {}
         self._stages: dict[int, gang_pb2.Stage] = {}  # keyed by rank, as far as ranks have reported them
@@ -186,11 +203,11 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
             # Until all are there, empty messages show that this end lives.
             while not self._world.done() and not reading.done():
                 await context.write(gang_pb2.FromLeader())
-                await outbox.next(self._silence_s / 3)
+                await outbox.next(self._sign_s)
             if self._world.done():
                 await context.write(gang_pb2.FromLeader(world=self._world.result()))
             while not reading.done() and not self.lost.done():
-                message = await outbox.next(self._silence_s / 3)
+                message = await outbox.next(self._sign_s)
                 await context.write(gang_pb2.FromLeader(**message))  # type: ignore[arg-type]
         finally:
             await stop(reading)
@@ -239,9 +256,13 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
 
     def _hear_from(self, rank: int, stage: gang_pb2.Stage) -> None:
         self._stages[rank] = stage
-        drained = [one == gang_pb2.STAGE_DRAINED for one in self._stages.values()]
-        everybody = len(drained) == self.seat.size and all(drained)
-        gangs = gang_pb2.STAGE_DRAINED if everybody else gang_pb2.STAGE_DRAINING
+        stages, serving = self._stages.values(), gang_pb2.STAGE_SERVING
+        everybody = len(stages) == self.seat.size
+        if not everybody and all(one == serving for one in stages):
+            return  # the others load
+        gangs = gang_pb2.STAGE_DRAINING if any(one != serving for one in stages) else serving
+        if everybody and all(one == gang_pb2.STAGE_DRAINED for one in stages):
+            gangs = gang_pb2.STAGE_DRAINED
         for outbox in self._members.values():
             outbox.put(stage=gangs)
         self._hear(gangs)
@@ -256,10 +277,10 @@ class Member(GangLink):
     """The link at another rank: a call of the leader."""
 
     def __init__(
-        self, seat: Seat, silence_s: float, rung: Callable[[int], None], find: Callable[[], Awaitable[str]]
+        self, seat: Seat, silence: Silence, rung: Callable[[int], None], find: Callable[[], Awaitable[str]]
     ) -> None:
         """find: returns the leader's address, or an empty text while it is unknown."""
-        super().__init__(seat, silence_s, rung)
+        super().__init__(seat, silence, rung)
         self._find = find
         self._outbox = _Outbox()
         self._channel: grpc.aio.Channel | None = None
@@ -278,7 +299,7 @@ class Member(GangLink):
                 problem = "not all members joined"
                 break
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
                     raise StartError(
                         f"gang {self.seat.gang} refuses this worker: {error.details()}"
                     ) from None
@@ -327,7 +348,7 @@ class Member(GangLink):
                 elif message.HasField("stage"):
                     self._hear(message.stage)
         except TimeoutError:
-            why = f"rank 0 is silent for {self._silence_s:g} s"
+            why = f"rank 0 was silent for {self._silence_s:g} s"
         except grpc.aio.AioRpcError as error:
             why = error.details() or why
             if not world.done():
@@ -341,8 +362,8 @@ class Member(GangLink):
                 self._lose(why)
 
     async def _write(self, call: Any) -> None:
-        """Send each message at once, and an empty one at least three times within `silence_s`."""
+        """Send each message at once, and an empty one if there was none for a while."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_live` tells why
             while True:
-                message = await self._outbox.next(self._silence_s / 3)
+                message = await self._outbox.next(self._sign_s)
                 await call.write(gang_pb2.FromMember(**message))  # type: ignore[arg-type]

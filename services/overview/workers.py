@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.protos import scheduler_pb2 as pb
+from baton.services.overview.gangs import Gang, gangs_of, state_of
 from baton.services.roles import name_of
 
 GONE_S = 30.0  # how long a worker that has left is still shown
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     alarm: bool
     silent_s: float  # time since the last heartbeat
     address: str
+    gang: str  # its name and state; empty without one
 
 
 COLUMNS = Row._fields
@@ -79,7 +81,11 @@ class Workers:
             one.identity.worker_id: self._rate(one.identity.worker_id, one.load.counts, now)
             for one in (workers if fresh else ())
         }
-        rows = {status.identity.worker_id: self._row(status) for status in workers}
+        gangs = gangs_of(workers)
+        rows = {
+            status.identity.worker_id: self._row(status, gangs.get(status.identity.gang.name))
+            for status in workers
+        }
         self._gone |= {row.id: (now, row._replace(state=GONE)) for row in before if row.id not in rows}
         self._gone = {
             worker_id: (since, row)
@@ -89,7 +95,7 @@ class Workers:
         self.sums = self._sums(workers)
         self.rows = [*rows.values(), *(row for _, row in self._gone.values())]
 
-    def _row(self, status: pb.WorkerStatus) -> Row:
+    def _row(self, status: pb.WorkerStatus, gang: Gang | None) -> Row:
         identity, load = status.identity, status.load
         capacity, drafting = identity.capacity, load.drafting
         usable = max(1, capacity.num_blocks - 1)
@@ -98,7 +104,7 @@ class Workers:
             id=identity.worker_id,
             name=identity.name or identity.worker_id,
             role=name_of(identity.role),
-            state=state_of(status),
+            state=state_of(status, gang),
             running=load.running,
             waiting=load.waiting,
             slots=capacity.max_num_seqs,
@@ -113,6 +119,7 @@ class Workers:
             alarm=drafting.alarm,
             silent_s=round(status.heartbeat_age_s, 1),
             address=identity.address,
+            gang=gang.words if gang is not None else "",
         )
 
     def _rate(self, worker_id: str, counts: pb.EngineCounts, now: float) -> _Rates:
@@ -139,12 +146,6 @@ class Workers:
             _sum(one.output_per_s for one in rates),
             round(accepted / drafts, 3) if drafts else None,
         )
-
-
-def state_of(worker: pb.WorkerStatus) -> str:
-    if worker.drained:
-        return "drained"
-    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
 
 
 def _rounded(value: float | None) -> float | None:

@@ -170,7 +170,8 @@ class Leg(StreamListener):
         self._stream = stream
         if self._deferred is None:
             self._take_part()
-        if not stream.begin(self, start):
+        images = self._state.images if self._prefills else ()
+        if not stream.begin(self, start, images):
             self._end(self._failure(Trouble.FULL, "its queue is full"))
 
     # -- StreamListener
@@ -215,6 +216,8 @@ class Leg(StreamListener):
 
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         trouble = TROUBLES.get(failed.code, Trouble.ENGINE)
+        if trouble is Trouble.MEDIA and self._stream is not None:
+            self._stream.sent.forget_all(self._state.images)
         self._end(self._failure(trouble, failed.message, engine_goes_on=failed.engine_goes_on))
 
     def on_lost(self, message: str) -> None:

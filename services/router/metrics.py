@@ -26,6 +26,7 @@ MAX_TENANTS = 1_000  # tenants that have series of their own, some ten each
 OTHERS = "(others)"  # the label of all further tenants; no tenant's name has such characters
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
+_IMAGES = ("accepted", "refused", "late", "left")
 _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 _PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else that runs
@@ -56,6 +57,11 @@ class RouterMetrics(Metrics):
         "Clients refused (by HTTP status), dropped (connection limit) or unread (they do not read)",
         "reason",
     )
+    _images = counter(
+        "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
+    )
+    image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
+    _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
     live_requests = gauge("Requests placed and not yet completed")
     journal_bytes = gauge("Memory reserved for resuming requests")
     _waiting_requests = gauge("Requests waiting for room on workers")
@@ -103,6 +109,8 @@ class RouterMetrics(Metrics):
         # Create them at 0: Prometheus sees no increase when a series begins at 1.
         for outcome in _OUTCOMES:
             self._requests.labels(outcome)
+        for outcome in _IMAGES:
+            self._images.labels(outcome)
         for outcome in _PREFIX_PULLS:
             self._prefix_pulls.labels(outcome)
 
@@ -124,6 +132,11 @@ class RouterMetrics(Metrics):
 
     def refused(self, reason: str) -> None:
         self._clients_refused.labels(reason).inc()
+
+    def images(self, outcome: str, count: int, seconds: float) -> None:
+        """Count the images of one request."""
+        self._images.labels(outcome).inc(count)
+        self._images_seconds.observe(seconds)
 
     def turned_away(self, error: RequestFailed) -> None:
         """Count a request refused for lack of room before it began a sequence."""

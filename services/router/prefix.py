@@ -28,6 +28,8 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
     source, prefill = placement.source, placement.prefill
     # Ask for one token more than is cached, because an engine computes at least one per request.
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
+    divided = next((place for place in state.image_places if place.start < tokens < place.stop), None)
+    tokens = divided.start if divided is not None else tokens
     if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
         return None  # prompt log-probabilities need the whole prompt computed
     if parts.placements.pairs.avoid((source.worker_id, prefill.worker_id)):

@@ -38,6 +38,7 @@ class Trouble(Enum):
     HANDOFF = "handoff"  # the KV could not be loaded
     SOURCE = "source"  # as HANDOFF, because the decode worker cannot reach the prefill worker
     PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
+    MEDIA = "media"  # the worker needs an image again that it does not have
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
 
 
@@ -47,6 +48,7 @@ TROUBLES = {  # keyed by the code of a worker's message
     worker_pb2.Failed.CODE_DRAINING: Trouble.REFUSED,
     worker_pb2.Failed.CODE_FULL: Trouble.FULL,
     worker_pb2.Failed.CODE_STAGING: Trouble.REFUSED,
+    worker_pb2.Failed.CODE_MEDIA: Trouble.MEDIA,
     worker_pb2.Failed.CODE_INVALID: Trouble.INVALID,
     worker_pb2.Failed.CODE_STALE: Trouble.STALE,
     worker_pb2.Failed.CODE_ENGINE: Trouble.ENGINE,
@@ -78,10 +80,14 @@ class Failure:
     def counts(self) -> bool:
         """Whether the failure counts against the budget: the request may have caused it.
 
-        A request that was turned away, or whose prefix did not come, does no harm and is retried until its
-        deadline. An engine that reports a failure makes the request a suspect, which has its own limits.
+        A request that was turned away, or whose prefix or image did not come, does no harm and is retried
+        until its deadline. An engine that reports a failure makes the request a suspect, which has its own
+        limits.
         """
-        free = (Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL, Trouble.PREFIX, Trouble.ENGINE)
+        free = (
+            *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),
+            *(Trouble.PREFIX, Trouble.MEDIA, Trouble.ENGINE),
+        )
         return self.trouble not in free
 
 

@@ -209,7 +209,12 @@ class Relay:
         if step is RecoveryStep.WITHOUT_PREFIX:
             self._without_prefix()
             return
-        if step is RecoveryStep.PLACE_AGAIN:
+        if failure.trouble is Trouble.MEDIA:
+            # Not the worker's fault. A decode worker computes the prompt, as vLLM does after preemption.
+            if self._retries > 1 or failure.worker_id != self.placement.decode.worker_id:
+                await self._place_again()
+                return
+        elif step is RecoveryStep.PLACE_AGAIN:
             (self._full if failure.trouble is Trouble.FULL else state.excluded).add(failure.worker_id)
             if not failure.decode_side_is_fine:
                 await self._place_again()

@@ -21,6 +21,7 @@ from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
 from baton.services.router.cluster import ClusterView
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.placement import Placements
 from baton.services.router.pool import WorkerPool
@@ -58,8 +59,11 @@ class Served:
     llm: frontend.RelayLLM
     args: Namespace  # vLLM's app was built with these
 
-    async def app(self) -> frontend.ModelApp:
-        return frontend.ModelApp(await frontend.build_model_app(self.llm, self.args), self.model.names)
+    async def app(self, media: MediaDoor) -> frontend.ModelApp:
+        """Return vLLM's app for the model. `media` admits images, if the model sees."""
+        sees = self.model.settings.engine.images and self.llm.model_config.is_multimodal_model
+        app = await frontend.build_model_app(self.llm, self.args, media if sees else None)
+        return frontend.ModelApp(app, self.model.names)
 
 
 @contextlib.asynccontextmanager

@@ -34,6 +34,7 @@ from baton.services.router.http.connections import Connections
 from baton.services.router.http.federation import Federation, Processes, route
 from baton.services.router.http.limits import HttpLimits, affordable_connections
 from baton.services.router.http.server import Server
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page
 from baton.services.router.served import Shared, served
@@ -84,8 +85,12 @@ async def run(
                 refused=metrics.refused,
             )
             store = ResponseStore()
+            most = settings.router.max_body_mib << 20
+            media = MediaDoor(settings.router.media, most, metrics.images)
+            await stack.enter_async_context(media)
+            metrics.image_pixels.set_function(lambda: media.pixels)
             app = frontend.opened_to_clients(
-                [await one.app() for one in serving],
+                [await one.app(media) for one in serving],
                 tenancy,
                 shared.chronicle,
                 classes=shared.classes,

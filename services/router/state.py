@@ -19,6 +19,7 @@ from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.errors import NotAdmitted, Overloaded, Why
+from baton.services.router.images import Image, Images
 from baton.services.router.recovery import Failure, Toll
 from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
@@ -75,6 +76,8 @@ class RequestState:
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
+    images: tuple[Image, ...] = ()  # the prompt's
+    image_places: tuple[range, ...] = ()  # the prompt's tokens of each image, in order
     model: str = ""  # the name under which it is served
     adapter: Adapter | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
@@ -131,7 +134,7 @@ class RequestState:
 
     @property
     def journal_bytes(self) -> int:
-        """The memory of the request with `room_tokens` output tokens, at most, bytes."""
+        """The memory of the request with `room_tokens` output tokens, at most, without images, bytes."""
         known = len(self.engine_request) + KEY_BYTES * len(self.prefix.keys)
         asked = LOGPROB_BYTES * self.prompt_logprobs
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs
@@ -234,6 +237,7 @@ class Journal:
         """limit: the maximum size of all entries, in bytes."""
         self.limit = limit
         self._entries: dict[str, int] = {}  # request id -> bytes
+        self._images = Images()
         self._size = 0
 
     def __len__(self) -> int:
@@ -241,25 +245,28 @@ class Journal:
 
     @property
     def size(self) -> int:
-        return self._size
+        return self._size + self._images.size
 
     def enter(self, state: RequestState) -> None:
         """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if it exceeds the whole limit."""
-        wanted = state.journal_bytes
-        if wanted > self.limit:
+        own = state.journal_bytes
+        wanted = own + self._images.more(state.images)
+        if own + sum(image.size for image in set(state.images)) > self.limit:
             raise NotAdmitted(
                 f"the request takes {wanted} bytes, more than the router's journal has for all requests "
-                f"({self.limit}): shorten the prompt; router.journal_mib sets the limit",
+                f"({self.limit}): shorten the prompt, or send fewer or smaller images; router.journal_mib "
+                "sets the limit",
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
         self.leave(state)
-        self._entries[state.request_id] = wanted
-        self._size += wanted
+        self._entries[state.request_id] = own
+        self._size += own
+        self._images.enter(state.images)
 
     def check_room(self, wanted: int = REQUEST_BYTES) -> None:
         """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
-        if self._size + wanted > self.limit:
+        if self.size + wanted > self.limit:
             raise NotAdmitted(
                 f"the router's journal is full, with {len(self._entries)} requests (router.journal_mib)",
                 Why.JOURNAL,
@@ -272,7 +279,7 @@ class Journal:
             return  # the request has ended
         state.room_tokens = len(state.tokens) + ROOM_TOKENS
         more = state.journal_bytes - self._entries[state.request_id]
-        if self._size + more > GROWTH * self.limit:
+        if self.size + more > GROWTH * self.limit:
             raise Overloaded(
                 f"the router's journal has no room for {len(state.tokens)} output tokens besides "
                 f"{len(self._entries) - 1} other requests (router.journal_mib)",
@@ -283,4 +290,6 @@ class Journal:
 
     def leave(self, state: RequestState) -> None:
         """Release a request's memory. Idempotent."""
-        self._size -= self._entries.pop(state.request_id, 0)
+        if state.request_id in self._entries:
+            self._size -= self._entries.pop(state.request_id)
+            self._images.leave(state.images)

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -26,6 +26,7 @@ from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
+from baton.services.router.images import Image, Sent
 from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,8 @@ class WorkerStream:
         self._pulls: dict[
             str, Callable[[str], None]
         ] = {}  # keyed by request id; called if its saved KV is lost
-        self._unsent: deque[worker_pb2.RunRequest] = deque()
+        self._unsent: deque[worker_pb2.RunRequest | Image] = deque()
+        self.sent = Sent()  # images
         self._unsent_starts = 0
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
@@ -180,8 +182,11 @@ class WorkerStream:
             return f"{self.address} is now worker {there}"
         return ""
 
-    def begin(self, listener: StreamListener, start: worker_pb2.Start) -> bool:
-        """Send `start`; messages go to `listener`. Return False if the stream has ended or is congested."""
+    def begin(self, listener: StreamListener, start: worker_pb2.Start, images: Iterable[Image] = ()) -> bool:
+        """Send `start`, after those of `images` that its worker does not have; messages go to `listener`.
+
+        Return False if the stream has ended or is congested.
+        """
         if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
             return False
         if self._idle_timer is not None:
@@ -189,6 +194,7 @@ class WorkerStream:
             self._idle_timer = None
         self._listeners[attempt_id(listener.request_id, listener.epoch)] = listener
         self._unsent_starts += 1
+        self._unsent.extend(image for image in images if self.sent.add(image))
         self._send(worker_pb2.RunRequest(start=start))
         return True
 
@@ -251,6 +257,10 @@ class WorkerStream:
                 self._work.clear()
                 while self._unsent:
                     message = self._unsent.popleft()
+                    if isinstance(message, Image):
+                        for part in message.parts():
+                            await call.write(part)
+                        continue
                     if message.HasField("start"):
                         self._unsent_starts -= 1
                     await call.write(message)

@@ -174,6 +174,8 @@ class Top(App[None]):
             f"  TTFT {_times(flow.ttft)}  ITL {_times(flow.itl)}",
         ]
         lines += view.sides(found)
+        if forming := view.forming(seen.workers):
+            lines.append(f"gangs: {forming}")
         if seen.store_problem:
             lines.insert(0, f"THE STORE IS DOWN: {seen.store_problem}")
         if self._problem:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
+from baton.services.overview.gangs import gangs_of
 from baton.services.overview.workers import Row
 
+SHOWN_GANGS = 3
 SIDES = ("prefill", "decode", "mixed")
 
 
@@ -62,6 +64,13 @@ def sides(of: Sequence[Row]) -> Iterator[str]:
                 f"{name:<8}{ready:>4} of {len(mine):<4} run {running:<5} wait {waiting:<5}"
                 f" KV {share(kv):<5} acc {share(accepted):<5} {tokens_s:,.0f} tok/s"
             )
+
+
+def forming(workers: Iterable[pb.WorkerStatus]) -> str:
+    """Return the gangs that are not ready in words, `SHOWN_GANGS` at most."""
+    found = [one.words for one in gangs_of(workers).values() if one.state != "ready"]
+    more = len(found) - SHOWN_GANGS
+    return "; ".join(found[:SHOWN_GANGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def share(value: float | None) -> str:

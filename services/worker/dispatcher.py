@@ -30,7 +30,7 @@ from baton.protos.worker_pb2 import (
     Start,
 )
 from baton.scheduler.types import PlacementLimits
-from baton.services.engine import outputs
+from baton.services.engine import outputs, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.build import EngineInfo
 from baton.services.engine.counts import Counts
@@ -47,6 +47,7 @@ from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.entrance import Entrance
 from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
+from baton.services.worker.media import MediaStore
 from baton.services.worker.metrics import WorkerMetrics
 from baton.services.worker.outgoing import Outgoing
 from baton.services.worker.router_session import RouterSession
@@ -87,6 +88,7 @@ class Dispatcher:
         self._next_session = 1  # 0 is vLLM's client index for requests without a client
         self._handoffs = HandoffClient()
         self.outgoing = Outgoing(self._release)
+        self.images = MediaStore(wire.decode_item)
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
         self._entrance = Entrance(
@@ -103,10 +105,11 @@ class Dispatcher:
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
         """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
+        find, hasher = self.images.find if info.images else None, self._host.block_hasher
+        steps, self._max_model_len = info.steps, info.max_model_len
         self._entrance.fit(
-            EngineLimits(info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps, adapters)
+            EngineLimits(info.max_model_len, info.vocabulary, hasher, steps, adapters, find_image=find)
         )
-        self._max_model_len = info.max_model_len
         capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
         self._admission.fit(capacity)
         self._closed_because = ""
@@ -118,6 +121,10 @@ class Dispatcher:
     def drain(self) -> None:
         """Refuse new requests; running ones continue."""
         self._closed_because = "this worker is draining"
+
+    @property
+    def dummy_steps(self) -> int:
+        return self._host.dummy_steps
 
     @property
     def requests(self) -> int:
@@ -435,6 +442,8 @@ def _failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str]
             f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
             f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
         )
+    if problem := outputs.image_problem(output, attempt.prepared):
+        return Failed.CODE_MEDIA, problem
     if attempt.incoming is not None and attempt.incoming.loads and outputs.is_error(output):
         return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
     if problem := outputs.grammar_problem(output, attempt.prepared):

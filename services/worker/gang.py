@@ -12,7 +12,7 @@ from baton.protos import gang_pb2, gang_pb2_grpc, scheduler_pb2
 from baton.services.config import Settings
 from baton.services.engine.errors import SiblingLost
 from baton.services.errors import ConfigError, StartError
-from baton.services.gang.link import GangLink, Leader, Member, Seat
+from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence
 
 if TYPE_CHECKING:  # see node.py
     from baton.services.engine.data_parallel import GangRank
@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # see node.py
 
 HOST = "127.0.0.1"  # where the engines meet: a gang is served on one machine
 MEET_S = 600.0  # a member may be waiting for its restart
-# Seconds without a message after which another member counts as dead: longer than an event loop is held up
-# while an engine loads. The end of a process is noticed at once.
-SILENCE_S = 20.0
+# Seconds without a message after which a member counts as dead until all serve. After that schedulers' limit
+# (scheduler.worker_lease_s) holds. The end of a process is noticed at once.
+LOADING_SILENCE_S = 20.0
 
 
 def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
@@ -64,10 +64,11 @@ class WorkerGang:
         self._ask = ask
         self._store: Any = None
         self._rank = mine.rank
+        silence = Silence(LOADING_SILENCE_S, settings.scheduler.worker_lease_s)
         self.link: GangLink = (
-            Member(seat, SILENCE_S, host.rung, self._find)
+            Member(seat, silence, host.rung, self._find)
             if mine.rank
-            else Leader(seat, SILENCE_S, host.rung, self._open_world)
+            else Leader(seat, silence, host.rung, self._open_world)
         )
         self.life = ""
 
@@ -87,6 +88,10 @@ class WorkerGang:
             )
         self.life = world.life
         return GangRank(self._rank, world.host, world.store_port)
+
+    def serve(self) -> None:
+        """Tell that this worker's engine is loaded."""
+        self.link.tell(gang_pb2.STAGE_SERVING)
 
     def drain(self) -> None:
         """Have the others drain, too."""
@@ -134,7 +139,8 @@ def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings) -> dict[s
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     return {
         "its machine": identity.host,
-        "its role": scheduler_pb2.Role.Name(identity.role),
+        # Prefill and decode may differ: a member may have been started before a change of role.
+        "whether it is a mixed worker": str(identity.role == scheduler_pb2.ROLE_MIXED),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
         "engine.extra's digest": hashlib.sha256(extra.encode()).hexdigest()[:16],

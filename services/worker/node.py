@@ -236,6 +236,7 @@ class Node:
         """Serve until a signal, an operator or its gang ends it, then drain. Raises EngineFailed."""
         events = [self._stop, session.draining]
         if self._gang is not None:
+            self._gang.serve()
             events.append(self._gang.link.draining)
             self._gang.on_loss(lambda loss: dispatcher.on_failure(loss, ()))  # no request is at fault
         ends = [asyncio.create_task(event.wait()) for event in events]
@@ -384,8 +385,6 @@ class Node:
         """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
-        if self._identity.HasField("gang"):
-            return f"it is one of gang {self._identity.gang.name}, which keeps its role"
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
             return ""
         if self._settings.handoff.enabled is False:
@@ -410,6 +409,7 @@ class Node:
             pinned_handoffs=self._staged.handoffs,
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
+            dummy_steps=self._dispatcher.dummy_steps,
             drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 

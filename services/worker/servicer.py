@@ -15,6 +15,7 @@ from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.services.engine import wire
 from baton.services.engine.host import EngineHost
 from baton.services.worker.dispatcher import Dispatcher
+from baton.services.worker.media import Assembly
 from baton.services.worker.outgoing import NotFollowedError
 from baton.services.worker.router_session import RouterSession
 
@@ -106,8 +107,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await context.abort(error.code, str(error))
 
     async def _read(self, session: RouterSession, requests: AsyncIterator[worker_pb2.RunRequest]) -> None:
+        image = Assembly()
         async for request in requests:
-            if request.HasField("start"):
+            if request.HasField("media"):
+                if (data := image.take(request.media)) is not None:
+                    await self._dispatcher.images.add(request.media.identifier, data)
+            elif request.HasField("start"):
                 self._dispatcher.start(session, request.start)
             elif request.HasField("abort"):
                 self._dispatcher.abort(request.abort.request_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -84,7 +85,14 @@ def test_a_decode_gang_answers_like_one_engine_and_comes_back(case: Case, tmp_pa
                 undrained = await asyncio.to_thread(one.baton, "undrain", "decode-0")
                 assert undrained.returncode == 0, undrained.stderr
                 await asyncio.to_thread(again, one, second)
-                await case.check(client, 1)
+                long = asyncio.create_task(case.check(client, 0))
+                await asyncio.to_thread(busy, one)
+                for role in ("prefill", "decode"):  # both workers, while they compute
+                    turned = await asyncio.to_thread(one.baton, "role", "decode-0", role)
+                    assert f"decode-0 is a {role} worker now" in turned.stdout, turned.stderr
+                    assert len(one.workers(role)) == (3 if role == "prefill" else 2)
+                    await case.check(client, 1, 2)
+                await long
 
         asyncio.run(run())
         assert "died" in one.processes["up"].text
@@ -102,6 +110,47 @@ def test_a_prefill_gang_over_tls(case: Case, tmp_path: Path) -> None:
                 await case.check(client, 1, 2, 3, 1, 2, 3)
 
         asyncio.run(run())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: four engines on a busy machine")
+def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "scheduler": {"heartbeat_s": 0.2, "worker_lease_s": 2.0},
+        "autoscale": {"mode": "on", "max_prefill": 1, "max_decode": 2, "down_after_s": 3.0},
+        "fleet": {"decode_engine": {**GANG, "max_num_seqs": 4}},
+    }
+    with case.deployment(tmp_path / "up", **config) as one:
+        one.up(1, 1, 0)
+
+        async def load(client: openai.AsyncOpenAI, until: asyncio.Event) -> None:
+            while not until.is_set():
+                await case.check(client, 0)
+
+        def computing() -> bool:
+            return sum(bool(worker["load"].get("running")) for worker in one.workers("decode")) == 4
+
+        def log() -> str:
+            return one.processes["up"].text
+
+        async def run() -> None:
+            much, all_of_it = asyncio.Event(), asyncio.Event()
+            async with one.async_client() as client:
+                tasks = [asyncio.create_task(load(client, much)) for _ in range(14)]
+                tasks += [asyncio.create_task(load(client, all_of_it)) for _ in range(2)]
+                await asyncio.to_thread(eventually, computing, 4 * CALL_S, "both gangs compute")
+                much.set()
+                await asyncio.to_thread(
+                    eventually, lambda: log().count(" ended") == 2, CALL_S, "one has drained"
+                )
+                all_of_it.set()
+                await asyncio.gather(*tasks)
+
+        asyncio.run(run())
+        assert len(members(one)) == 2
+        for said in ("ordered: a decode worker", "no longer ordered: draining"):
+            assert said in log()
+        assert "died" not in log()
 
 
 def busy(one: Deployment) -> None:

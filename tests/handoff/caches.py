@@ -35,6 +35,7 @@ from harness.support import PATIENCE
 
 # parameters of tests; those of nixl are skipped if the package is missing
 _without_nixl = pytest.mark.skipif(bool(Nixl.hindrance()), reason=Nixl.hindrance())
+EVERY = tuple(transports.possible())
 TRANSPORTS = ["shm", pytest.param("nixl", marks=_without_nixl), "tcp"]
 MIB = 1 << 20
 BLOCK_SIZE = 32

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from baton.handoff import transports
 from baton.handoff.groups import CacheGroup, final_records, num_records
 from baton.handoff.params import load_params, save_params
 from baton.protos.handoff_pb2 import Manifest
@@ -35,7 +34,7 @@ from harness.engines import (
     prefill,
     pulled,
 )
-from tests.handoff.caches import TRANSPORTS
+from tests.handoff.caches import EVERY, TRANSPORTS
 from tests.handoff.engines import failing, forget, free, loaded_of, manifest_of
 
 WRITTEN = 24
@@ -51,7 +50,7 @@ def options(model: Architecture, name: str = "both", **engine: Any) -> Options:
     folder = model.checkpoint()
     drafts = {"speculative_config": model.speculative(folder)}
     own = ENGINE | {"dtype": model.dtype} | drafts | model.engine
-    return Options(model.target(folder), name, engine=own | engine)
+    return Options(model.target(folder), name, transports=EVERY, engine=own | engine)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +219,7 @@ def test_cached_blocks_of_several_groups_are_not_pulled(windows: EngineProcess) 
     if full.first_block:
         full, window = window, full
     assert (full.num_blocks, window.first_block + window.num_blocks) == (6, 6)
-    for transport in transports.possible():
+    for transport in EVERY:
         windows.call(prefer, transport)
         windows.call(forget)
         windows.call(generate, f"{transport}-start", [*start, 5, 6], 1)
@@ -267,7 +266,7 @@ def test_full_attention_is_pulled_early(
     kept, length = source.call(groups), 3 * 128 + 21
     prompt = clear(source, length)
     expected = source.call(generate, "early-alone", prompt, WRITTEN)
-    for transport in transports.possible():
+    for transport in EVERY:
         name = f"early-{transport}"
         for one in decoding:
             one.call(forget)

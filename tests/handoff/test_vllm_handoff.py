@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.handoff import transports
 from baton.handoff.channels import HandoffClient
 from baton.handoff.load.loader import State
 from baton.handoff.params import load_params, save_params
@@ -35,7 +34,7 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff import checkpoints
-from tests.handoff.caches import TRANSPORTS
+from tests.handoff.caches import EVERY, TRANSPORTS
 from tests.handoff.engines import (
     abort,
     forget,
@@ -61,14 +60,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reader(model: Path) -> Iterator[EngineProcess]:
     """The prefill side; also answers alone, as the reference."""
-    with EngineProcess(Options(model, "prefill", cores="0")) as engine:
+    with EngineProcess(Options(model, "prefill", transports=EVERY)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
     """The decode side, preferring shared memory. One engine starts at a time."""
-    with EngineProcess(Options(model, "decode", cores="1")) as engine:
+    with EngineProcess(Options(model, "decode", cores="1", transports=EVERY)) as engine:
         yield engine
 
 
@@ -240,9 +239,10 @@ def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one
 ) -> None:
     """One engine is both ends; `reader` sends KV as it is."""
     wire = {"kv_wire_dtype": "int8"}
-    options = Options(model, "quantised", cores="1", handoff=wire, engine={"enable_prefix_caching": False})
+    own = {"enable_prefix_caching": False}
+    options = Options(model, "quantised", cores="1", transports=EVERY, handoff=wire, engine=own)
     with EngineProcess(options) as quantised:
-        for transport in transports.possible():
+        for transport in EVERY:
             quantised.call(prefer, transport)
             prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)

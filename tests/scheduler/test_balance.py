@@ -118,6 +118,34 @@ def test_no_change(workers: list[WorkerRecord]) -> None:
     assert Cluster(*workers).first_flip(100) is None
 
 
+def gang(name: str, role: pb.Role, *booked: Reserved) -> list[WorkerRecord]:
+    seats = [pb.Gang(name=name, rank=rank, size=len(booked), life="one") for rank in range(len(booked))]
+    members = [worker(f"{name}.r{seat.rank}", role, one) for seat, one in zip(seats, booked, strict=True)]
+    for one, seat in zip(members, seats, strict=True):
+        one.identity.gang.CopyFrom(seat)
+    return members
+
+
+def test_a_gang_changes_as_a_whole() -> None:
+    busy = gang("d1", D, decoding(1), Reserved())
+    one = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved()))
+    flip = one.first_flip(60)
+    assert [member.worker_id for member in flip.worker.members] == ["d2.r0", "d2.r1"]
+    lone = Cluster(worker("p", P, waiting(2_000)), *gang("d2", D, Reserved(), Reserved()))
+    assert lone.first_flip(100) is None, "no other decode worker is left"
+    half = Cluster(worker("p", P, waiting(2_000)), *busy, *gang("d2", D, Reserved(), Reserved())[:1])
+    assert half.first_flip(100) is None, "it is not whole"
+
+
+def test_all_workers_of_a_gang_are_missed() -> None:
+    """What two workers run does not fit the other two, although three would do."""
+    others = gang("d1", D, decoding(1), decoding(2))
+    one = Cluster(worker("p", P, waiting(2_000)), *others, *gang("d2", D, decoding(1), decoding(1)))
+    assert one.first_flip(100) is None
+    alone = Cluster(worker("p", P, waiting(2_000)), *others, worker("d2", D), worker("d3", D, decoding(1)))
+    assert alone.first_flip(100) is not None
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_a_change_does_not_cause_the_opposite_one(seed: int) -> None:
     draw = random.Random(seed)

@@ -1,13 +1,29 @@
-"""Requests are placed on a gang only while all of its workers are ready, and have met in the same life."""
+"""The scheduler takes a gang as a whole: placements, drains, changes of role and numbers of workers."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc.aio
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
+from baton.protos import worker_pb2, worker_pb2_grpc
+from baton.scheduler.autoscaler import Autoscaler, seen
+from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
+from baton.scheduler.members import Members
+from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster
-from harness.scheduling import identity
+from baton.scheduler.service import SchedulerServer
+from baton.scheduler.settling import Settling
+from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.types import Told
+from baton.scheduler.worker_session import WorkerSession
+from harness.scheduling import LEASE_S, Options, capacity, identity, until
+
+P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
 
 READY, STARTING, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_DRAINING
 
@@ -54,9 +70,11 @@ def test_a_gang_of_which_one_drains(workers: Workers) -> None:
     assert workers.placeable == set()
 
 
-def test_a_gang_of_which_one_was_drained_by_name(workers: Workers) -> None:
+def test_a_gang_is_drained_by_its_name(workers: Workers) -> None:
     workers.roster.drain(["gang.r0"])
-    assert workers.placeable == set()
+    assert workers.placeable == {"a", "b"}
+    workers.roster.drain(["gang"])
+    assert all(one.drain_asked for one in workers.roster.view().workers.values())
     workers.roster.drain([])
     assert workers.placeable == {"a", "b"}
 
@@ -79,3 +97,121 @@ def test_a_worker_that_waits_for_its_gang_learns_of_the_newest_rank_0(workers: W
     assert not workers.roster.leader_of("b2")
     workers.roster.register(identity("alone"), READY)
     assert not workers.roster.leader_of("alone")
+
+
+class Worker(worker_pb2_grpc.WorkerServicer):
+    """A worker without an engine, which changes its role unless `refusal` says why not."""
+
+    def __init__(self, client: SchedulerClient, gang: str, rank: int) -> None:
+        self.client = client
+        self.gang = pb.Gang(name=gang, rank=rank, size=2, life=f"{gang}'s")
+        self.refusal = ""
+
+    @asynccontextmanager
+    async def registered(self) -> AsyncIterator[None]:
+        name = f"{self.gang.name}.r{self.gang.rank}"
+        who = identity(f"{name}.17", D)
+        who.name = name
+        who.gang.CopyFrom(self.gang)
+        server = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        who.address = f"127.0.0.1:{port}"
+        self.session = WorkerSession(self.client, who, pb.WorkerLoad)
+        await self.session.start(5.0)
+        await self.session.ready(capacity())
+        yield
+        await self.session.close()
+        await server.stop(None)
+
+    async def SetRole(self, request: worker_pb2.SetRoleRequest, context: object) -> worker_pb2.SetRoleReply:
+        del context
+        if not self.refusal:
+            await self.session.become(request.role)
+        return worker_pb2.SetRoleReply(refusal=self.refusal)
+
+
+@pytest.fixture
+async def gangs() -> AsyncIterator[tuple[SchedulerClient, dict[str, list[Worker]]]]:
+    """Yield a scheduler's client and the gangs decode-1 and decode-10."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(SchedulerServer(Options()))
+        client = await stack.enter_async_context(SchedulerClient(server.address))
+        found = {name: [Worker(client, name, rank) for rank in (0, 1)] for name in ("decode-1", "decode-10")}
+        for one in (one for gang in found.values() for one in gang):
+            await stack.enter_async_context(one.registered())
+        yield client, found
+
+
+async def roles(client: SchedulerClient, gang: str) -> set[pb.Role]:
+    workers = (await client.describe()).workers
+    return {one.identity.role for one in workers if one.identity.gang.name == gang}
+
+
+Gangs = tuple[SchedulerClient, dict[str, list[Worker]]]
+
+
+async def test_a_gangs_name_comes_before_ids_that_begin_with_it(gangs: Gangs) -> None:
+    client, found = gangs
+    assert (await client.drain("decode-1")).worker_id == "decode-1"
+    await until(lambda: all(one.session.draining.is_set() for one in found["decode-1"]))
+    assert not any(one.session.draining.is_set() for one in found["decode-10"])
+    assert (await client.drain("decode-10.r1")).worker_id == "decode-10"  # one means all
+    await until(lambda: all(one.session.draining.is_set() for one in found["decode-10"]))
+    assert list((await client.describe()).drained) == ["decode-1", "decode-10"]
+    assert (await client.undrain("decode-1")).name == "decode-1"
+    assert list((await client.describe()).drained) == ["decode-10"]
+
+
+async def test_all_workers_of_a_gang_change_their_role_or_none(gangs: Gangs) -> None:
+    client, found = gangs
+    found["decode-1"][1].refusal = "it is draining"
+    assert "decode-1.r1.17 keeps its role: it is draining" in (await client.set_role("decode-1", P)).problem
+    assert await roles(client, "decode-1") == {D}
+    found["decode-1"][1].refusal = ""
+    assert (await client.set_role("decode-1.r0", P)).worker_id == "decode-1"
+    assert await roles(client, "decode-1") == {P}
+    assert await roles(client, "decode-10") == {D}
+
+
+def test_a_gang_is_one_worker_to_the_autoscaler(workers: Workers) -> None:
+    assert not workers.roster.register(identity("alone", P), READY)
+    for name, busy_s, computed in (("a", 4.0, 100), ("b", 0.0, 0), ("alone", 1.0, 7)):
+        counts = pb.EngineCounts(busy_s=busy_s, computed_tokens=computed)
+        workers.roster.heartbeat(name, READY, pb.WorkerLoad(running=1, free_blocks=99, counts=counts))
+    for one in workers.roster.view().workers.values():
+        one.role = one.identity.role = D if one.identity.HasField("gang") else P
+        one.reserved.requests = 3
+    gang, alone = seen(workers.roster.view(), Told(), 0.0).members
+    assert (gang.worker_id, gang.name, gang.role, gang.requests) == ("a", "gang", D, 6)
+    assert (gang.ready, gang.leaving, gang.flips) == (True, False, True)
+    assert gang.load.running == 2
+    assert (gang.load.counts.busy_s, gang.load.counts.computed_tokens) == (2.0, 100)
+    assert gang.slots == 2 * capacity().max_num_seqs
+    assert (alone.name, alone.requests, alone.load.counts.computed_tokens) == ("alone", 3, 7)
+    workers.roster.deregister("b")
+    (gang, _) = seen(workers.roster.view(), Told(), 0.0).members
+    assert not gang.ready
+
+
+async def test_a_gang_with_several_roles_gets_one(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example if the scheduler died while it asked them."""
+    asked = []
+
+    async def set_role(worker: object, role: pb.Role, fence: int) -> str:
+        asked.append((worker, role, fence))
+        return ""
+
+    monkeypatch.setattr("baton.scheduler.autoscaler.set_role", set_role)
+    store = MemoryStore()
+    scaler = Autoscaler(
+        None, LEASE_S, store, workers.roster, Members(store), settling=Settling(0.0), metrics=Metrics()
+    )
+    first, second = workers.roster.view().workers.values()
+    first.role, second.role = P, P
+    await scaler._unite(workers.roster.view())
+    assert not asked
+    second.role = D
+    await scaler._unite(workers.roster.view())
+    assert asked == [(first, P, 0)]

@@ -94,6 +94,9 @@ class FailedStep:
             self._connector.step_failed(lambda: self._end(touched), scheduler.requests)
         else:
             self._end(touched)
+        # The scheduler may count images as encoded that this step should have encoded.
+        scheduler.reset_encoder_cache()
+        engine.model_executor.reset_encoder_cache()
         for output in self._outputs:
             scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have got them
         if scheduler.defer_block_free:

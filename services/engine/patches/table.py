@@ -24,7 +24,6 @@ class Patch:
 
     name: str  # its module in this package
     until: str  # what would make it unnecessary
-    imports: str = ""  # a module of vLLM that it makes importable
     processes: str = RANKS
     platform: Literal["any", "CPU", "GPU"] = "any"
     runners: str = "V1"  # vLLM's model runners
@@ -35,8 +34,8 @@ class Patch:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Return what it replaces, MODULE:ATTRIBUTE, or the module that it makes importable."""
-        return (self.imports,) if self.imports else tuple(one.symbol for one in replacements(self.module))
+        """Return what it replaces, MODULE:ATTRIBUTE."""
+        return tuple(one.symbol for one in replacements(self.module))
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ PATCHES = (
         name="continuation",
         processes=f"{CORE} and {RANKS}",
         until="vLLM takes a request with output tokens",
+    ),
+    Patch(
+        name="kept_images",
+        processes=CORE,
+        until="vLLM sends V1's runner resumed requests whole",
     ),
     Patch(
         name="seeded_prompts",
@@ -137,13 +141,6 @@ PATCHES = (
         name="cpu.ending",
         until="vLLM skips garbage collection when its process exits",
         platform="CPU",
-    ),
-    Patch(
-        name="torchvision",
-        imports="vllm.model_executor.models.qwen3_5",
-        processes=EVERYWHERE,
-        until="vLLM's Qwen3.5 imports without torchvision",
-        runners="V1 and V2",
     ),
     Patch(  # innermost, because it replaces vLLM's drafter
         name="idle_drafter",
@@ -253,6 +250,11 @@ OBJECTS = (
         until="vLLM's AsyncLLM takes a client",
     ),
     ObjectPatch(
+        file="services/router/vllm/prepared_images.py",
+        symbols=("vllm.multimodal.processing.context:BaseProcessingInfo",),  # its property model_id
+        until="vLLM names images by a model's content instead of its path",
+    ),
+    ObjectPatch(
         file="services/router/vllm/grammar_checks.py",
         why="vLLM's front end parses grammars on its event loop, where some take gigabytes or crash. The "
         "router checks only the form; workers try the rest in a process that can be killed.",
@@ -278,6 +280,16 @@ OBJECTS = (
         "anything is rendered.",
         symbols=("vllm.entrypoints.serve.engine.serving",),  # _check_model of the handlers made from it
         until="vLLM limits both",
+    ),
+    ObjectPatch(
+        file="services/router/vllm/images.py",
+        why="vLLM fetches and decodes clients' images in threads, without bounds. Its media connector, by "
+        "its own registry, gets those that the router has decoded in processes of their own, and no other.",
+        symbols=(
+            "vllm.multimodal.media:MediaConnector.fetch_image_async",
+            "vllm.multimodal.media:MediaConnector.load_from_url_async",
+        ),
+        until="vLLM decodes in processes that it can end",
     ),
     ObjectPatch(
         file="services/router/vllm/error_responses.py",

@@ -26,6 +26,7 @@ from baton.services.router.http import streaming, usage
 from baton.services.router.http.authentication import CALLER, keys_in
 from baton.services.router.http.body import again, read
 from baton.services.router.http.forms import send_error
+from baton.services.router.media.door import Images
 from baton.services.router.state import NOBODY, Party, RequestState
 from baton.services.router.tenancy import Tenancy, TenantRequest
 from baton.services.router.timings import HttpTimes
@@ -49,13 +50,19 @@ class Admission:
     deadline: float = math.inf  # time.monotonic; set by the client
     response: _HeldResponse | None = None  # while it is being sent
     error: RequestFailed | None = None
+    images: Images | None = None  # admitted ones, until they are rendered; None: not looked for yet
     own: Own = NOTHING  # the router's own fields in the body
     wants_usage: bool = False
     states: list[RequestState] = field(default_factory=list)  # one per sequence
     lasting: asyncio.Task[None] | None = None  # a background task that outlives the response
 
     def refuse(self, error: RequestFailed) -> None:
-        """Store the error for the client, unless there is one already."""
+        """Store the error for the client, unless there is one already.
+
+        Its traceback refers to this object, and to all that the request had: both would stay until the next
+        garbage collection.
+        """
+        error.__traceback__ = error.__context__ = None
         if self.error is None:
             self.error = error
 

@@ -5,13 +5,13 @@ blocks that workers report. Each hash is computed from the one before. A growing
 prompt on each turn (`python -m bench prefixes` measures it), so the last `PIECES` pieces of prompts are
 cached with their hashes. A piece is found by a quick hash over it and everything before it.
 
-Only text is served (`_check` in engine_client.py). Besides the tokens, the first block's hash covers the
-cache salt, and every block's hash covers the adapter, with the fingerprint of its files in place of vLLM's
-path.
+Besides the tokens, the first block's hash covers the cache salt, every block's hash covers the adapter, with
+the fingerprint of its files in place of vLLM's path, and a block's hash covers the names and places of the
+images in it.
 
 Leans on: vllm.utils.hashing.get_hash_fn_by_name, vllm.v1.core.kv_cache_utils.{hash_block_tokens,
 generate_block_hash_extra_keys}, vllm.v1.engine.EngineCoreRequest (prompt_token_ids, and what the extra keys
-of blocks are made of: lora_request, cache_salt).
+of blocks are made of: lora_request, cache_salt, mm_features).
 """
 
 from __future__ import annotations
@@ -58,18 +58,19 @@ class PromptHasher:
         """Return the lowest 64 bits of each full block's hash, in order."""
         tokens = request.prompt_token_ids
         data = memoryview(array("I", tokens)).cast("B")
-        extra, _ = generate_block_hash_extra_keys(request, 0, self._block, 0)
-        later, _ = generate_block_hash_extra_keys(request, self._block, 2 * self._block, 0)
         blocks = len(tokens) // self._block
-        name = xxhash.xxh3_128_digest(repr(extra).encode())
+        extras = self._extras(request, blocks)
+        name = xxhash.xxh3_128_digest(repr(extras[:1]).encode())
         parent, found = self._root, array("Q")
         for begin in range(0, blocks, PIECE_BLOCKS):
             end = min(begin + PIECE_BLOCKS, blocks)
             first, last = begin * self._block, end * self._block
-            name = xxhash.xxh3_128_digest(name + data[first * _TOKEN_BYTES : last * _TOKEN_BYTES])
+            own = extras[begin:end]
+            images = repr(own).encode() if request.mm_features else b""
+            name = xxhash.xxh3_128_digest(name + images + data[first * _TOKEN_BYTES : last * _TOKEN_BYTES])
             piece = self._pieces.get(name)
             if piece is None:
-                piece = self._hash(tokens[first:last], parent, later if begin else extra, later)
+                piece = self._hash(tokens[first:last], parent, own)
                 if end - begin == PIECE_BLOCKS:
                     self._keep(name, piece)
             else:
@@ -78,13 +79,25 @@ class PromptHasher:
             parent = piece.last
         return found
 
-    def _hash(self, tokens: list[int], parent: bytes, extra: Any, later: Any) -> _Piece:
+    def _extras(self, request: Any, blocks: int) -> list[Any]:
+        """Return what each block's hash covers besides its tokens."""
+        size, image = self._block, 0
+        if not request.mm_features:
+            firsts = (generate_block_hash_extra_keys(request, at, at + size, 0)[0] for at in (0, size))
+            first, later = firsts
+            return [first] + [later] * (blocks - 1) if blocks else []
+        extras = []
+        for begin in range(0, blocks * size, size):
+            extra, image = generate_block_hash_extra_keys(request, begin, begin + size, image)
+            extras.append(extra)
+        return extras
+
+    def _hash(self, tokens: list[int], parent: bytes, extras: list[Any]) -> _Piece:
         function, size = self._function, self._block
         hashes = array("Q")
-        for begin in range(0, len(tokens), size):
+        for begin, extra in zip(range(0, len(tokens), size), extras, strict=True):
             parent = hash_block_tokens(function, parent, tokens[begin : begin + size], extra)
             hashes.append(int.from_bytes(parent[-8:], "big"))
-            extra = later
         return _Piece(hashes, parent)
 
     def _keep(self, name: bytes, piece: _Piece) -> None:

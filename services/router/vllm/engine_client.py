@@ -31,11 +31,13 @@ from baton.services.engine.shapes import shape_of
 from baton.services.engine.step_checks import LOOSEST, StepLimits
 from baton.services.router.errors import RequestFailed, TooLarge, Unsupported
 from baton.services.router.http.admission import Admission, current_admission
+from baton.services.router.images import Image
 from baton.services.router.relay import Relay
 from baton.services.router.relay_parts import RelayParts
 from baton.services.router.state import RequestState
 from baton.services.router.vllm import logprobs, output_queue
 from baton.services.router.vllm.block_hashes import PromptHasher
+from baton.services.router.vllm.prepared_images import PreparedImages, places
 from baton.services.tenants.model import salted
 
 # Arguments of the router, scheduler and workers: clients must not control KV transfers.
@@ -85,6 +87,7 @@ class RelayClient(EngineCoreClient):
         self.limits = limits  # limits of new requests; may be replaced
         self._queue = output_queue.OutputQueue(parts.pool.lag_s, limits.flush_s)
         self.prompt_logprobs = logprobs.PromptLogprobs(self._put_first, self._give_up)
+        self._images = PreparedImages()
         self._relays: dict[str, Relay] = {}  # keyed by the front end's request id
         self._admissions: dict[str, Admission] = {}
         # Set by the front end: ends a request with an error.
@@ -109,7 +112,8 @@ class RelayClient(EngineCoreClient):
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
-            relay = self._relay(request, admission or Admission(), taken)
+            split = await self._images.split(request.mm_features or ())
+            relay = self._relay(request, admission or Admission(), taken, *split)
             await self._start(relay, admission)
         except RequestFailed as error:
             raise refusal(error) from None
@@ -141,7 +145,7 @@ class RelayClient(EngineCoreClient):
         return True
 
     async def reset_mm_cache_async(self) -> None:
-        """Do nothing: only text is served."""
+        """Do nothing: the engines have no caches of prepared images."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Drop all requests. The pool closes the streams."""
@@ -234,7 +238,14 @@ class RelayClient(EngineCoreClient):
                 tenants.settle(relay.state)
             raise
 
-    def _relay(self, request: Any, admission: Admission, now: float) -> Relay:
+    def _relay(
+        self,
+        request: Any,
+        admission: Admission,
+        now: float,
+        features: list[Any],
+        images: tuple[Image, ...],
+    ) -> Relay:
         _check(request, self.limits.steps)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
@@ -243,7 +254,7 @@ class RelayClient(EngineCoreClient):
         logprobs.check(params, limits.steps.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
-        encoded = _encode(request, wire_id)
+        encoded = _encode(request, wire_id, features)
         if len(encoded) > MOST_BYTES:
             raise TooLarge(
                 f"the request's message to a worker has {len(encoded) >> 20} MiB; "
@@ -264,6 +275,8 @@ class RelayClient(EngineCoreClient):
             adapter=adapter,
             service=admission.service,
             prefix=limits.hasher.keys(request) if limits.hasher is not None else NO_KEYS,
+            images=images,
+            image_places=places(features),
             response_id=request.external_req_id or request.request_id,
             trace=admission.trace,
             http=admission.http,
@@ -313,8 +326,6 @@ def _check(request: Any, steps: StepLimits) -> None:
         raise Unsupported("only text generation is served here")
     if not request.prompt_token_ids or request.prompt_embeds is not None:
         raise Unsupported("a prompt of tokens is needed: prompt embeddings are not served here")
-    if request.mm_features:
-        raise Unsupported("images, audio and video are not served here: only text is")
     if request.resumable or request.abort_immediately:
         raise Unsupported("streaming input is not served here")
     if problem := step_checks.problem(request.sampling_params, len(request.prompt_token_ids), steps):
@@ -328,8 +339,9 @@ def _wire_id(request_id: str) -> str:
     return "h-" + hashlib.sha256(request_id.encode(errors="surrogatepass")).hexdigest()[:40]
 
 
-def _encode(request: Any, wire_id: str) -> bytes:
+def _encode(request: Any, wire_id: str, features: list[Any]) -> bytes:
     sent = copy(request)
+    sent.mm_features = features or None
     sent.request_id = wire_id
     sent.external_req_id = None
     sent.trace_headers = None

@@ -50,6 +50,7 @@ from baton.services.router.cluster import ClusterView
 from baton.services.router.errors import Unsupported
 from baton.services.router.http.admission import AdmissionMiddleware
 from baton.services.router.http.forms import ErrorForms
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.tenancy import Tenancy
 from baton.services.router.vllm import large_answers
 from baton.services.router.vllm.block_hashes import PromptHasher
@@ -64,9 +65,11 @@ from baton.services.router.vllm.error_responses import (
 )
 from baton.services.router.vllm.frontend_args import frontend_namespace
 from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
+from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
+from baton.services.router.vllm.prepared_images import name_images
 from baton.services.router.vllm.quick_unions import quicken_requests
 from baton.services.router.vllm.request_limits import limit_requests
 from baton.services.router.vllm.response_store import ResponseStore, response_routes
@@ -91,12 +94,15 @@ _CLOSED_MODULES = (
 )
 
 
+PREPARED_GIB = 1.0  # cache of prepared images; vLLM's default is 4
+
+
 def build_config(settings: Settings) -> Any:
     """Return a front end's VllmConfig: model configuration and tokenizer, without a device or weights.
 
     Raises ConfigError for arguments that Baton refuses, StartError for arguments that vLLM refuses.
     """
-    arguments = engine_args(settings.engine)
+    arguments = {"mm_processor_cache_gb": PREPARED_GIB, **engine_args(settings.engine)}
     envs.VLLM_CPU_KVCACHE_SPACE = 0  # otherwise the CPU platform warns about a KV cache
     with _refusals(settings.engine):
         args = AsyncEngineArgs(**arguments)
@@ -114,6 +120,9 @@ def build_config(settings: Settings) -> Any:
             reasoning_config=args.reasoning_config,
             lora_config=lora,
         )
+    # As for several engines, so that vLLM's cache of prepared images leaves no image out that it has sent.
+    config.parallel_config._api_process_count = 2
+    name_images(config.model_config)
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config
@@ -165,6 +174,7 @@ class RelayLLM(async_llm.AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a request without reserved arguments, some of which vLLM's RequestState would read."""
+        drop_images()
         if getattr(params, "extra_args", None):
             params.extra_args = without_reserved(params.extra_args)
         if problem := size_problem(params):
@@ -233,8 +243,8 @@ class ModelApp:
     names: Sequence[str]
 
 
-async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
-    """Return vLLM's app for one model, with our limits, corrections and /health.
+async def build_model_app(llm: RelayLLM, args: Namespace, media: MediaDoor | None = None) -> Any:
+    """Return vLLM's app for one model, with our limits, corrections and /health. `media` admits images.
 
     Clients reach it through `opened_to_clients`.
     """
@@ -245,11 +255,12 @@ async def build_model_app(llm: RelayLLM, args: Namespace) -> Any:
     bound_error_texts()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
-    limit_requests(app.state)
+    use_admitted_images(llm.model_config)
+    limit_requests(app.state, media)
     large_answers.install()
     word_stream_errors(app.state)
     tell_cut_calls(app.state)
-    adopt_messages(app.state)
+    adopt_messages(app.state, media)
     adopt_responses(app.state)
     for kind in UNFORESEEN:
         app.exception_handler(kind)(unforeseen)

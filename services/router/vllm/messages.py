@@ -1,7 +1,8 @@
-"""Correct vLLM's handler of Anthropic's Messages: refusals, errors in streams, cut tool calls.
+"""Correct vLLM's handler of Anthropic's Messages: images, refusals, errors in streams, cut tool calls.
 
 vLLM's handler logs every exception with a traceback, even a refusal. It cannot read an error in the chat's
-stream, and it parses the arguments of tool calls that `max_tokens` cut.
+stream, and it parses the arguments of tool calls that `max_tokens` cut. Images are admitted before it
+converts the request, so that errors name them as the client does.
 
 Leans on: vllm.entrypoints.anthropic.serving.AnthropicServingMessages.{create_messages, count_tokens,
 message_stream_converter, messages_full_converter}, which its routes look up on app.state's object; that its
@@ -23,7 +24,9 @@ from vllm.exceptions import VLLMError
 
 from baton.services.router.http.admission import current_admission
 from baton.services.router.http.forms import anthropic_error
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.vllm.error_responses import UNFORESEEN, unforeseen_error
+from baton.services.router.vllm.images import admit_images
 
 # Exceptions that vLLM's apps turn into a response without logging them.
 FORESEEN = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, jinja2.TemplateError)
@@ -33,22 +36,23 @@ _ERROR = 'data: {"error"'
 Call = Callable[..., Awaitable[Any]]
 
 
-def adopt_messages(state: Any) -> None:
-    """Wrap the Messages handler in an app's `state`, if it has one."""
+def adopt_messages(state: Any, media: MediaDoor | None = None) -> None:
+    """Wrap the Messages handler in an app's `state`, if it has one. `media` admits images."""
     handler = getattr(state, "anthropic_serving_messages", None)
     if handler is None:
         return
-    handler.create_messages = _answering(handler.create_messages)
-    handler.count_tokens = _answering(handler.count_tokens)
+    handler.create_messages = _answering(handler.create_messages, media)
+    handler.count_tokens = _answering(handler.count_tokens, media)
     handler.message_stream_converter = _converted(handler.message_stream_converter)
     handler.messages_full_converter = _whole(handler.messages_full_converter)
 
 
-def _answering(call: Call) -> Call:
+def _answering(call: Call, media: MediaDoor | None) -> Call:
     @wraps(call)
-    async def answering(*args: Any, **kwargs: Any) -> Any:
+    async def answering(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await call(*args, **kwargs)
+            await admit_images(request, media)
+            return await call(request, *args, **kwargs)
         except FORESEEN as error:
             return create_error_response(error)
         except UNFORESEEN as error:

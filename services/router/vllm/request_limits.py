@@ -5,33 +5,24 @@ depth of a schema, each separately. It limits neither prompts times n, nor the s
 fields that cost the router's loop more than their size suggests. Bad words are tokenized twice each: 10 of 60
 KB took 0.4 s, 100 of them 2.5 s. Stop strings are searched for at each token, and sent to each worker. The
 texts of /generative_scoring are tokenized in the loop: 2.6 MB took 2.5 s. Each tool of /v1/responses is
-dumped separately, which takes 0.2 ms. Images, audio and video are refused here too: for a multi-modal model
-vLLM would fetch and prepare them first.
+dumped separately, which takes 0.2 ms. A request's images are admitted here, too (`images`).
 
 Leans on: vllm.entrypoints.serve.engine.serving's _check_model(request), which every handler of
 init_app_state awaits before it renders; the requests' fields n, prompt, messages, input, items,
-structured_outputs, response_format, text, tools and tool_choice; the types of content parts in
-vllm.renderers.chat_utils.MM_PARSER_MAP.
+structured_outputs, response_format, text, tools and tool_choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from baton.services.router.errors import Unsupported
+from baton.services.router.media.door import MediaDoor
 from baton.services.router.vllm.engine_client import refusal
 from baton.services.router.vllm.error_responses import handlers
 from baton.services.router.vllm.grammar_checks import too_large
-
-# Types of message parts. A part's content has the same name, so the type may be left out.
-MEDIA = frozenset(
-    {
-        *("image_url", "input_image", "image_embeds", "image_pil"),
-        *("audio_url", "input_audio", "audio_embeds"),
-        *("video_url", "video_embeds"),
-    }
-)
+from baton.services.router.vllm.images import admit_images
 
 MAX_SEQUENCES = 256  # prompts times n, per request
 # Characters of all texts in a field; 16,384 take 20 ms to tokenize.
@@ -49,10 +40,10 @@ MAX_TOOLS = 512  # OpenAI's own limit is 128
 Check = Callable[[Any], Awaitable[Any]]
 
 
-def limit_requests(state: Any) -> None:
-    """Check requests before every handler in an app's `state`."""
+def limit_requests(state: Any, media: MediaDoor | None = None) -> None:
+    """Check requests before every handler in an app's `state`. `media` admits their images; None: none is."""
     for handler in handlers(state):
-        handler._check_model = _checked(handler._check_model)
+        handler._check_model = _checked(handler, media)
 
 
 def sequences(request: Any) -> int:
@@ -66,18 +57,6 @@ def grammar_bytes(request: Any) -> int:
     if getattr(request, "tool_choice", None) not in (None, "none", "auto"):
         asked.append(getattr(request, "tools", None))  # the answer must follow one of their schemas
     return sum(len(str(one)) for one in asked if one is not None)
-
-
-def media(request: Any) -> str:
-    """Return the type of the first image, audio or video part of a message, or ""."""
-    for name in ("messages", "input"):
-        for part in _parts(getattr(request, name, None)):
-            kind = _field(part, "type")
-            if kind is None and isinstance(part, Mapping):
-                kind = next(iter(MEDIA.intersection(part)), "")
-            if isinstance(kind, str) and kind in MEDIA:
-                return kind
-    return ""
 
 
 def field_problem(request: Any) -> str:
@@ -98,25 +77,16 @@ def _texts(value: Any) -> Iterable[str]:
     return (one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
 
 
-def _parts(messages: Any) -> Iterator[Any]:
-    """Yield the parts of all messages of one conversation, or of several."""
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, list):
-            yield from _parts(message)
-            continue
-        if isinstance(content := _field(message, "content"), list):
-            yield from content
+def _checked(handler: Any, media: MediaDoor | None) -> Check:
+    check = handler._check_model
 
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _checked(check: Check) -> Check:
     async def checked(request: Any) -> Any:
         if problem := _problem(request):
             raise refusal(Unsupported(problem))
-        return await check(request)
+        if (error := await check(request)) is not None:
+            return error
+        await admit_images(request, media, handler)
+        return None
 
     return checked
 
@@ -126,11 +96,6 @@ def _problem(request: Any) -> str:
         return f"the request asks for {wanted} answers; {MAX_SEQUENCES} are allowed"
     if problem := too_large(grammar_bytes(request)):
         return problem
-    if kind := media(request):
-        return (
-            f"a message has a part of type {kind!r}: images, audio and video are not served here, only text "
-            "is (docs/limits.md)"
-        )
     return field_problem(request)
 
 

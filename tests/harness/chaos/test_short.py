@@ -38,6 +38,7 @@ WITHOUT = {
     "baton_certificate": "there is no TLS",
     "baton_router_clients_refused_total": "no client is refused",
     "baton_router_rejections_total": "there may always be room",
+    "baton_scheduler_gangs": "there is no gang",
     "baton_scheduler_role_changes_total": "no worker changes its role",
     "baton_scheduler_stale_epochs_total": "no message may be late",
     "baton_worker_requests_refused_total": "no worker refuses a request",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,33 +11,40 @@ from pathlib import Path
 from baton.security.authority import Authority
 from baton.security.names import Role
 from harness.support import BATON, CALL_S, eventually, free_port
+from harness.zygote import Forked, shared
+
+_numbers = itertools.count()
 
 
-def baton(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BATON, *command], capture_output=True, text=True, timeout=CALL_S, check=False)
+def started(folder: Path, *command: str) -> Forked:
+    return shared().baton(f"command-{next(_numbers)}", list(command), folder)
+
+
+def baton(folder: Path, *command: str) -> tuple[int, str]:
+    """Return a command's status and output."""
+    process = started(folder, *command)
+    return process.wait(CALL_S), process.text
 
 
 @contextmanager
-def running(log: Path, said: str, *command: str) -> Iterator[None]:
-    with log.open("wb") as out:
-        process = subprocess.Popen([BATON, *command], stdout=out, stderr=subprocess.STDOUT)
+def running(folder: Path, said: str, *command: str) -> Iterator[None]:
+    process = started(folder, *command)
     try:
-        eventually(lambda: said in log.read_text(), 60, f"{command[:2]} says {said!r}: {log.read_text()}")
+        eventually(lambda: said in process.text, 60, f"{command[:2]} says {said!r}: {process.text}")
         yield
         process.terminate()
         assert process.wait(CALL_S) == 0
     finally:
         process.kill()
-        process.wait(10)
 
 
 def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
     ca, join = f"--security-ca={tmp_path / 'ca'}", f"127.0.0.1:{free_port()}"
     scheduler = f"127.0.0.1:{free_port()}"
-    made = baton("ca", "init", ca)
-    assert made.returncode == 0, made.stderr
+    code, said = baton(tmp_path, "ca", "init", ca)
+    assert code == 0, said
     authority = Authority(tmp_path / "ca")
-    tokens = {"operator": baton("ca", "token", "--role=operator", ca).stdout}
+    tokens = {"operator": baton(tmp_path, "ca", "token", "--role=operator", ca)[1]}
     for role in ("scheduler", "router"):
         tokens[role] = str(
             authority.tokens.add(Role(role), "baton", valid_s=600, uses=1, life_s=600, pin=authority.pin)
@@ -50,28 +58,34 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path: Path) -> None:
         return "--secure", f"--security-join={join}", own, f"--scheduler={scheduler}"
 
     with (
-        running(tmp_path / "ca.log", "listens on", "ca", "serve", f"--listen={join}", ca),
-        running(tmp_path / "scheduler.log", "scheduler of topic", "scheduler", *secure("scheduler")),
+        running(tmp_path, "listens on", "ca", "serve", f"--listen={join}", ca),
+        running(tmp_path, "scheduler of topic", "scheduler", *secure("scheduler")),
     ):
-        plain = baton("status", f"--scheduler={scheduler}")
-        assert plain.returncode == 1
-        assert "security.tls" in plain.stderr
-        wrong = baton("status", *secure("router"))
-        assert wrong.returncode == 1
-        assert "is for a router of topic 'baton', not for an operator" in wrong.stderr
-        shown = baton("status", *secure("operator"))
+        code, said = baton(tmp_path, "status", f"--scheduler={scheduler}")
+        assert code == 1
+        assert "security.tls" in said
+        code, said = baton(tmp_path, "status", *secure("router"))
+        assert code == 1
+        assert "is for a router of topic 'baton', not for an operator" in said
+        shown = subprocess.run(
+            [BATON, "status", *secure("operator")],
+            capture_output=True,
+            text=True,
+            timeout=CALL_S,
+            check=False,
+        )
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "(no worker)" in shown.stdout
-        listed = baton("ca", "tokens", ca).stdout.splitlines()
+        listed = baton(tmp_path, "ca", "tokens", ca)[1].splitlines()
         assert sorted(line.split()[1] for line in listed) == ["operator", "router", "scheduler"]
         assert sum("0 uses left" in line for line in listed) == 2
         revoked = listed[0].split(" ")[0]
-        assert baton("ca", "revoke", revoked, ca).returncode == 0
+        assert baton(tmp_path, "ca", "revoke", revoked, ca)[0] == 0
         assert revoked not in authority.tokens.all()
         name = "spiffe://baton/baton/router"
-        assert f"{name} is revoked" in baton("ca", "revoke", name, ca).stdout
-        assert f"{name}  since " in baton("ca", "revoked", ca).stdout
+        assert f"{name} is revoked" in baton(tmp_path, "ca", "revoke", name, ca)[1]
+        assert f"{name}  since " in baton(tmp_path, "ca", "revoked", ca)[1]
         assert list(authority.revoked.all()) == [revoked, name]
-        wrong = baton("ca", "revoke", "router", ca)
-        assert wrong.returncode == 1
-        assert "neither a token's id" in wrong.stderr
+        code, said = baton(tmp_path, "ca", "revoke", "router", ca)
+        assert code == 1
+        assert "neither a token's id" in said

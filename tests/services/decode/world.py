@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.services.decode.draft_length_choice import DraftLength, DraftStep
 
 _WANDERS = 60  # correlation time of the machine's pace, in steps
+
+
+@functools.cache
+def _jump(seed: int, requests: int, limit: int) -> float:
+    return random.Random(f"{seed} {requests} {limit}").uniform(-1.0, 1.0)
 
 
 @dataclass
@@ -42,10 +49,9 @@ class World:
 
     def seconds(self, requests: int, tokens: float, limit: int, verified: int) -> float:
         passes = 0 if self.matching else limit
-        jump = random.Random(f"{self.seed} {requests} {limit}").uniform(-self.jump, self.jump)
         return (
             self.slow
-            * (1.0 + jump)
+            * (1.0 + self.jump * _jump(self.seed, requests, limit))
             * (
                 self.fixed
                 + self.request * requests
@@ -100,8 +106,7 @@ class World:
         """Return how much slower its choices are than the best fixed limit, in expectation."""
         begin = len(self.limits)
         self.run(chooser, requests, steps)
-        tokens = [self.tokens(limit) for limit in self.limits[begin:]]
-        took = [
-            one / self.rate(requests, limit) for one, limit in zip(tokens, self.limits[begin:], strict=True)
-        ]
-        return 1.0 - sum(tokens) / sum(took) / self.rate(requests, self.best(requests))
+        chosen = Counter(self.limits[begin:])
+        tokens = {limit: count * self.tokens(limit) for limit, count in chosen.items()}
+        took = sum(tokens[limit] / self.rate(requests, limit) for limit in tokens)
+        return 1.0 - sum(tokens.values()) / took / self.rate(requests, self.best(requests))

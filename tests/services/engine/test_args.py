@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 
 import pytest
 from vllm import envs, platforms
@@ -15,7 +13,7 @@ from baton.services.config import EngineSettings, load
 from baton.services.engine.args import check_model, engine_args
 from baton.services.engine.build import EnginePlan, build_config
 from baton.services.errors import ConfigError, StartError
-from harness.checkpoints import byte_tokenizer
+from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
 
 SPLITS = [
@@ -87,26 +85,17 @@ def test_arguments_with_a_setting_of_their_own_are_refused(key: str, setting: st
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 
 
-def test_a_multi_modal_model_is_served_as_its_language_model(tmp_path: Path) -> None:
-    """Images cannot reach a worker, so none are prepared and no encoder is loaded."""
+@pytest.mark.parametrize(("images", "most"), [(True, 999), (False, 0)])
+def test_the_modalities_of_a_model(*, images: bool, most: int) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    text = {
-        "model_type": "qwen2", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256,
-        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
-    }  # fmt: skip
-    vision = {
-        "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128, "image_size": 56,
-        "patch_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2,
-    }  # fmt: skip
-    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
-    config |= {"text_config": text, "vision_config": vision}  # type: ignore[dict-item]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    byte_tokenizer(tmp_path, 512)
-    model = AsyncEngineArgs(**engine_args(EngineSettings(model=str(tmp_path)))).create_model_config()
+    llava = VISIONS["llava"]
+    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images)
+    model = AsyncEngineArgs(**engine_args(settings)).create_model_config()
     assert model.is_multimodal_model
     assert model.multimodal_config is not None
-    assert model.multimodal_config.get_limit_per_prompt("image") == 0
+    limits = [model.multimodal_config.get_limit_per_prompt(one) for one in ("image", "video", "audio")]
+    assert limits == [most, 0, 0]
 
 
 @pytest.mark.parametrize("key", ["otlp_traces_endpoint", "--otlp-traces-endpoint", "collect_detailed_traces"])

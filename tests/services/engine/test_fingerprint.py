@@ -40,7 +40,10 @@ def test_another_byte_is_another_model(model: Path, tmp_path: Path, name: str) -
     assert model_fingerprint(str(copy)) != model_fingerprint(str(model))
 
 
-@pytest.mark.parametrize("name", ["modeling_x.py", "hf_quant_config.json", "pytorch_model.pt", "params.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["modeling_x.py", "hf_quant_config.json", "pytorch_model.pt", "params.json", "preprocessor_config.json"],
+)
 def test_other_files_that_affect_the_computation_count(model: Path, tmp_path: Path, name: str) -> None:
     copy = shutil.copytree(model, tmp_path / "copy")
     (copy / name).write_text("1")

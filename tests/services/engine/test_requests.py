@@ -10,9 +10,10 @@ from vllm.sampling_params import StructuredOutputsParams
 from baton.handoff.params import LoadWish, SaveWish, wish_of
 from baton.protos import worker_pb2 as pb
 from baton.protos.handoff_pb2 import Manifest
-from baton.services.engine import requests, wire
+from baton.services.engine import images, requests, wire
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.requests import EngineLimits, Prepared
+from tests.services.engine.test_images import feature, item
 from tests.services.worker.router import request
 
 PROMPT = list(range(8))
@@ -153,3 +154,60 @@ def test_a_request_tried_alone_has_no_source() -> None:
     one = start()
     one.alone_tokens = 2
     assert "without a source" in refusal(one)
+
+
+KEPT = {"a": item(1.0), "b": item(2.0)}
+SEEING = EngineLimits(LENGTH, VOCABULARY, None, find_image=KEPT.get)
+
+
+def with_images(phase: Any = pb.PHASE_PREFILL, *names: str, source: bool = False) -> pb.Start:
+    """Return a Start whose images have two tokens each, from token 1 on."""
+    one = start(phase)
+    core = wire.decode_request(one.engine_request)
+    core.mm_features = [images.metadata_of(feature(1 + 2 * at, 2, name)) for at, name in enumerate(names)]
+    one.engine_request = wire.encode_request(core)
+    if not source:
+        one.ClearField("source")
+    return one
+
+
+def pixels(made: Prepared) -> list[Any]:
+    return [one.data.get("pixel_values") for one in made.request.mm_features]
+
+
+@pytest.mark.parametrize("phase", [pb.PHASE_PREFILL, pb.PHASE_DECODE])
+def test_images_are_whole_where_the_prompt_is_computed(phase: Any) -> None:
+    made = prepare(with_images(phase, "a", "b", "a"), limits=SEEING)
+    assert [one.data for one in made.request.mm_features] == [KEPT[name] for name in "aba"]
+
+
+def test_images_are_metadata_where_the_kv_is_loaded() -> None:
+    made = prepare(with_images(pb.PHASE_DECODE, "a", "c", source=True), limits=SEEING)
+    assert pixels(made) == [None, None]
+    assert [set(one.data) for one in made.request.mm_features] == [{"image_grid_thw"}] * 2
+
+
+def test_a_saved_beginning_has_the_images_in_it() -> None:
+    one = with_images(pb.PHASE_SAVE, "a", "b")
+    one.prefix_tokens = 3
+    made = prepare(one, limits=SEEING)
+    assert [feature.identifier for feature in made.request.mm_features] == ["a"]
+    one.prefix_tokens = 4
+    with pytest.raises(RequestRefused, match="end within an image"):
+        prepare(one, limits=SEEING)
+
+
+@pytest.mark.parametrize(
+    ("one", "limits", "code"),
+    [
+        (with_images(pb.PHASE_PREFILL, "a", "c"), SEEING, pb.Failed.CODE_MEDIA),
+        (with_images(pb.PHASE_DECODE, "c"), SEEING, pb.Failed.CODE_MEDIA),
+        (with_images(pb.PHASE_PREFILL, "a"), LIMITS, pb.Failed.CODE_INVALID),  # takes no images
+        (with_images(pb.PHASE_DECODE, "a", source=True), LIMITS, pb.Failed.CODE_INVALID),
+        (with_images(pb.PHASE_PREFILL, *"aaaa"), SEEING, pb.Failed.CODE_INVALID),  # beyond the prompt
+    ],
+)
+def test_images_that_cannot_be_computed_are_refused(one: pb.Start, limits: EngineLimits, code: Any) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        prepare(one, limits=limits)
+    assert refused.value.code == code

@@ -61,7 +61,7 @@ parts = Parts(Path({str(tmp_path)!r}), lambda name, text: print(name, text, flus
 parts.add("decode-0", Kind.WORKER, greedy)
 parts.members[0].proven = True
 deadline = time.monotonic() + 30
-while not parts.members[0].deaths and time.monotonic() < deadline:
+while not parts.members[0].budget.deaths and time.monotonic() < deadline:
     parts.reap()
     time.sleep(0.01)
 parts.members[0].proven = False

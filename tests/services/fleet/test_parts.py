@@ -101,7 +101,7 @@ def test_pauses_before_restarts_grow(fleet: Fleet) -> None:
     fleet.see(decode)
     assert fleet.said[-1] == "decode-0: ready: here"
     assert not fleet.parts.waiting_for
-    assert not prefill.deaths
+    assert not prefill.budget.deaths
 
 
 def printed(part: Part) -> str:
@@ -128,7 +128,7 @@ def test_an_engine_that_fails_uses_up_no_restart(fleet: Fleet) -> None:
         fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
         fleet.see(worker)
     assert not worker.given_up
-    assert not worker.deaths
+    assert not worker.budget.deaths
     said = [line for line in fleet.said if "engine failed" in line]
     assert said[0] == "mixed-0: its engine failed: the engine failed: ValueError: shape mismatch; restarting"
     assert said[1].endswith("; restarting in 0.05 s")
@@ -141,6 +141,79 @@ def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None
     worker = fleet.parts.add("mixed-0", Kind.WORKER, lambda: os._exit(ENGINE_FAILED))
     with pytest.raises(StartError, match="mixed-0 could not start"):
         fleet.end(worker, lambda _: None)
+
+
+@pytest.fixture
+def gang(fleet: Fleet) -> tuple[Part, Part]:
+    fleet.add("scheduler", Kind.SCHEDULER)
+    fleet.add("prefill-0", Kind.WORKER)
+    first, second = (
+        fleet.parts.add(f"decode-0.r{rank}", Kind.WORKER, engine, gang="decode-0") for rank in (0, 1)
+    )
+    for part in (first, second):
+        fleet.see(part)
+        eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")  # type: ignore[misc]
+    fleet.add("router", Kind.ROUTER)
+    return first, second
+
+
+def lose(fleet: Fleet, one: Part, other: Part) -> None:
+    """Kill a worker of a gang. The other one ends because of that."""
+    fleet.kill(one)
+    if not other.given_up:
+        fleet.end(other, lambda pid: os.kill(pid, signal.SIGUSR1))
+        for part in (one, other):
+            eventually(lambda part=part: "shape" in printed(part), 10, "it can be ended")  # type: ignore[misc]
+            fleet.see(part)
+
+
+def test_the_end_of_a_gang_counts_once(fleet: Fleet, gang: tuple[Part, Part]) -> None:
+    first, second = gang
+    lose(fleet, second, first)
+    lose(fleet, first, second)
+    assert len(first.budget.deaths) == 2
+    assert not first.budget.engine_failures
+    assert "decode-0.r0: ended with its gang; restarting" in fleet.said
+    assert fleet.parts.waiting_for == []
+
+
+def test_a_gang_is_given_up_as_a_whole(fleet: Fleet, gang: tuple[Part, Part]) -> None:
+    first, second = gang
+    for _ in range(QUICK.restarts):
+        lose(fleet, second, first)
+    fleet.kill(second)
+    assert first.given_up
+    assert first.state == "given up"
+    assert first.child is not None
+    first.child.process.join(10)
+    assert not first.child.alive, "it would wait for the other one"
+    fleet.parts.reap()
+    assert fleet.said[-1].startswith(
+        "decode-0.r1: died 3 times within 1 min (signal SIGKILL): given up with the rest of gang decode-0, "
+        "the others keep serving: "
+    )
+
+
+def test_a_worker_that_does_not_end_with_its_gang_is_killed(
+    fleet: Fleet, gang: tuple[Part, Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next life of the gang would wait for it."""
+    monkeypatch.setattr("baton.services.fleet.parts.GANG_END_S", 0.1)
+    first, second = gang
+    before = first.child
+    assert before is not None
+    os.kill(before.process.pid or 0, signal.SIGSTOP)
+    fleet.end(second, lambda pid: os.kill(pid, signal.SIGUSR1))
+
+    def again() -> bool:
+        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
+        fleet.parts.reap()
+        return first.runs and first.child is not before
+
+    eventually(again, 10, "the first one is restarted", 0.0)
+    assert "decode-0.r0: did not end with its gang: killed" in fleet.said
+    assert "decode-0.r0: ended with its gang; restarting" in fleet.said
+    assert not first.budget.deaths
 
 
 def test_the_others_keep_serving_while_they_can(fleet: Fleet) -> None:
@@ -189,7 +262,7 @@ def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
     for _ in range(QUICK.restarts + 1):
         fleet.end(part, lambda _: os.write(writing, b"x"))
         fleet.see(part)
-    assert not part.deaths
+    assert not part.budget.deaths
     assert fleet.said[-2:] == ["mixed-0: exited after a drain; restarted", "mixed-0: ready: here"]
     os.close(reading)
     os.close(writing)
@@ -201,7 +274,7 @@ def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
         _, decode, _ = pair(fleet)
         for _ in range(3):
             fleet.kill(decode)
-            died = decode.deaths[-1]
+            died = decode.budget.deaths[-1]
             eventually(lambda died=died: time.monotonic() > died + 0.2, 5, "it ran well for the window")  # type: ignore[misc]
         assert not decode.given_up
         assert fleet.said[-1].endswith("restarting, 1 of 1 within 0.00333333 min")
@@ -287,7 +360,7 @@ def test_a_restart_without_room_for_a_process_is_tried_again(
     ]
     fleet.see(decode)
     assert not fleet.parts.waiting_for
-    assert len(decode.deaths) == 1  # not counted for the failed starts
+    assert len(decode.budget.deaths) == 1  # not counted for the failed starts
 
 
 def test_a_first_start_without_room_for_a_process_is_reported(

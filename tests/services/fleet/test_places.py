@@ -141,7 +141,7 @@ def test_a_worker_that_dies_starts_with_the_role_it_had_last(fleet: Fleet) -> No
     part.proven = True
     assert part.child is not None
     part.child.process.kill()
-    fleet.until(lambda: bool(part.deaths) and part.runs, "it is started again")
+    fleet.until(lambda: bool(part.budget.deaths) and part.runs, "it is started again")
     assert fleet.ran() == ("prefill-0", "decode")
 
 
@@ -151,6 +151,26 @@ def test_an_ordered_worker_that_cannot_start_does_not_end_the_others(fleet: Flee
     assert "given up" in fleet.said[-1]
     fleet.obey(5, prefill_0="prefill", decode_0="decode")
     fleet.until(lambda: "worker-3" not in fleet.names, "its place is free again")
+
+
+def test_places_of_sides_that_differ_belong_to_one(fleet: Fleet) -> None:
+    engine = {"data_parallel_size": 2}
+    (one,) = fleet.of(
+        Settings(
+            autoscale={"mode": "on", "max_prefill": 3, "max_decode": 2},  # type: ignore[arg-type]
+            fleet={"decode_engine": engine},  # type: ignore[arg-type]
+        )
+    )
+    assert one.owners == {
+        "prefill-0": "prefill",
+        "decode-0": "decode",
+        "prefill-1": "prefill",
+        "decode-1": "decode",
+        "prefill-2": "prefill",
+    }
+    assert list(one._runs["decode-1"]) == ["decode-1.r0", "decode-1.r1"]
+    assert list(one._runs["prefill-2"]) == ["prefill-2"]
+    assert set(fleet.places.owners.values()) == {""}
 
 
 def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
@@ -179,7 +199,9 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path: Path) -> None:
     assert all(one.cpu for one in where.values())
     parts = Parts(tmp_path, lambda *_: None)
     places.start(parts)
-    assert [one.name for one in parts.members] == list(members)
+    assert {one.name: one.gang for one in parts.members} == {
+        name: gang for name, (gang, _) in members.items()
+    }
     places.obey(Ordered("", 1, {"prefill-0": "prefill", "decode-1": "decode"}), parts)
     leaving = [one.name for one in parts.members if one.leaves_by is not None]
     assert leaving == ["decode-0.r0", "decode-0.r1"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
+import grpc.aio
 import pytest
 
 from baton import rpc
 from baton.protos import gang_pb2, gang_pb2_grpc
 from baton.security.names import Role
 from baton.services.errors import StartError
-from baton.services.gang.link import GangLink, Leader, Member, Seat, _Outbox
+from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence, _Outbox
 from tests.security.conftest import Become
 from tests.security.conftest import become as become
 from tests.security.conftest import ca as ca
@@ -29,8 +32,8 @@ def seat(rank: int, size: int = 3, **changes: str) -> Seat:
 class Gang:
     """Links in one loop, and the rings that each got."""
 
-    def __init__(self, silence_s: float) -> None:
-        self.silence_s = silence_s
+    def __init__(self, silence: Silence) -> None:
+        self.silence = silence
         self.links: list[GangLink] = []
         self.rings: list[list[int]] = []
         self.address = ""
@@ -45,16 +48,18 @@ class Gang:
 
     def member(self, one: Seat) -> Member:
         self.rings.append([])
-        link = Member(one, self.silence_s, self.rings[-1].append, self.find)
+        link = Member(one, self.silence, self.rings[-1].append, self.find)
         self.links.append(link)
         return link
 
 
 @asynccontextmanager
-async def led(size: int = 3, silence_s: float = SILENCE_S) -> AsyncIterator[Gang]:
-    gang = Gang(silence_s)
+async def led(
+    size: int = 3, silence_s: float = SILENCE_S, loading_s: float | None = None
+) -> AsyncIterator[Gang]:
+    gang = Gang(Silence(loading_s or silence_s, silence_s))
     gang.rings.append([])
-    leader = Leader(seat(0, size), silence_s, gang.rings[0].append, gang.open_world)
+    leader = Leader(seat(0, size), gang.silence, gang.rings[0].append, gang.open_world)
     gang.links.append(leader)
     server = rpc.aio_server()
     gang_pb2_grpc.add_GangServicer_to_server(leader, server)  # type: ignore[no-untyped-call]
@@ -104,7 +109,7 @@ async def test_other_roles_may_not_join(become: Become) -> None:
     async with led() as gang:
         become(Role.ROUTER)
         with pytest.raises(StartError, match="a router may not call Gang/Join: a worker may"):
-            await gang.member(seat(1)).meet(1.0)
+            await gang.member(seat(1)).meet(10.0)
 
 
 async def test_quiet_members_stay() -> None:
@@ -131,6 +136,34 @@ async def test_the_leaders_end_is_everybodys() -> None:
         await gang.links[0].close()
         for link in gang.links[1:]:
             assert await asyncio.wait_for(asyncio.shield(link.lost), 1.0) == "rank 0 leaves"
+
+
+async def test_silence_lasts_less_long_once_all_serve() -> None:
+    async with led(size=2, silence_s=0.3, loading_s=LONG_S) as gang:
+        leader = gang.links[0]
+        async with rpc.aio_channel(gang.address, Role.WORKER) as channel:
+            call = gang_pb2_grpc.GangStub(channel).Join()  # type: ignore[no-untyped-call]
+            await call.write(gang_pb2.FromMember(join=seat(1, size=2).join()))
+            await leader.meet(10.0)
+            leader.tell(gang_pb2.STAGE_SERVING)
+            with pytest.raises(TimeoutError):  # the other one still loads
+                await asyncio.wait_for(asyncio.shield(leader.lost), 0.9)
+            await call.write(gang_pb2.FromMember(stage=gang_pb2.STAGE_SERVING))
+            why = await asyncio.wait_for(asyncio.shield(leader.lost), 5.0)
+            assert why == "rank 1 (prefill-0.r1.1) ended or is silent"
+            said = [one async for one in _until_over(call)]
+            assert gang_pb2.FromLeader(stage=gang_pb2.STAGE_SERVING) in said
+
+
+async def test_a_member_misses_a_leader_that_serves() -> None:
+    async with led(size=2, silence_s=0.5, loading_s=LONG_S) as gang:
+        await met(gang, size=2)
+        leader, member = gang.links
+        for link in gang.links:
+            link.tell(gang_pb2.STAGE_SERVING)
+        leader._members[1].next = lambda _: asyncio.sleep(LONG_S, {})  # type: ignore[assignment, method-assign]
+        why = await asyncio.wait_for(asyncio.shield(member.lost), 5.0)
+        assert why == "rank 0 was silent for 0.5 s"
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -203,3 +236,9 @@ async def test_a_late_ring_hides_no_newer_one() -> None:
     outbox.put(ring=8)
     outbox.put(ring=7)
     assert [await outbox.next(1.0) for _ in range(2)] == [{"ring": 8}, {"stage": gang_pb2.STAGE_DRAINED}]
+
+
+async def _until_over(call: Any) -> AsyncIterator[gang_pb2.FromLeader]:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            yield message

@@ -24,6 +24,7 @@ export function Worker({ worker, forbidden, close }) {
     <dl>
       <dt>id</dt><dd>${worker.id} at ${worker.address}</dd>
       <dt>role, state</dt><dd>${worker.role}, ${worker.state}; last heartbeat ${worker.silent_s} s ago</dd>
+      ${worker.gang && html`<dt>gang</dt><dd>${worker.gang}</dd>`}
       <dt>requests</dt><dd>${worker.running} of ${worker.slots} slots running, ${worker.waiting} waiting</dd>
       <dt>prefill</dt><dd>${count(worker.prefill_tokens_per_s)} tokens/s, ${count(worker.queued_tokens)} queued</dd>
       <dt>output</dt><dd>${count(worker.output_tokens_per_s)} tokens/s</dd>

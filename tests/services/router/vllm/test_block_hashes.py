@@ -3,7 +3,10 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
@@ -27,14 +30,19 @@ def hasher(every=1, algorithm="sha256"):
     return PromptHasher(scheduler_pb2.BlockHashing(tokens=BLOCK, algorithm=algorithm, root=root, every=every))
 
 
-def asked(tokens, salt=None, adapter=None):
+def asked(tokens, salt=None, adapter=None, features=()):
     one = request("r", tokens)
+    one.mm_features = list(features) or None
     one.cache_salt = salt
     one.lora_request = adapter
     return one
 
 
-def in_an_engine(tokens, salt, algorithm, adapter=None):
+def feature(name, place):
+    return MultiModalFeatureSpec(None, "image", name, PlaceholderRange(place.start, len(place)), name)
+
+
+def in_an_engine(tokens, salt, algorithm, adapter=None, features=()):
     """Hash as the engine does when the request arrives."""
     made = Request(
         request_id="r",
@@ -43,6 +51,7 @@ def in_an_engine(tokens, salt, algorithm, adapter=None):
         pooling_params=None,
         cache_salt=salt,
         lora_request=adapter,
+        mm_features=list(features) or None,
         block_hasher=kv_cache_utils.get_request_block_hasher(BLOCK, get_hash_fn_by_name(algorithm)),
     )
     return [int.from_bytes(one[-8:], "big") for one in made.block_hashes]
@@ -60,6 +69,30 @@ def test_hashes_are_the_engines_own(salt, algorithm, adapter):
         assert len(expected) == length // BLOCK
         assert list(one.hashes(asked(tokens, salt, adapter))) == expected
         assert list(one.hashes(asked(tokens, salt, adapter))) == expected  # these come from the cache
+
+
+@st.composite
+def prompts_with_images(draw):
+    """Up to three images at any places, among runs of equal tokens, as placeholders are."""
+    features, end = [], 0
+    for _ in range(draw(st.integers(0, 3))):
+        begin = end + draw(st.integers(0, 40))
+        end = begin + draw(st.integers(1, 80))
+        features.append(feature(draw(st.sampled_from("abc")), range(begin, end)))
+    return [7] * (end + draw(st.integers(0, PIECE_BLOCKS * BLOCK + 40))), features
+
+
+def test_images_are_named_as_in_an_engine():
+    one = hasher()  # keeps pieces of earlier prompts, which must not be taken for those of another image
+
+    @given(prompts_with_images(), st.sampled_from([None, "acme"]), st.sampled_from([None, ADAPTER]))
+    @settings(max_examples=150, deadline=None)
+    def check(prompt, salt, adapter):
+        tokens, features = prompt
+        found = list(one.hashes(asked(tokens, salt, adapter, features)))
+        assert found == in_an_engine(tokens, salt, "sha256", adapter, features)
+
+    check()
 
 
 def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch):

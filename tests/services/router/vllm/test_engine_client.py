@@ -21,6 +21,7 @@ from baton.services.tenants.quotas import Quotas
 from harness.fake_worker import FakeWorker
 from harness.router import Answer, engine_request
 from harness.scheduling import capacity
+from tests.services.engine.test_images import feature
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,8 @@ async def test_administration_is_refused(cluster, name):
 @pytest.mark.parametrize(
     "change",
     [
-        {"mm_features": [1]},
+        {"mm_features": [feature(0, 1, modality="video")]},
+        {"mm_features": [feature(0, 1, data=None)]},
         {"lora_request": LoRARequest("unknown", 1, "/a/path")},
         {"resumable": True},
         {"prompt_embeds": 1},

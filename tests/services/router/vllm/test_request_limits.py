@@ -1,4 +1,4 @@
-"""Requests that are refused before vLLM renders them or fetches anything for them."""
+"""Requests that are refused before vLLM renders them."""
 
 from types import SimpleNamespace
 
@@ -6,27 +6,16 @@ import pytest
 from starlette.datastructures import State
 from vllm.entrypoints.openai.chat_completion.protocol import BatchChatCompletionRequest, ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.renderers.chat_utils import MM_PARSER_MAP
 
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.request_limits import (
     MAX_CHARACTERS,
     MAX_TOOLS,
-    MEDIA,
     field_problem,
     limit_requests,
 )
 
 USER = {"role": "user", "content": "x"}
-TEXT = {"text", "thinking", "input_text", "output_text", "refusal", "tool_reference"}
-IMAGE = {"image_url": {"url": "http://192.0.2.1/never-fetched.png"}}
-PARTS = [
-    {"type": "image_url", **IMAGE},
-    IMAGE,  # no type
-    {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-    {"type": "video_url", "video_url": {"url": "http://192.0.2.1/never-fetched.mp4"}},
-]
 
 
 async def asked(request):
@@ -45,25 +34,6 @@ async def asked(request):
 def chat(*parts):
     content = [{"type": "text", "text": "What is this?"}, *parts]
     return ChatCompletionRequest(model="m", messages=[{"role": "user", "content": content}])
-
-
-def test_all_of_vllms_media_are_known():
-    assert set(MM_PARSER_MAP) - MEDIA == TEXT | {"prompt_embeds"}
-
-
-@pytest.mark.parametrize("part", PARTS)
-async def test_media_are_refused_before_anything_is_fetched(part):
-    kind = part.get("type", "image_url")
-    with pytest.raises(RefusedByRouter, match=f"a part of type '{kind}': images, audio and video") as refused:
-        await asked(chat(part))
-    assert refused.value.http_status == 400
-
-
-async def test_an_image_in_a_response_request():
-    image = {"type": "input_image", "image_url": "http://192.0.2.1/never-fetched.png", "detail": "auto"}
-    one = ResponsesRequest(model="m", input=[{"role": "user", "content": [image]}])
-    with pytest.raises(RefusedByRouter, match="a part of type 'input_image'"):
-        await asked(one)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Images in requests for the engine: whole, or metadata alone, but never without data.
+
+A prepared image is large (6 MB per megapixel for Qwen2.5-VL); a worker that gets its prompt's KV needs only
+the metadata, some hundred bytes: its name, for the names of KV blocks, its place, and the fields from which
+positions are computed (M-RoPE). vLLM marks those fields `keep_on_cpu`. A feature without data would end the
+engine.
+
+Leans on: vllm.multimodal.inputs.{MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange}, a field's
+keep_on_cpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+MODALITY = "image"
+MOST_BYTES = 256 << 20  # limit of one request's prepared images
+
+FindImage = Callable[[str], Any]  # returns the prepared image with a name, or None
+
+
+def metadata_of(feature: Any) -> Any:
+    """Return the feature with only the fields that an engine needs without computing the image."""
+    kept = {name: field for name, field in feature.data.items() if field.field.keep_on_cpu}
+    return replace(feature, data=MultiModalKwargsItem(kept))
+
+
+def problem(features: Sequence[Any], prompt: int) -> str:
+    """Return why the features of a prompt of `prompt` tokens are refused, or ""."""
+    end = 0
+    for feature in features:
+        place = feature.mm_position
+        if feature.modality != MODALITY:
+            return f"{feature.modality} is not served, only text and images"
+        if feature.data is None or not feature.identifier:
+            return "an image comes without metadata or without a name"
+        if place.length < 1 or place.offset < end or place.offset + place.length > prompt:
+            return (
+                f"an image has the tokens from {place.offset} on, {place.length} of them: they overlap the "
+                f"image before, or the prompt's end at {prompt}"
+            )
+        if place.is_embed is not None and tuple(place.is_embed.shape) != (place.length,):
+            return (
+                f"the mask of an image of {place.length} tokens has the shape {tuple(place.is_embed.shape)}"
+            )
+        end = place.offset + place.length
+    return ""
+
+
+def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
+    """Return the features with their images, and the name of the first one that is missing, or ""."""
+    found = []
+    for feature in features:
+        item = find(feature.identifier)
+        if item is None or not set(feature.data) <= set(item):
+            return [], feature.identifier
+        found.append(replace(feature, data=item))
+    return found, ""
+
+
+def before(features: Sequence[Any], tokens: int) -> list[Any] | None:
+    """Return the features in a prompt's first tokens; None if an image is divided there."""
+    kept = [one for one in features if one.mm_position.offset < tokens]
+    last = kept[-1].mm_position if kept else None
+    return None if last is not None and last.offset + last.length > tokens else kept

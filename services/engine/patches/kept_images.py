@@ -1,0 +1,26 @@
+"""Send V1's model runner a request's images even where the prefix cache or a handoff covers them.
+
+vLLM leaves them out, because the prompt is not computed there. But if the request is preempted, V1 computes
+its prompt from what the runner has, and without the images that ends the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.services.engine.patches.replace import replaces
+
+
+@replaces("vllm.v1.core.sched.output:NewRequestData.from_request")
+def _with_images(  # noqa: PLR0917 (vLLM's parameters)
+    original: Any,
+    cls: Any,
+    request: Any,
+    block_ids: Any,
+    prefill_token_ids: Any = None,
+    uses_mrope: bool = False,
+) -> Any:
+    data = original(cls, request, block_ids, prefill_token_ids, uses_mrope)
+    if prefill_token_ids is None:  # V1
+        data.mm_features = request.mm_features
+    return data

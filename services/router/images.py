@@ -1,0 +1,92 @@
+"""Prepared images as a router holds and sends them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import xxhash
+
+from baton.protos import worker_pb2
+
+PART_BYTES = 4 << 20
+SENT_BYTES = 256 << 20  # images that a stream remembers to have sent: half of what a worker keeps
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """A prepared image, shared by all requests with it."""
+
+    identifier: str
+    item: bytes  # as the engine's wire encodes it
+
+    @property
+    def size(self) -> int:
+        return len(self.item)
+
+    @cached_property
+    def digest(self) -> int:
+        return xxhash.xxh3_64_intdigest(self.item)
+
+    def parts(self) -> Iterator[worker_pb2.RunRequest]:
+        """Yield the messages that send it."""
+        size = len(self.item)
+        for begin in range(0, size, PART_BYTES):
+            last = begin + PART_BYTES >= size
+            part = self.item[begin : begin + PART_BYTES]
+            media = worker_pb2.Media(
+                identifier=self.identifier, part=part, last=last, digest=self.digest if last else 0
+            )
+            yield worker_pb2.RunRequest(media=media)
+
+
+class Images:
+    """The images of the requests in a journal, each counted once."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes
+        self._requests: Counter[Image] = Counter()
+
+    def more(self, images: Iterable[Image]) -> int:
+        """Return the bytes of those that are not here."""
+        return sum(image.size for image in set(images) if image not in self._requests)
+
+    def enter(self, images: Iterable[Image]) -> None:
+        self.size += self.more(images)
+        self._requests.update(images)
+
+    def leave(self, images: Iterable[Image]) -> None:
+        for image in images:
+            self._requests[image] -= 1
+            if not self._requests[image]:
+                del self._requests[image]
+                self.size -= image.size
+
+
+class Sent:
+    """The images that a worker got on one stream and probably still keeps, by name."""
+
+    def __init__(self, limit: int = SENT_BYTES) -> None:
+        self._sizes: dict[str, int] = {}  # in the order of their last use
+        self._size = 0
+        self._limit = limit
+
+    def add(self, image: Image) -> bool:
+        """Note the use of an image. Return whether it must be sent."""
+        known = self._sizes.pop(image.identifier, None)
+        size = self._sizes[image.identifier] = len(image.item)
+        if known is not None:
+            return False
+        self._size += size
+        while self._size > self._limit and len(self._sizes) > 1:
+            self.forget(next(iter(self._sizes)))
+        return True
+
+    def forget(self, identifier: str) -> None:
+        self._size -= self._sizes.pop(identifier, 0)
+
+    def forget_all(self, images: Iterable[Image]) -> None:
+        for image in images:
+            self.forget(image.identifier)

@@ -1,0 +1,233 @@
+"""Run decoders (`decoder`) as processes within limits. One that exceeds them is killed and replaced.
+
+A process handles one request's images at a time. It starts at the first use, without this process's
+environment, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import PIL
+from PIL import Image
+
+from baton.services.router.errors import Overloaded, Unsupported
+from baton.services.router.media.turns import Turns
+
+SLOTS, EACH = 3, 2  # processes, and those that one client may use: a slot remains for others
+CPU_S = 10.0  # for all images of a request; 64 megapixels of PNG take 5 s
+WALL_S = 60.0  # on a machine that is too busy
+_PROGRAM = Path(__file__).with_name("decoder.py")
+_LINE_BYTES = 4 << 10
+_END_S, _FORGET_S, _START_S = 1.0, 5.0, 30.0
+_NO_PROCESS = "no process can be started to decode images"
+_STRIP_PIXELS = 1 << 16
+_KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A file by its header."""
+
+    format: str
+    width: int
+    height: int
+    animated: bool
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+
+class Decoders:
+    """The decoder processes of a router."""
+
+    def __init__(self, most_pixels: int, waiting: int, cpu_s: float = CPU_S, wall_s: float = WALL_S) -> None:
+        """Decode images of up to `most_pixels`, while up to `waiting` requests wait."""
+        self._most_pixels = most_pixels
+        self._cpu_s, self._wall_s = cpu_s, wall_s
+        self._turns = Turns(SLOTS, EACH, waiting)
+        self._idle: list[_Process] = []
+
+    @contextlib.asynccontextmanager
+    async def lent(self, client: Hashable) -> AsyncIterator[Lent]:
+        """Wait for the client's turn and lend it a process. Raises Overloaded."""
+        async with self._turns.turn(client):
+            process = await self._start()
+            usable = False
+            try:
+                async with asyncio.timeout(self._wall_s):
+                    yield Lent(process, self._cpu_s)
+                usable = True
+            except Unsupported:
+                usable = True
+                raise
+            except TimeoutError:
+                raise Overloaded("the router is too busy to decode the images in time", 1.0) from None
+            finally:
+                if usable and await process.forgets():
+                    self._idle.append(process)
+                else:
+                    await process.kill()
+
+    async def close(self) -> None:
+        """End all processes that nobody uses."""
+        while self._idle:
+            await self._idle.pop().kill()
+
+    async def _start(self) -> _Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            await process.kill()
+        return await _Process.start(self._most_pixels)
+
+
+class Lent:
+    """A process, for the images of one request."""
+
+    def __init__(self, process: _Process, cpu_s: float) -> None:
+        self._process = process
+        self._cpu_s = cpu_s
+
+    async def take(self, file: bytes) -> Header:
+        """Send the next file and return its header. Raises Unsupported with the reason."""
+        told = await self._process.ask({"take": len(file), "cpu_s": self._cpu_s}, file)
+        self._cpu_s = 0  # the limit is for all files: 0 leaves the clock running
+        return Header(**told)
+
+    async def decode(self, number: int) -> tuple[Image.Image, bool]:
+        """Return a file's pixels as RGB, and whether they were converted. Raises Unsupported."""
+        told = await self._process.ask({"decode": number})
+        return await self._process.pixels((told["width"], told["height"])), told["converted"]
+
+
+def _environment() -> dict[str, str]:
+    """Return a process's environment: where Python and Pillow are, and nothing else, as there may be keys."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT}
+    return {**kept, "PYTHONPATH": str(Path(PIL.__file__).parents[1])}
+
+
+class _Process:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        memory: int,
+    ) -> None:
+        self._process = process
+        self._reader, self._writer = streams
+        self._memory = memory
+
+    @classmethod
+    async def start(cls, most_pixels: int) -> _Process:
+        """Start a process. Raises Overloaded if the machine has no room for it."""
+        ours, theirs = socket.socketpair()
+        memory = -1
+        try:
+            with theirs:
+                memory = os.memfd_create("images", os.MFD_CLOEXEC)
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-s", "-P", str(_PROGRAM), str(most_pixels)),
+                    stdin=theirs.fileno(),
+                    stdout=memory,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    env=_environment(),
+                )
+            one = cls(process, await asyncio.open_connection(sock=ours, limit=_LINE_BYTES), memory)
+        except BaseException as error:  # the process, if there is one, ends with its connection
+            ours.close()
+            if memory >= 0:
+                os.close(memory)
+            if isinstance(error, OSError):
+                raise Overloaded(f"{_NO_PROCESS}: {error.strerror}", 1.0) from None
+            raise
+        usable = False
+        try:
+            usable = await one.forgets(_START_S)
+        finally:
+            ended = 0 if usable else await one.kill()
+        if not usable:
+            log.error("%s: it ended with %d", _NO_PROCESS, ended)
+            raise Overloaded(_NO_PROCESS, 1.0)
+        return one
+
+    @property
+    def alive(self) -> bool:
+        return self._memory >= 0 and self._process.returncode is None
+
+    async def ask(self, request: dict[str, Any], file: bytes = b"") -> dict[str, Any]:
+        """Return the reply. Raises Unsupported if the file is at fault, also if it ended the process."""
+        try:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            self._writer.write(file)
+            await self._writer.drain()
+            told = json.loads(await self._reader.readuntil(b"\n"))
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            with contextlib.suppress(TimeoutError):  # `kill` would hide its status if it has just ended
+                async with asyncio.timeout(_END_S):
+                    await self._process.wait()
+            ended = await self.kill()
+            why = "takes too long" if ended == -signal.SIGPROF else "fails"
+            raise Unsupported(f"its decoding {why}") from None
+        if problem := told.get("problem"):
+            raise Unsupported(problem)
+        return dict(told)
+
+    async def forgets(self, within_s: float = _FORGET_S) -> bool:
+        """Make it drop all files; return whether it can be used."""
+        with contextlib.suppress(Unsupported, TimeoutError):
+            async with asyncio.timeout(within_s):
+                return self.alive and await self.ask({"forget": True}) == {}
+        return False
+
+    async def pixels(self, size: tuple[int, int]) -> Image.Image:
+        """Return the pixels decoded last. Raises Unsupported if they are not there."""
+        reading = asyncio.ensure_future(asyncio.to_thread(self._read, size))
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            await asyncio.wait({reading})  # before `kill` closes what it reads
+
+    def _read(self, size: tuple[int, int]) -> Image.Image:
+        """Read the pixels in strips: in one piece, they would hold the GIL for 0.1 s.
+
+        The file is not mapped, because a process that shrinks it would end this one.
+        """
+        width, height = size
+        image = Image.new("RGB", size, None)
+        rows = max(1, _STRIP_PIXELS // width)
+        for top in range(0, height, rows):
+            strip = width, min(rows, height - top)
+            most = strip[0] * strip[1] * 3
+            data = os.pread(self._memory, most, top * width * 3)
+            if len(data) != most:
+                raise Unsupported("its decoding fails")
+            image.paste(Image.frombytes("RGB", strip, data), (0, top))
+        os.ftruncate(self._memory, 0)
+        return image
+
+    async def kill(self) -> int:
+        """End the process and return its status; a second call does nothing."""
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+            self._writer.close()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        return await self._process.wait()

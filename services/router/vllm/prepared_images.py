@@ -1,0 +1,82 @@
+"""Take prepared images out of vLLM's requests, and name images alike in all routers.
+
+vLLM names an image by a hash of its file and of the model's path, which may differ between routers. Here the
+path is replaced by a digest of the settings by which images are prepared.
+
+Leans on: vllm.multimodal.processing.context.BaseProcessingInfo.model_id, which BaseMultiModalProcessor hashes
+with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, mm_position).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from vllm.multimodal.processing.context import BaseProcessingInfo
+
+from baton.services.engine import wire
+from baton.services.engine.fingerprint import processor_fingerprint
+from baton.services.engine.images import MODALITY, MOST_BYTES, metadata_of
+from baton.services.router.errors import TooLarge, Unsupported
+from baton.services.router.images import Image
+
+_names: dict[str, str] = {}  # keyed by the model's path, which they replace in names of images
+
+
+def name_images(model_config: Any) -> None:
+    """Name the images of a model by its settings instead of its path. Raises OSError."""
+    if model_config.is_multimodal_model:
+        _names[model_config.model] = processor_fingerprint(model_config.model)
+        BaseProcessingInfo.model_id = property(_model_id)
+
+
+def _model_id(self: Any) -> str:
+    path: str = self.ctx.model_config.model
+    return _names.get(path, path)
+
+
+def places(features: Iterable[Any]) -> tuple[range, ...]:
+    """Return the prompt's tokens of each image."""
+    spans = (feature.mm_position for feature in features)
+    return tuple(range(span.offset, span.offset + span.length) for span in spans)
+
+
+def _size(data: Any) -> int:
+    """Return the bytes of a field's tensors."""
+    return sum(map(_size, data)) if isinstance(data, list | tuple) else getattr(data, "nbytes", 0)
+
+
+class PreparedImages:
+    """The images of a router's requests. Requests with the same image share it."""
+
+    def __init__(self) -> None:
+        self._images: WeakValueDictionary[str, Image] = WeakValueDictionary()
+
+    async def split(self, features: Sequence[Any]) -> tuple[list[Any], tuple[Image, ...]]:
+        """Return the features as metadata, and their images. Raises TooLarge or Unsupported.
+
+        Encoding a megapixel takes some milliseconds, so the loop gets a turn after each image.
+        """
+        if any(one.data is None or one.modality != MODALITY for one in features):
+            raise Unsupported("only text and images are served here")
+        different = {one.identifier: one for one in features}
+        size = sum(_size(field.data) for one in different.values() for field in one.data.values())
+        if size > MOST_BYTES:
+            raise TooLarge(
+                f"the request's images take {size >> 20} MiB once prepared; {MOST_BYTES >> 20} are allowed: "
+                "send fewer or smaller ones"
+            )
+        images = []
+        for one in different.values():
+            images.append(self._image(one))
+            await asyncio.sleep(0)
+        return [metadata_of(one) for one in features], tuple(images)
+
+    def _image(self, feature: Any) -> Image:
+        image = self._images.get(feature.identifier)
+        if image is None:
+            image = Image(feature.identifier, wire.encode_item(feature.data))
+            self._images[feature.identifier] = image
+        return image

@@ -1,0 +1,77 @@
+"""Keep the images that routers sent, decoded, so that chat turns, retries and siblings send none twice.
+
+The parts of an image come one after another on a router's stream (`Assembly`). A thread decodes it before the
+stream is read further, so it is there when the Start behind it is read. Images are dropped in the order of
+their last use; the engine's requests keep their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import xxhash
+
+from baton.protos.worker_pb2 import Media
+
+logger = logging.getLogger(__name__)
+
+STORE_BYTES = 512 << 20  # limit of all images; twice a request's limit
+MOST_BYTES = 256 << 20  # limit of one image
+
+
+class MediaStore:
+    """The images of one worker, by name. For one event loop."""
+
+    def __init__(self, decode: Callable[[bytearray], Any], limit: int = STORE_BYTES) -> None:
+        """decode: raises ValueError."""
+        self._decode = decode
+        self._limit = limit
+        self._items: OrderedDict[str, tuple[Any, int]] = OrderedDict()  # with sizes in bytes
+        self._size = 0
+
+    def find(self, identifier: str) -> Any | None:
+        if (kept := self._items.get(identifier)) is None:
+            return None
+        self._items.move_to_end(identifier)
+        return kept[0]
+
+    async def add(self, identifier: str, data: bytearray) -> None:
+        """Keep an image. An unreadable one is left out, so its request fails alone."""
+        try:
+            item = await asyncio.to_thread(self._decode, data)
+        except ValueError as error:
+            logger.warning("an image cannot be read: %s", error)
+            return
+        self._size += len(data) - self._items.pop(identifier, (None, 0))[1]
+        self._items[identifier] = item, len(data)
+        while self._size > self._limit:
+            _, (_, size) = self._items.popitem(last=False)
+            self._size -= size
+
+
+class Assembly:
+    """The image whose parts are arriving on one stream."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._dropped = False
+
+    def take(self, media: Media) -> bytearray | None:
+        """Take a part. Return the image once it is complete and its digest is right."""
+        self._dropped |= len(self._data) + len(media.part) > MOST_BYTES
+        if self._dropped:
+            self._data.clear()
+        else:
+            self._data += media.part
+        if not media.last:
+            return None
+        data, dropped = self._data, self._dropped
+        self._data, self._dropped = bytearray(), False
+        if dropped or xxhash.xxh3_64_intdigest(data) != media.digest:
+            logger.warning("an image of %d bytes is too large, or arrived changed: dropped", len(data))
+            return None
+        return data

@@ -1,0 +1,212 @@
+"""Images through a prefill and a decode worker, with drafts: answers equal those of stock vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from harness.architectures.registry import VISIONS
+from harness.continuation import Comparison, site
+from harness.deployment import MODEL_NAME, Deployment, deployment, idle, stock_vllm
+from harness.features import CHAT, Feature
+from harness.greedy import GREEDY, token_ids
+from harness.pictures import data_url, noise, png, saved
+from harness.scrape import samples
+from harness.support import CALL_S, eventually
+
+MODEL = VISIONS["qwen2.5-vl"]
+TOKENS = 20
+LONG = 400
+BACK_S = 120.0  # a start takes ten seconds, and many more on a busy machine
+A, B = (data_url(saved(noise(seed))) for seed in (1, 2))
+TEXT = "Tell me what this is, and do so at some length, please, so that it is long."
+
+
+def turn(*images: str, text: str = TEXT) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def reply(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+ASKED = {
+    "text": [turn()],
+    "A": [turn(A)],
+    "A again": [turn(A)],
+    "B": [turn(B)],
+    "A, B": [turn(A, B)],
+    "B, A": [turn(B, A)],
+    "A, A": [turn(A, A)],
+    "turn 1": [turn(A)],
+    "turn 2": [turn(A), reply("It is a square."), turn(B)],
+    "turn 3": [turn(A), reply("It is a square."), turn(B), reply("And this?"), turn(text="Are they equal?")],
+}
+
+
+async def ask(client: openai.AsyncOpenAI, messages: list[dict[str, Any]], tokens: int = TOKENS) -> list[int]:
+    done = await client.chat.completions.create(
+        model=MODEL_NAME,
+        messages=messages,  # type: ignore[arg-type]
+        max_tokens=tokens,
+        **GREEDY,
+    )
+    return token_ids(done)
+
+
+async def answers(client: openai.AsyncOpenAI) -> dict[str, list[int]]:
+    """Ask one after another, so that what is cached is the same everywhere."""
+    async with client:
+        return {name: await ask(client, messages) for name, messages in ASKED.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """Return stock vLLM's answers."""
+    folder, model = tmp_path_factory.mktemp("stock"), str(MODEL.target(MODEL.checkpoint()))
+    with stock_vllm(folder, {"VLLM_CPU_OMP_THREADS_BIND": "0"}, model=model) as (url, _):
+        return asyncio.run(answers(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S)))
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = MODEL.checkpoint()
+    config: dict[str, Any] = {
+        "engine": {
+            "model": str(MODEL.target(folder)),
+            "speculative_config": MODEL.speculative(folder),
+            "tool_call_parser": None,
+            "max_num_batched_tokens": 128,  # two images take two steps, so their KV is pulled early
+        },
+        # Every prompt is handed over.
+        "scheduler": {"idle_decode_tokens": 0, "worker_lease_s": 3.0, "heartbeat_s": 0.2},
+    }
+    with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:
+        yield one.up()
+
+
+@pytest.mark.timeout(300)
+async def test_token_for_token(deployed: Deployment, expected: dict[str, list[int]]) -> None:
+    found = await answers(deployed.async_client())
+    assert [name for name in ASKED if found[name] != expected[name]] == []
+    assert len({tuple(ids) for ids in expected.values()}) == len(ASKED) - 2  # A comes three times
+    handed_over = [one for one in deployed.status()["handoffs"] if one["cost"].get("transport")]
+    assert len(handed_over) == len(ASKED)
+
+
+@pytest.mark.timeout(120)
+async def test_many_at_once(deployed: Deployment, expected: dict[str, list[int]]) -> None:
+    async with deployed.async_client() as client:
+        found = await asyncio.gather(*(ask(client, messages) for messages in ASKED.values()))
+    assert dict(zip(ASKED, found, strict=True)) == expected
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+async def test_a_worker_dies_in_the_answer(deployed: Deployment, role: str) -> None:
+    eventually(lambda: deployed.workers("prefill") and deployed.workers("decode"), BACK_S, "1P1D is ready")
+    victim = deployed.worker_process(deployed.worker(role)["identity"]["worker_id"])
+    messages = ASKED["A, B"]
+    async with deployed.async_client(timeout=BACK_S) as client:
+        whole = await ask(client, messages, LONG)
+        stream = await client.chat.completions.create(
+            model=MODEL_NAME,
+            messages=messages,  # type: ignore[arg-type]
+            max_tokens=LONG,
+            stream=True,
+            **GREEDY,
+        )
+        ids: list[int] = []
+        async for event in stream:
+            for choice in event.choices:
+                ids += (choice.model_extra or {}).get("token_ids") or []
+            if len(ids) >= LONG // 8 and victim.is_running():
+                victim.kill()
+                victim.wait(CALL_S)
+    assert ids == whole
+    eventually(lambda: idle(deployed), BACK_S, "nothing is left")
+
+
+@pytest.mark.timeout(120)
+def test_every_api_refuses_by_name(deployed: Deployment) -> None:
+    """Hostile files on all APIs; tests/services/router/media has the whole set."""
+    bomb, cut, held = data_url(png(13_000, 13_000)), A[:-400], "baton_router_image_pixels"
+
+    def chat(part: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [turn(A), reply("?"), {"role": "user", "content": [part]}]}
+
+    def image(url: str) -> dict[str, Any]:
+        return chat({"type": "image_url", "image_url": {"url": url}})
+
+    source = {"type": "base64", "media_type": "image/png", "data": bomb.partition(",")[2]}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": source}]}
+    asked = [
+        ("/v1/chat/completions", image(bomb), "messages[2].content[0]: it has 13000 x 13000 pixels"),
+        ("/v1/chat/completions", image(bomb) | {"stream": True}, "messages[2].content[0]: it has 13000"),
+        ("/v1/chat/completions", image(cut), "messages[2].content[0]: it cannot be read"),
+        ("/v1/chat/completions", image("file:///etc/hostname"), "messages[2].content[0]: 'file:"),
+        (
+            "/v1/chat/completions",
+            image("http://127.0.0.1/a"),
+            "messages[2].content[0]: images are not fetched",
+        ),
+        ("/v1/chat/completions", chat({"type": "image_embeds"}), "embeddings are not"),
+        ("/v1/chat/completions", chat({"type": "image_url", "image_url": {"url": A}, "uuid": "x"}), "'uuid'"),
+        ("/v1/chat/completions", {"messages": [turn(*[A] * 17)]}, "17 images; 16 are allowed"),
+        ("/tokenize", image(bomb), "messages[2].content[0]: it has 13000"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": bomb}]}]},
+            "input[0].content[0]: it has 13000",
+        ),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": [result]}], "max_tokens": 1},
+            "messages[0].content[0].content[0]: it has 13000",
+        ),
+    ]
+    with httpx.Client(base_url=deployed.url, timeout=CALL_S) as client:
+        for path, body, why in asked:
+            answer = client.post(path, json={"model": MODEL_NAME, **body})
+            assert (answer.status_code, why in answer.text) == (400, True), (path, why, answer.text)
+        streamed = {
+            "model": MODEL_NAME,
+            "messages": [turn(A)],
+            "max_tokens": LONG,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with client.stream("POST", "/v1/chat/completions", json=streamed) as stream:
+            next(stream.iter_lines())
+            eventually(
+                lambda: [one.value for one in samples(deployed.url) if one.name == held] == [0],
+                10.0,
+                "vLLM keeps no decoded image while it answers",
+            )
+
+
+def shown(number: int, _: str) -> dict[str, Any]:
+    return {"messages": [turn(*((A, B), (B,))[number])], "ignore_eos": True}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="three engines each: WHOLE_TABLE=1")
+@pytest.mark.parametrize("name", list(VISIONS))
+async def test_goes_on_at_every_position(name: str, tmp_path: Path) -> None:
+    model = VISIONS[name]
+    plain = Feature("plain", "/v1/completions", {"prompt": TEXT})
+    with site(tmp_path / "site", architecture=model) as where:
+        async with httpx.AsyncClient(base_url=where.url, timeout=CALL_S) as client:
+            comparison = Comparison(where, client, plain=plain)
+            score = await comparison.score(Feature("images", CHAT, shown), range(2))
+    print(name, score)
+    assert not score.wrong, score
+    assert score.equal == score.tried > 20

@@ -1,0 +1,89 @@
+"""Images in a request for the engine: whole, as metadata, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+
+from baton.services.engine import images, wire
+
+
+def item(value: float = 1.0) -> MultiModalKwargsItem:
+    pixels = MultiModalFieldElem(torch.full((4, 6), value), MultiModalBatchedField())
+    grid = MultiModalFieldElem(torch.tensor([1, 2, 2]), MultiModalBatchedField(keep_on_cpu=True))
+    return MultiModalKwargsItem({"pixel_values": pixels, "image_grid_thw": grid})
+
+
+def feature(offset: int, length: int, name: str = "a", **changed: Any) -> MultiModalFeatureSpec:
+    one = MultiModalFeatureSpec(item(), "image", name, PlaceholderRange(offset, length), name)
+    return replace(one, **changed)
+
+
+def test_metadata_lack_the_pixels_alone() -> None:
+    whole = feature(3, 4)
+    metadata = images.metadata_of(whole)
+    assert set(metadata.data) == {"image_grid_thw"}
+    assert replace(metadata, data=None) == replace(whole, data=None)
+
+
+def test_an_image_survives_the_wire() -> None:
+    there = wire.decode_item(bytearray(wire.encode_item(item(2.0))))
+    assert there == item(2.0)
+    assert {name: one.field.keep_on_cpu for name, one in there.items()} == {
+        "pixel_values": False,
+        "image_grid_thw": True,
+    }
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, 100])
+def test_unreadable_images_are_refused(cut: int) -> None:
+    good = wire.encode_item(item())
+    with pytest.raises(ValueError, match="hold no MultiModalKwargsItem"):
+        wire.decode_item(bytearray(good[:cut] + b"\xc1" + good[cut + 1 : -1]))
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        ([feature(0, 4), feature(4, 4)], ""),
+        ([feature(6, 4)], ""),
+        ([feature(7, 4)], "the prompt's end at 10"),
+        ([feature(4, 4), feature(0, 4)], "overlap"),
+        ([feature(0, 4), feature(3, 4)], "overlap"),
+        ([feature(-1, 4)], "overlap"),
+        ([feature(2, 0)], "overlap"),
+        ([feature(0, 4, data=None)], "without metadata"),
+        ([feature(0, 4, "")], "without a name"),
+        ([feature(0, 4, modality="video")], "video is not served"),
+        ([feature(0, 4, mm_position=PlaceholderRange(0, 4, torch.ones(3, dtype=torch.bool)))], "mask"),
+    ],
+)
+def test_inconsistent_features_are_refused(features: list[Any], said: str) -> None:
+    found = images.problem(features, 10)
+    assert found == said if not said else said in found
+
+
+def test_images_are_filled_in_by_name() -> None:
+    metadata = [images.metadata_of(feature(0, 4, name)) for name in "ab"]
+    kept = {"a": item(1.0), "b": item(2.0)}
+    filled, missing = images.whole(metadata, kept.get)
+    assert ([one.data for one in filled], missing) == ([kept["a"], kept["b"]], "")
+    assert images.whole(metadata, {"a": item()}.get) == ([], "b")
+    other = MultiModalKwargsItem({"pixel_values": item()["pixel_values"]})  # of another kind of model
+    assert images.whole(metadata, {"a": other}.get) == ([], "a")
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(2, 0), (3, None), (5, None), (6, 1), (9, 1), (20, 2)])
+def test_a_cut_divides_no_image(tokens: int, kept: int | None) -> None:
+    found = images.before([feature(2, 4), feature(10, 4)], tokens)
+    assert (found if found is None else len(found)) == kept

@@ -1,0 +1,114 @@
+"""Images as a router counts and sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
+from baton.services.engine import wire
+from baton.services.engine.images import metadata_of
+from baton.services.router.errors import NotAdmitted
+from baton.services.router.images import Image, Sent
+from baton.services.router.state import Journal
+from harness.fake_worker import FakeWorker, Fault, answer
+from harness.router import Answer, Cluster, engine_request
+from tests.services.engine.test_images import item
+from tests.services.router.asking import PROMPT
+from tests.services.router.test_state import request_state
+
+A, B = Image("a", b"a" * 100_000), Image("b", b"b" * 50_000)
+
+
+def test_a_stream_forgets_what_its_worker_may_have_dropped() -> None:
+    sent = Sent(limit=200_000)
+    assert [sent.add(one) for one in (A, B, A)] == [True, True, False]
+    assert sent.add(Image("c", b"c" * 100_000))  # B was used before A
+    assert [sent.add(one) for one in (A, B)] == [False, True]
+    sent.forget_all([A])
+    assert sent.add(A)
+
+
+def test_a_journal_counts_an_image_once() -> None:
+    journal = Journal()
+    one, two = request_state("one"), request_state("two")
+    one.images, two.images = (A, B), (A,)
+    each = one.journal_bytes
+    journal.enter(one)
+    journal.enter(two)
+    assert journal.size == 2 * each + A.size + B.size
+    journal.enter(two)  # again
+    journal.leave(one)
+    journal.leave(one)
+    assert journal.size == each + A.size
+    journal.leave(two)
+    assert journal.size == 0
+
+
+def test_images_have_no_room_beyond_the_journal() -> None:
+    state = request_state("one")
+    journal = Journal(state.journal_bytes + A.size)
+    state.images = (A, B)
+    with pytest.raises(NotAdmitted, match="fewer or smaller images"):
+        journal.enter(state)
+    state.images = (A,)
+    journal.enter(state)
+    with pytest.raises(NotAdmitted, match="journal is full"):
+        journal.enter(request_state("two"))
+
+
+def feature(name: str, offset: int) -> MultiModalFeatureSpec:
+    return MultiModalFeatureSpec(item(), "image", name, PlaceholderRange(offset, 4), name)
+
+
+async def ask(cluster: Cluster, features: Sequence[Any], tokens: int = 8) -> Answer:
+    name = f"q{len(cluster.got)}"
+    cluster.got[name] = Answer()
+    request = engine_request(name, PROMPT, tokens)
+    request.mm_features = list(features)
+    await cluster.client.add_request_async(request)
+    return await cluster.answer(name)
+
+
+def sent(worker: FakeWorker) -> list[str]:
+    """Return the images that a worker got, each whole."""
+    assert all(one.last for one in worker.seen.media)
+    assert all(wire.decode_item(bytearray(one.part)) == item() for one in worker.seen.media)
+    return [one.identifier for one in worker.seen.media]
+
+
+def told(start: Start) -> Any:
+    return wire.decode_request(start.engine_request).mm_features
+
+
+async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    first, second = feature("a", 0), feature("b", 5)
+    for features in ([first], [first, second]):
+        found = await ask(cluster, features)
+        assert found.tokens == answer(PROMPT, 8)
+    assert (sent(prefill), sent(decode)) == (["a", "b"], [])
+    for worker in (prefill, decode):
+        assert told(worker.seen.starts[-1]) == [metadata_of(first), metadata_of(second)]
+
+
+async def test_a_worker_that_lost_an_image_gets_it_again(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    cluster.remake(max_attempts=1)
+    await ask(cluster, [feature("a", 0)])
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA))
+    assert (await ask(cluster, [feature("a", 0)])).tokens == answer(PROMPT, 8)
+    assert (sent(prefill), sent(decode)) == (["a", "a"], [])
+
+
+async def test_a_decode_worker_that_needs_an_image_computes_the_prompt(cluster: Cluster) -> None:
+    prefill, decode = await cluster.pair()
+    cluster.remake(max_attempts=1)
+    decode.faults.append(Fault(PHASE_DECODE, after_tokens=3, failed=Failed.CODE_MEDIA))
+    assert (await ask(cluster, [feature("a", 0)])).tokens == answer(PROMPT, 8)
+    assert (sent(prefill), sent(decode)) == (["a"], ["a"])
+    assert [one.HasField("source") for one in decode.seen.starts] == [True, False]
+    assert len(decode.seen.starts[1].output_token_ids) == 4

@@ -1,0 +1,58 @@
+"""How a router names images, and takes them out of vLLM's requests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.services.config import EngineSettings, Settings
+from baton.services.router.errors import TooLarge, Unsupported
+from baton.services.router.vllm import prepared_images
+from baton.services.router.vllm.frontend import build_config
+from baton.services.router.vllm.prepared_images import PreparedImages, places
+from harness.architectures.registry import VISIONS
+from tests.services.engine.test_images import feature
+
+
+def name_in(folder: Path) -> str:
+    """Return what stands for the model in the names of its images."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    config = build_config(Settings(engine=EngineSettings(model=str(folder))))
+    return str(MULTIMODAL_REGISTRY.create_processor(config.model_config).info.model_id)
+
+
+def test_routers_name_images_alike_wherever_the_model_is(tmp_path: Path) -> None:
+    model = VISIONS["llava"]
+    here, there, other = (tmp_path / name for name in ("here", "there", "other"))
+    for folder in (here, there, other):
+        shutil.copytree(model.target(model.checkpoint()), folder)
+    settings = other / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"resample": 2}))
+    assert name_in(here) == name_in(there) != name_in(other)
+
+
+async def test_requests_share_an_image() -> None:
+    images = PreparedImages()
+    features = [feature(2, 4, "a"), feature(8, 3, "b"), feature(20, 4, "a")]
+    metadata, first = await images.split(features)
+    assert [set(one.data) for one in metadata] == [{"image_grid_thw"}] * 3
+    assert [one.identifier for one in first] == ["a", "b"]
+    assert places(features) == (range(2, 6), range(8, 11), range(20, 24))
+    _, second = await images.split(features[:1])
+    assert second[0] is first[0]
+    assert "pixel_values" in features[0].data
+
+
+async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = PreparedImages()
+    for one in (replace(feature(2, 4), data=None), replace(feature(2, 4), modality="video")):
+        with pytest.raises(Unsupported, match="only text and images"):
+            await images.split([one])
+    monkeypatch.setattr(prepared_images, "MOST_BYTES", 10)
+    with pytest.raises(TooLarge, match="fewer or smaller"):
+        await images.split([feature(2, 4)])
