@@ -4,6 +4,6 @@
 NAMES = ["scheduler", "handoff", "wire", "path", "router", "disaggregation", "fair-share", "speculation"]
 NAMES += ["startup"]
 # Long benches, and benches that need a GPU, Chromium or extra packages.
-ALONE = ["classes", "clients", "early", "faults", "first-drafts", "flood", "gpu", "gpu-serve", "kernels"]
-ALONE += ["overload", "peers", "prefixes", "pulls", "routing", "simulate", "speculation-table", "unequal"]
-ALONE += ["window"]
+ALONE = ["classes", "clients", "early", "faults", "first-drafts", "flood", "gangs", "gpu", "gpu-serve"]
+ALONE += ["kernels", "overload", "peers", "prefixes", "pulls", "routing", "shapes", "simulate"]
+ALONE += ["speculation-table", "window"]

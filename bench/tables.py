@@ -191,6 +191,22 @@ TABLES = {
         "engine_share.p50=engine's steps|.0%",
         ("pull",),
     ),
+    "gangs": Table(
+        "gangs",
+        "costs",
+        ";".join(
+            f"{key}.{arm}.p50={head}{name}"
+            for key, name in (("tokens_per_s", "tokens/s"), ("ttft_ms", "TTFT, ms"))
+            for arm, head in (("plain", "plain, "), ("gang", "gang, "), ("ratio", "ratio of "))
+        ),
+        ("engines",),
+    ),
+    "gang-forwards": Table(
+        "gangs",
+        lambda result: {"": result["forwards"] | result["wakes"]},
+        "steps=its steps; dummies=its dummy steps; others_dummies=the other's dummy steps;"
+        "p50_ms=wake-up, p50, ms; p99_ms=p99, ms",
+    ),
     "router": Table(
         "router",
         lambda result: {f"{one['interval_ms']:g} ms": one for one in result["runs"]},

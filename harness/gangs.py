@@ -22,6 +22,7 @@ from baton.handoff.reports import Loaded, Saved
 from harness import zygote
 from harness.netns import Host, move_to
 from harness.ranks import fork_ranks
+from harness.support import free_port
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
 LOOPBACK = "127.0.0.1"
@@ -33,6 +34,8 @@ class Options:
     size: int = 2  # engines
     engine: dict[str, Any] = field(default_factory=dict)  # settings
     worker_id: str = "member"  # the name of its engines in handoffs
+    core: int = 0  # the first engine's
+    alone_in_step: bool = False  # size 1 and lock-step: a gang of one
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,15 @@ class Place:
     folder: str  # folder of the gang's files
     cores: str
     host: tuple[str, int] = (LOOPBACK, 0)  # its address, and the id of a process on it; 0: this machine
+
+
+@dataclass
+class Times:
+    """When a request was added, had its first token and ended; CLOCK_MONOTONIC."""
+
+    added: float
+    first: float = 0.0
+    ended: float = 0.0
 
 
 @dataclass
@@ -99,6 +111,9 @@ class Member:
         self._ended: set[str] = set()
         self._saved: dict[str, Saved] = {}
         self._loaded: dict[str, Loaded] = {}
+        self._times: dict[str, Times] = {}
+        self._served: dict[str, asyncio.Future[None]] = {}
+        self._woken: dict[int, float] = {}
         self._steps = 0
         self._failure = ""
         self._link: Any = None
@@ -110,6 +125,8 @@ class Member:
         place, own = self._place, self._place.host[0]
         if self._size == 1:
             await self._host.load(self)
+            if place.options.alone_in_step:
+                self._host._lockstep = _alone(self._host._engine)
             return
         await self._connect(own, (lambda _: None) if self._limb else self._host.rung)
         world = await self._link.meet(START_S)
@@ -160,9 +177,14 @@ class Member:
         self._saved |= {one.request_id: one for one in step.saved}
         self._loaded |= {one.request_id: one for one in step.loaded}
         for output in (one for group in step.outputs.values() for one in group.outputs):
-            self._answers[output.request_id] += output.new_token_ids
+            name, times = output.request_id, self._times[output.request_id]
+            self._answers[name] += output.new_token_ids
+            times.first = times.first or time.monotonic()
             if output.finish_reason is not None:
-                self._ended.add(output.request_id)
+                times.ended = time.monotonic()
+                self._ended.add(name)
+                if name in self._served:
+                    self._served.pop(name).set_result(None)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
         self._failure = f"{internal_id}: {error}"
@@ -174,10 +196,18 @@ class Member:
     # Called by the test.
 
     async def add(
-        self, name: str, prompt: list[int], max_tokens: int, params: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None = None,
+        drafts: Sequence[int] = (),
     ) -> None:
+        """Queue a request. params: of a handoff; drafts: see first_drafts.give."""
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
+
+        from baton.services.engine.patches import first_drafts
 
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         request, _ = self._host._engine.preprocess_add_request(
@@ -194,8 +224,43 @@ class Member:
             )
         )
         request.kv_transfer_params = params
+        if drafts:
+            first_drafts.give(request, drafts)
         self._answers[name] = []
+        self._times[name] = Times(time.monotonic())
         self._host.submit(request)
+
+    async def serve(self, requests: dict[str, tuple[list[int], int]]) -> list[Times]:
+        """Answer requests (prompt and number of tokens, by name) and forget them."""
+        loop = asyncio.get_running_loop()
+        ends = [self._served.setdefault(name, loop.create_future()) for name in requests]
+        for name, (prompt, max_tokens) in requests.items():
+            await self.add(name, prompt, max_tokens)
+        await asyncio.gather(*ends)
+        for name in requests:
+            del self._answers[name]
+        self._ended -= requests.keys()
+        return [self._times.pop(name) for name in requests]
+
+    async def watch(self) -> None:
+        """Note for each wave when this member rings or, if it does not, begins the wave's first forward."""
+        lockstep = self._host._lockstep
+        assert lockstep is not None
+        ring, dummy = lockstep._ring, lockstep._dummy
+
+        def ringing(wave: int) -> None:
+            self._woken[wave] = time.monotonic()
+            ring(wave)
+
+        def computing() -> None:
+            self._woken.setdefault(lockstep.wave, time.monotonic())
+            dummy()
+
+        lockstep._ring, lockstep._dummy = ringing, computing
+
+    async def woken(self) -> dict[int, float]:
+        """Return what `watch` has noted, by wave; CLOCK_MONOTONIC."""
+        return self._woken
 
     async def look(self) -> Look:
         lockstep = getattr(self._host, "_lockstep", None)
@@ -252,6 +317,16 @@ async def _serve(connection: Connection, place: Place) -> None:
             connection.send((False, traceback.format_exc()))
 
 
+def _alone(engine: Any) -> Any:
+    """Return the lock-step of a gang of one, which agrees with itself in a group of gloo."""
+    from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+
+    from baton.services.engine.data_parallel import lockstep_of
+
+    engine.dp_group = stateless_init_torch_distributed_process_group("127.0.0.1", free_port(), 0, 1, "gloo")
+    return lockstep_of(engine, lambda _: None)
+
+
 class Gang:
     """The processes of a gang, forked from the zygote."""
 
@@ -269,7 +344,8 @@ class Gang:
             folder = Path(self._folder.name) / str(rank)
             folder.mkdir()
             process, connection = zygote.connected(f"member-{rank}", f"{__name__}:serve", folder)
-            own = ",".join(str(cores[(rank + n) % len(cores)]) for n in range(settings.local_ranks))
+            share = settings.local_ranks
+            own = ",".join(str(cores[(options.core + rank + n) % len(cores)]) for n in range(share))
             place = Place(options, rank, self._folder.name, own)
             if hosts:
                 place = Place(options, rank, self._folder.name, own, (hosts[rank].address, hosts[rank].pid))
@@ -295,8 +371,9 @@ class Gang:
         prompt: list[int],
         max_tokens: int,
         params: Mapping[str, Any] | None = None,
+        drafts: Sequence[int] = (),
     ) -> None:
-        self.call(rank, "add", name, prompt, max_tokens, params)
+        self.call(rank, "add", name, prompt, max_tokens, params, drafts)
 
     def looks(self) -> list[Look]:
         """Look at the members with engines."""
@@ -325,6 +402,15 @@ class Gang:
                 return looks
             time.sleep(0.01)
         raise TimeoutError(f"the gang goes on: {looks}")
+
+    def begin(self, requests: Sequence[dict[str, tuple[list[int], int]]]) -> None:
+        """Let each member answer its requests; see Member.serve."""
+        for connection, own in zip(self._connections, requests, strict=True):
+            connection.send(("serve", (own,)))
+
+    def end(self) -> list[list[Times]]:
+        """Wait for what `begin` began."""
+        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
 
     def stop(self) -> list[bool]:
         """Let all members end their engines. Return whether each ended in time."""

@@ -149,8 +149,12 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
     if spec is None:
         return None
     seam = _adaptive(engine, spec) if spec.adaptive else None
-    in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1  # there vLLM drafts a fixed number
-    if not registry.method(spec.method).fixed_length and not in_gang:
+    in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1
+    if in_gang:
+        # There vLLM drops its list. Without one it would pad a request's first step after a handoff with
+        # tokens that are sure to be rejected, so that drafts that came with the handoff have no place.
+        engine.scheduler.dynamic_sd_lookup = [spec.limit] * (1 + engine.scheduler.max_num_running_reqs)
+    elif not registry.method(spec.method).fixed_length:
         WhileDecoding(engine.scheduler, engine.scheduler.dynamic_sd_lookup, least_drafts(engine.vllm_config))
     return seam
 

@@ -1,7 +1,11 @@
-"""Engines of a gang answer as one engine does, wherever their requests come in."""
+"""Engines of a gang answer as one engine does, wherever their requests come in.
+
+WHOLE_TABLE=1 also runs gangs whose engines have two ranks each.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,23 +14,27 @@ import pytest
 
 from harness.architectures.experts import deepseek_v3, glm4_moe
 from harness.architectures.language import prompt
+from harness.engines import BLOCK_SIZE
 from harness.gangs import Gang, Options
 from harness.support import eventually
 
 WRITTEN = 24
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {"glm4": (glm4_moe, {}), "deepseek-mtp": (deepseek_v3, MTP)}
+if "WHOLE_TABLE" in os.environ:
+    wide = {"tensor_parallel_size": 2}
+    CASES |= {"glm4-mtp-wide": (glm4_moe, MTP | wide), "deepseek-mtp-wide": (deepseek_v3, MTP | wide)}
 
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize(
-    ("write", "engine"), [(glm4_moe, {}), (deepseek_v3, MTP)], ids=["glm4", "deepseek-mtp"]
-)
+@pytest.mark.parametrize(("write", "engine"), list(CASES.values()), ids=list(CASES))
 def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[str, Any]) -> None:
     model = tmp_path / "model"
     write(model)
     prompts = {f"r{number}": prompt(number) for number in range(4)}
-    with Gang(Options(model, size=1, engine=engine)) as plain:
+    alone = {key: value for key, value in engine.items() if key != "tensor_parallel_size"}
+    with Gang(Options(model, size=1, engine=alone)) as plain:
         for name, tokens in prompts.items():
             plain.add(0, name, tokens, WRITTEN)
         expected = plain.answers(prompts)
@@ -55,6 +63,21 @@ def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[st
         found = gang.answers([f"mixed-{name}" for name in prompts])
         assert {name: found[f"mixed-{name}"] for name in prompts} == expected
         assert gang.stop() == [True, True]
+
+
+def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path: Path) -> None:
+    """All but the prompt's last token is in the prefix cache, as after a handoff."""
+    model = tmp_path / "model"
+    glm4_moe(model)
+    tokens = (prompt(1) * 3)[: 2 * BLOCK_SIZE + 1]
+    engine = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+    with Gang(Options(model, engine=engine)) as gang:
+        gang.add(0, "first", tokens, 3)
+        expected = gang.answers(["first"])["first"]
+        before = gang.still()[0].steps
+        gang.add(0, "again", tokens, 3, drafts=expected[:2])
+        assert gang.answers(["again"])["again"] == expected
+        assert gang.still()[0].steps == before + 1
 
 
 def test_the_end_of_one_is_told_to_the_others(tmp_path: Path) -> None:

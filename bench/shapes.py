@@ -1,0 +1,176 @@
+"""`python -m bench shapes [NAME ...]`: engines of every shape hand over to each other and to plain ones.
+
+A shape is how many engines and ranks compute a model together. Each case runs on a prefill worker, on a
+decode worker and on both; the other worker is a plain engine. The same prompts are sent greedily, one at a
+time and four at a time, and the answers compared with those of one mixed worker without speculation. Writes
+bench/results/shapes.json and, from it, the table in docs/gangs.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.options import options
+from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared, per_draft
+from harness.speculation.fleets import MODEL_NAME, Deployment, measure
+from harness.support import ROOT
+from harness.workers import Worker, fleet, router, wait_for
+
+RESULTS = ROOT / "bench" / "results" / "shapes.json"
+PAGE = ROOT / "docs" / "gangs.md"
+BEGIN, END = "<!-- table: written by `python -m bench shapes` -->", "<!-- end of table -->"
+STEP = 32  # tokens, so that most prompts take two steps
+WHOLE = {"mtp-deepseek-v3"}  # MLA cannot prefill a prompt in chunks on CPUs
+PLAIN: dict[str, Any] = {}
+SHAPES: dict[str, dict[str, Any]] = {  # settings of `engine`
+    "TP 2": {"tensor_parallel_size": 2},
+    "PP 2": {"pipeline_parallel_size": 2},
+    "DP 2 + EP": {"data_parallel_size": 2, "expert_parallel": True},
+    "DP 2 x TP 2 + EP": {"data_parallel_size": 2, "tensor_parallel_size": 2, "expert_parallel": True},
+}
+SIDES = {"prefill": (True, False), "decode": (False, True), "both": (True, True)}  # which have the shape
+
+
+@dataclass(frozen=True)
+class Case:
+    row: Row
+    shape: str
+    drafts: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}, {self.shape}"
+
+    def engine(self) -> dict[str, Any]:
+        engine = {**self.row.engine(), "served_model_name": MODEL_NAME}
+        return engine if self.row.architecture in WHOLE else engine | {"max_num_batched_tokens": STEP}
+
+
+_BY_NAME = {row.name: row for row in ROWS}
+_LOOKUP = {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+_TP = [
+    *("EAGLE", "MTP, demo model", "MTP, GLM-4-MoE", "MTP, DeepSeek-V3", "n-gram"),
+    *("n-gram, Gemma 3 (windows)", "EAGLE-3, gpt-oss (windows)"),
+]
+CASES = [
+    *(Case(_BY_NAME[name], "TP 2") for name in _TP),
+    # vLLM's model runner V1, which a CPU needs, cannot draft in a pipeline.
+    Case(Row("Qwen2", "eagle"), "PP 2", drafts=False),
+    Case(Row("DeepSeek-V3", "mtp-deepseek-v3"), "PP 2", drafts=False),
+    Case(Row("Gemma 3 (windows)", "ngram-gemma3"), "PP 2", drafts=False),
+    *(Case(_BY_NAME[name], "DP 2 + EP") for name in ("MTP, GLM-4-MoE", "MTP, DeepSeek-V3")),
+    Case(_BY_NAME["EAGLE-3, gpt-oss (windows)"], "DP 2 + EP"),
+    Case(Row("n-gram, GLM-4-MoE", "mtp-glm4-moe", {"method": "ngram", **_LOOKUP}), "DP 2 + EP"),
+    Case(
+        Row("suffix, GLM-4-MoE", "mtp-glm4-moe", {"method": "suffix", "num_speculative_tokens": 4}),
+        "DP 2 + EP",
+    ),
+    *(Case(_BY_NAME[name], "DP 2 x TP 2 + EP") for name in ("MTP, GLM-4-MoE", "MTP, DeepSeek-V3")),
+]
+
+
+@contextmanager
+def deployed(
+    case: Case, shapes: dict[str, dict[str, Any]], folder: Path
+) -> Iterator[tuple[Deployment, list[Worker]]]:
+    """Start a place of each role with its shape. Yield the deployment and the workers of all places.
+
+    A single mixed worker does not draft.
+    """
+    engine = case.engine()
+    scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
+    if case.drafts and "mixed" not in shapes:
+        engine["speculative_config"] = case.row.spec()
+    folder.mkdir()
+    cores = itertools.cycle(map(str, sorted(os.sched_getaffinity(0))))
+    with ExitStack() as stack:
+        workers = stack.enter_context(fleet(Path(engine["model"]), folder, scheduler))
+        url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))
+        for role, shape in shapes.items():
+            size = shape.get("data_parallel_size", 1)
+            wide = {"tensor_parallel_size", "pipeline_parallel_size"} & shape.keys()
+            for rank in range(size):
+                own: dict[str, Any] = {"gang": role, "gang_rank": rank} if size > 1 else {}
+                workers.start(
+                    role,
+                    engine={**engine, **shape},
+                    scheduler=scheduler,
+                    handoff={"staging_mib": 64},
+                    worker=own if wide else own | {"cpu": next(cores)},
+                )
+        wait_for(workers.workers, url)
+        metrics = [worker.metrics.removesuffix("/metrics") for worker in workers.workers]
+        yield Deployment(url, metrics), workers.workers
+
+
+def measured(case: Case, sides: Sequence[str], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure a case with its shape on each side; yield each side's cell."""
+    with deployed(case, {"mixed": PLAIN}, folder / "mixed") as (one, _):
+        expected = measure(one, case.row.prompts(), MAX_TOKENS)
+    for side in sides:
+        shapes = [SHAPES[case.shape] if shaped else PLAIN for shaped in SIDES[side]]
+        roles = dict(zip(("prefill", "decode"), shapes, strict=True))
+        with deployed(case, roles, folder / side) as (one, workers):
+            cell = compared(measure(one, case.row.prompts(), MAX_TOKENS), expected)
+            cell |= {"by_worker": _handed(workers), "date": time.strftime("%Y-%m-%d")}
+        print(f"{case.name:<40} {side:<8} {cell}", flush=True)
+        yield side, cell
+
+
+def _handed(workers: Sequence[Worker]) -> dict[str, int]:
+    """Return each worker's handoffs, saved or loaded, by its name."""
+    names = {"prefill": "saved", "decode": "loaded"}
+    return {
+        worker.name: int(worker.figure(f"baton_worker_handoffs_{names[worker.name.split('-')[0]]}_total"))
+        for worker in workers
+    }
+
+
+def load() -> dict[str, Any]:
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": {}}
+    return results
+
+
+def render(results: dict[str, Any]) -> str:
+    lines = [BEGIN, f"| drafts, model | shape | {' | '.join(SIDES)} | accepted |", "| --- " * 6 + "|"]
+    for case in CASES:
+        cells = results["cases"][case.name]
+        shown = " | ".join(_equal(cells.get(side)) for side in SIDES)
+        accepted = f"{per_draft(cells['decode']):.2f}" if case.drafts else "-"
+        lines.append(f"| {case.row.name} | {case.shape} | {shown} | {accepted} |")
+    return "\n".join([*lines, END])
+
+
+def _equal(cell: dict[str, Any] | None) -> str:
+    return f"{cell['equal']} of {cell['of']}" if cell is not None else "-"
+
+
+def main(arguments: list[str]) -> None:
+    given = options(
+        __doc__,
+        arguments,
+        "cases to measure",
+        sides=(list(SIDES), "which workers have the shape", list(SIDES)),
+        page=(False, "write the page alone"),
+    )
+    results, cases = load(), {case.name: case for case in CASES}
+    if unknown := sorted(set(given.names) - set(cases)):
+        raise SystemExit(f"no case {'; '.join(unknown)}; cases: {'; '.join(cases)}")
+    for name in () if given.page else given.names or cases:
+        with tempfile.TemporaryDirectory() as folder:
+            for side, cell in measured(cases[name], given.sides, Path(folder)):
+                results["cases"].setdefault(name, {})[side] = cell
+                RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    if missing := [name for name in cases if name not in results["cases"]]:
+        raise SystemExit(f"the page is left as it is: {'; '.join(missing)} not measured yet")
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + render(results) + rest.split(END)[1])
