@@ -263,9 +263,11 @@ class Parts:
 
     def _died(self, part: Part, child: Child, now: float) -> None:
         why = self.memory.words()
-        if not part.proven and not part.ordered:
+        # A member whose engine never served ended because of another one, maybe on another machine.
+        sibling_lost = bool(part.gang) and child.engine_failed
+        if not part.proven and not part.ordered and not sibling_lost:
             raise StartError(f"{part.name} could not start: {child.last_words(why)}")
-        if child.left and part.ready and part.kind is Kind.WORKER:
+        if child.left and (part.ready or not self.whole) and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
             self.say(part.name, "exited after a drain; restarted")
             self._start(part)
@@ -276,7 +278,7 @@ class Parts:
         if child.started_at < budget.ended_at:
             part.restart_at = max(now, budget.restart_at)
             self.say(part.name, f"ended with its gang; {_again(part.restart_at - now)}")
-        elif child.engine_failed and part.kind is Kind.WORKER and part.proven:
+        elif child.engine_failed and part.kind is Kind.WORKER and (part.proven or sibling_lost):
             pause_s = budget.engine_failed(now, self.patience)
             part.restart_at = now + pause_s
             what = f"its engine failed: {child.last_error()[:LAST_WORDS]}"
