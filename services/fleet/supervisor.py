@@ -40,7 +40,7 @@ from baton.services.fleet.watch import Ordered, Watched, scheduler_names, watch
 from baton.services.models import Model, models_of
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
-READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
+READY_TIMEOUT_S = 1800.0  # a gang may wait ten minutes for its members, then load for many
 STILL_WAITING_S = 10.0
 
 Tell = Callable[[dict[str, Any]], None]
