@@ -241,7 +241,8 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         if self._world.done() or member.rank in self._members:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"rank {member.rank} of gang {self.seat.gang} is here already",
+                f"rank {member.rank} of gang {self.seat.gang} is here already: if another gang is called "
+                f"{self.seat.gang}, too, give each a name of its own with --gang",
             )
         return member
 
