@@ -141,6 +141,8 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     """Check one model and set its schedulers' addresses. Raises ConfigError and StartError."""
     fleet.check()
     check_names(settings.router)
+    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
     shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
     for role in set(fleet.roles):
         roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
