@@ -200,10 +200,13 @@ class Parts:
     def stop(
         self,
         drain_s: float,
+        worker_s: float = 0.0,
         ended: Callable[[Child], None] = lambda _: None,
         told: Callable[[], None] = lambda: None,
     ) -> None:
         """Stop all parts, kind by kind; the router gets `drain_s` extra seconds for running streams.
+
+        Workers get `worker_s` extra seconds, if routers elsewhere use them.
 
         Calls `told` once the routers have SIGTERM, and `ended` for each part that ended without being killed,
         as soon as it has exited.
@@ -211,7 +214,7 @@ class Parts:
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
             timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
-            timeout_s += drain_s if kind is Kind.ROUTER else 0.0
+            timeout_s += {Kind.ROUTER: drain_s, Kind.WORKER: worker_s}.get(kind, 0.0)
             report = told if kind is Kind.ROUTER else lambda: None
             for child in processes.stop_all(group, timeout_s, ended, report):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
