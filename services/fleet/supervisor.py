@@ -141,8 +141,6 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
     """Check one model and set its schedulers' addresses. Raises ConfigError and StartError."""
     fleet.check()
     check_names(settings.router)
-    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
-        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
     shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
     for role in set(fleet.roles):
         roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
@@ -156,6 +154,8 @@ def _check_model(settings: Settings, fleet: Fleet) -> None:
         validation.check(one.engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
+    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if settings.autoscale.mode == "on" and any(one.engine.nodes > 1 for one in shapes):

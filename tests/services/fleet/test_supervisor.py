@@ -6,7 +6,7 @@ import pytest
 
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from baton.services.fleet.supervisor import Fleet, _check_model, scheduler_addresses
+from baton.services.fleet.supervisor import scheduler_addresses
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,3 @@ def test_other_numbers_of_addresses_than_schedulers_are_refused() -> None:
     for number in (1, 3):
         with pytest.raises(ConfigError, match=f"names 2 schedulers and --schedulers is {number}"):
             scheduler_addresses(settings, number)
-
-
-def test_sides_with_engines_of_their_own_do_not_change_roles() -> None:
-    values = {"scheduler": {"rebalance_after_s": 5.0}, "fleet": {"decode_engine": {"kv_cache_gib": 1.0}}}
-    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.prefill_engine"):
-        _check_model(load(values), Fleet(1, 1, 0))
