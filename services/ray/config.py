@@ -243,7 +243,7 @@ class ClusterSettings(Settings):
 
     def _check_gangs(self) -> None:
         if self.worker.gang:
-            raise ConfigError(f"worker.gang (value {self.worker.gang!r}): gangs on Ray have their places' names")
+            raise ConfigError(f"worker.gang (value {self.worker.gang!r}): leave it out on Ray")
         changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
         if changes and any(self.engine_of(role).members > 1 for role in WORKER_ROLES):
             raise ConfigError(
