@@ -40,7 +40,7 @@ from baton.services.fleet.watch import Ordered, Watched, scheduler_names, watch
 from baton.services.models import Model, models_of
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
-READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
+READY_TIMEOUT_S = 1800.0  # a gang may wait ten minutes for its members, then load for many
 STILL_WAITING_S = 10.0
 
 Tell = Callable[[dict[str, Any]], None]
@@ -158,6 +158,8 @@ def _check_model(one: Started) -> None:
         validation.check(engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
+    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
     if any(engine.nodes > 1 for engine in engines):

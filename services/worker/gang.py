@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import ipaddress
 import json
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -111,7 +112,7 @@ class WorkerGang:
             if seat.rank
             else Leader(seat, silence, rung, self._open_world)
         )
-        self.life = ""  # the id of rank 0's worker
+        self.life = ""  # the id of rank 0's worker, / and a random text
 
     def add_to(self, server: Any) -> None:
         """Serve the other members, if this is rank 0."""
@@ -173,7 +174,8 @@ class WorkerGang:
     def _open_world(self) -> gang_pb2.World:
         host = self._own_host
         self._store = open_store(host)
-        return gang_pb2.World(life=self.link.seat.worker_id, host=host, store_port=self._store.port)
+        life = f"{self.link.seat.worker_id}/{uuid.uuid4().hex[:8]}"  # a pod's successor has its worker id
+        return gang_pb2.World(life=life, host=host, store_port=self._store.port)
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
