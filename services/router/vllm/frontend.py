@@ -122,6 +122,7 @@ def build_config(settings: Settings) -> Any:
         )
     # As for several engines, so that vLLM's cache of prepared images leaves no image out that it has sent.
     config.parallel_config._api_process_count = 2
+    config.cache_config.enable_prefix_caching = True  # otherwise vLLM may count images instead of naming them
     name_images(config.model_config)
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
