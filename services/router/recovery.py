@@ -29,7 +29,7 @@ MOST_BACKOFF_S = 1.0
 
 class Trouble(Enum):
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
-    REFUSED = "refused"  # the worker drains, or its staging stays full
+    REFUSED = "refused"  # the worker drains, takes no images, or its staging stays full
     FULL = "full"  # the worker has no room, despite the booking
     LOST = "lost"  # the worker's stream ended or fell silent
     ENGINE = "engine"  # the engine failed, or ended the request by itself

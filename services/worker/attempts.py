@@ -42,6 +42,7 @@ class RunningAttempt:
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)
+    images: dict[str, Any] = field(default_factory=dict)  # those that came just before its Start, by name
 
     @property
     def mark(self) -> tuple[int, int]:

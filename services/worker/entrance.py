@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from baton.attempts import BEGINNING_S
@@ -88,6 +89,7 @@ class Entrance:
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
         """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
+        attempt.images.clear()  # the engine's request has those that it needs
         if attempt.prepared.request.use_structured_output:
             # Before the gate: an engine emptied for a request must not wait for its grammar.
             task = attempt.grammar = asyncio.create_task(self._compile(attempt, start.party))
@@ -142,8 +144,11 @@ class Entrance:
             self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
+        limits = self._limits
+        if attempt.images and (kept := limits.find_image) is not None:
+            limits = replace(limits, find_image=lambda name: attempt.images.get(name) or kept(name))
         try:
-            return requests.prepare(start, attempt.internal_id, attempt.session, self._limits, complete)
+            return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
         except RequestRefused:
             raise
         except Exception as error:

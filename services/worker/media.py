@@ -20,7 +20,7 @@ from baton.protos.worker_pb2 import Media
 logger = logging.getLogger(__name__)
 
 STORE_BYTES = 512 << 20  # limit of all images; twice a request's limit
-MOST_BYTES = 256 << 20  # limit of one image
+MOST_BYTES = 256 << 20  # limit of one image, and of those of one request
 
 
 class MediaStore:
@@ -39,18 +39,40 @@ class MediaStore:
         self._items.move_to_end(identifier)
         return kept[0]
 
-    async def add(self, identifier: str, data: bytearray) -> None:
-        """Keep an image. An unreadable one is left out, so its request fails alone."""
+    async def add(self, identifier: str, data: bytearray) -> Any | None:
+        """Keep an image, and return it decoded. An unreadable one is left out, so its request fails alone."""
         try:
             item = await asyncio.to_thread(self._decode, data)
         except ValueError as error:
             logger.warning("an image cannot be read: %s", error)
-            return
+            return None
         self._size += len(data) - self._items.pop(identifier, (None, 0))[1]
         self._items[identifier] = item, len(data)
         while self._size > self._limit:
             _, (_, size) = self._items.popitem(last=False)
             self._size -= size
+        return item
+
+
+class Received:
+    """The images that came on one stream since its last Start.
+
+    The next Start gets them from here: other routers' images may have replaced them in the store.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, Any] = {}
+        self._size = 0
+
+    def add(self, identifier: str, item: Any, size: int) -> None:
+        """Keep an image of `size` bytes, within the limit of one request."""
+        if self._size + size <= MOST_BYTES:
+            self._items[identifier] = item
+            self._size += size
+
+    def take(self) -> dict[str, Any]:
+        items, self._items, self._size = self._items, {}, 0
+        return items
 
 
 class Assembly:

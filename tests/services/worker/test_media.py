@@ -7,7 +7,7 @@ import xxhash
 from baton.protos.worker_pb2 import Media
 from baton.services.router.images import PART_BYTES, Image
 from baton.services.worker import media
-from baton.services.worker.media import Assembly, MediaStore
+from baton.services.worker.media import Assembly, MediaStore, Received
 
 
 def parts(data: bytes) -> list[Media]:
@@ -58,5 +58,15 @@ async def test_an_unreadable_image_is_left_out() -> None:
         raise ValueError("no image")
 
     store = MediaStore(decode)
-    await store.add("a", bytearray(b"a"))
+    assert await store.add("a", bytearray(b"a")) is None
     assert store.find("a") is None
+
+
+def test_the_images_before_a_start_are_kept_within_a_requests_limit(monkeypatch) -> None:
+    monkeypatch.setattr(media, "MOST_BYTES", 10)
+    received = Received()
+    received.add("a", 1, 6)
+    received.add("b", 2, 5)
+    assert received.take() == {"a": 1}
+    received.add("b", 2, 5)
+    assert (received.take(), received.take()) == ({"b": 2}, {})
