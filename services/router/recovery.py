@@ -81,7 +81,7 @@ class Failure:
         """Whether the failure counts against the budget: the request may have caused it.
 
         A request that was turned away, or whose prefix or image did not come, does no harm and is retried
-        until its deadline. An engine that reports a failure makes the request a suspect, which has its own
+        for `router.replace_wait_s`. An engine that reports a failure makes the request a suspect, which has its own
         limits.
         """
         free = (
