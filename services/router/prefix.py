@@ -22,7 +22,7 @@ from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
 BLOCK = 64  # tokens: a multiple of the usual block sizes
-LEAST_TOKENS = 2 * BLOCK  # of a prefix that ends before an image
+LEAST_TOKENS = 2 * BLOCK  # if a prefix ends before an image, it is pulled only from this length on
 
 
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:

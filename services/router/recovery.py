@@ -81,8 +81,8 @@ class Failure:
         """Whether the failure counts against the budget: the request may have caused it.
 
         A request that was turned away, or whose prefix or image did not come, does no harm and is retried
-        for `router.replace_wait_s`. An engine that reports a failure makes the request a suspect, which has its own
-        limits.
+        for `router.replace_wait_s`. An engine that reports a failure makes the request a suspect, which has
+        its own limits.
         """
         free = (
             *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),

@@ -198,7 +198,7 @@ class Dispatcher:
             traceparent=start.traceparent,
             alone=start.alone_tokens > 0,
             more_alone=start.more_alone,
-            images=session.received.take(),
+            received=session.received,
         )
         try:
             self._admit(attempt, start)

@@ -89,7 +89,6 @@ class Entrance:
     def enter(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> None:
         """Build the request, with or without loaded KV, and submit it. Raises RequestRefused."""
         attempt.prepared = self._prepare(attempt, start, complete)
-        attempt.images.clear()  # the engine's request has those that it needs
         if attempt.prepared.request.use_structured_output:
             # Before the gate: an engine emptied for a request must not wait for its grammar.
             task = attempt.grammar = asyncio.create_task(self._compile(attempt, start.party))
@@ -144,9 +143,9 @@ class Entrance:
             self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
-        limits = self._limits
-        if attempt.images and (kept := limits.find_image) is not None:
-            limits = replace(limits, find_image=lambda name: attempt.images.get(name) or kept(name))
+        limits, received = self._limits, attempt.received
+        if received and start.phase != PHASE_SAVE and (kept := limits.find_image) is not None:
+            limits = replace(limits, find_image=lambda name: received.find(name) or kept(name))
         try:
             return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
         except RequestRefused:
@@ -155,3 +154,6 @@ class Entrance:
             # Otherwise one bad request would end the router's stream and all requests on it.
             logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
+        finally:
+            if received:
+                received.prepared()

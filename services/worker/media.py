@@ -55,24 +55,31 @@ class MediaStore:
 
 
 class Received:
-    """The images that came on one stream since its last Start.
+    """The images that came on one stream for the next Start that needs some.
 
-    The next Start gets them from here: other routers' images may have replaced them in the store.
+    That Start gets them from here: other routers' images may have replaced them in the store. Starts that
+    need none may come between.
     """
 
     def __init__(self) -> None:
-        self._items: dict[str, Any] = {}
+        self._items: dict[str, tuple[Any, int]] = {}  # with sizes in bytes
         self._size = 0
+        self._asked = False
 
     def add(self, identifier: str, item: Any, size: int) -> None:
-        """Keep an image of `size` bytes, within the limit of one request."""
-        if self._size + size <= MOST_BYTES:
-            self._items[identifier] = item
-            self._size += size
+        self._size += size - self._items.pop(identifier, (None, 0))[1]
+        self._items[identifier] = item, size
+        while self._size > MOST_BYTES:
+            self._size -= self._items.pop(next(iter(self._items)))[1]
 
-    def take(self) -> dict[str, Any]:
-        items, self._items, self._size = self._items, {}, 0
-        return items
+    def find(self, identifier: str) -> Any | None:
+        self._asked = True
+        return self._items.get(identifier, (None, 0))[0]
+
+    def prepared(self) -> None:
+        """Drop the images if the Start that was prepared needed some."""
+        if self._asked:
+            self._items, self._size, self._asked = {}, 0, False
 
 
 class Assembly:

@@ -243,6 +243,7 @@ async def test_a_start_finds_the_images_that_came_just_before_it() -> None:
         core.mm_features = [metadata_of(feature(1, 2, "i"))]
         if told is None:
             worker.session.received.add("i", item(), 10)
+            worker.start("text")
         message = start(name)
         message.engine_request = wire.encode_request(core)
         worker.start(message)

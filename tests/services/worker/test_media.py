@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import xxhash
 
 from baton.protos.worker_pb2 import Media
@@ -62,11 +63,12 @@ async def test_an_unreadable_image_is_left_out() -> None:
     assert store.find("a") is None
 
 
-def test_the_images_before_a_start_are_kept_within_a_requests_limit(monkeypatch) -> None:
+def test_the_images_for_a_start_are_kept_within_a_requests_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "MOST_BYTES", 10)
     received = Received()
     received.add("a", 1, 6)
     received.add("b", 2, 5)
-    assert received.take() == {"a": 1}
-    received.add("b", 2, 5)
-    assert (received.take(), received.take()) == ({"b": 2}, {})
+    received.prepared()  # a Start without images
+    assert (received.find("a"), received.find("b")) == (None, 2)
+    received.prepared()
+    assert received.find("b") is None
