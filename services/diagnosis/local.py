@@ -85,10 +85,10 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield model.wrong(what, "give the workers' user the right to read the folder")
     else:
         yield model.ok(f"readable, weights of {size(_weights(settings))}")
-    seeing = settings.engine.images and b'"vision_config"' in (folder / "config.json").read_bytes()
-    if seeing and importlib.util.find_spec("torchvision") is None:
+    sees = b'"vision_config"' in (folder / "config.json").read_bytes()  # its code imports torchvision
+    if sees and importlib.util.find_spec("torchvision") is None:
         yield model.wrong(
-            "it takes images, and torchvision is not installed",
+            "it has a vision tower, and torchvision is not installed: vLLM needs it even for text alone",
             "run make setup, or install the version in constraints.txt and run deploy/setup/hook",
         )
 

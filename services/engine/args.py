@@ -64,6 +64,9 @@ _SHORT = {
 }
 
 
+_LIMITS = {"audio": 0, "video": 0}  # items of a prompt
+
+
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Return AsyncEngineArgs' keyword arguments for this deployment.
 
@@ -90,6 +93,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     }
     args.update({key: value for key, value in optional.items() if value is not None})
     args.update(_checked_extra(settings.extra))
+    if isinstance(limits := settings.extra.get("limit_mm_per_prompt"), dict) and settings.images:
+        args["limit_mm_per_prompt"] = _LIMITS | limits
     args.update(_reasoning(settings))
     args.update(lora_args(settings))
     return args
@@ -204,7 +209,7 @@ def _modalities(settings: EngineSettings) -> dict[str, Any]:
     """Return the arguments that choose a model's modalities: text and images, not audio or video."""
     if not settings.images:
         return {"language_model_only": True}  # the other parts are not even loaded
-    return {"limit_mm_per_prompt": {"audio": 0, "video": 0}}
+    return {"limit_mm_per_prompt": _LIMITS}
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from baton.services.engine.args import engine_args, from_hub
 from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.info import takes_images
-from baton.services.engine.patches import continuation, draft_length
+from baton.services.engine.patches import continuation, draft_length, kept_images
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError, StartError
@@ -321,6 +321,7 @@ def build_engine(plan: EnginePlan, on_rank_lost: Callable[[], None]) -> Any:
     if settings.worker.cpu and settings.engine.ranks == 1:
         _pin(parse_cores(settings.worker.cpu))
     process.lead_engine_processes()
+    kept_images.several_ranks = settings.engine.ranks > 1
     with _explaining(settings.engine):
         config = build_config(plan)
         from vllm.v1.engine.core import EngineCore

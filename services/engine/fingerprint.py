@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,15 @@ def model_fingerprint(
     return digest.hexdigest()
 
 
-def processor_fingerprint(model: str) -> str:
+def processor_fingerprint(model: str, settings: Sequence[Any]) -> str:
     """Return a hex digest of what decides how images are prepared: a folder's settings, or a hub's name.
 
-    Raises OSError if a file cannot be read.
+    settings: vLLM's own. Raises OSError if a file cannot be read.
     """
     folder = expanded(model, "engine.model")
-    return _settings(folder).hexdigest() if folder.is_dir() else hashlib.sha256(model.encode()).hexdigest()
+    digest = _settings(folder) if folder.is_dir() else hashlib.sha256(model.encode())
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
 
 
 def _settings(folder: Path) -> hashlib._Hash:

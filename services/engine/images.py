@@ -52,14 +52,19 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 
 
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
-    """Return the features with their images, and the name of the first one that is missing, or ""."""
-    found = []
+    """Return the features with those images that are here, and the name of the first missing one, or "".
+
+    An image whose metadata are others than the feature's was prepared in another way: it counts as missing.
+    """
+    found, missing = [], ""
     for feature in features:
         item = find(feature.identifier)
-        if item is None or not set(feature.data) <= set(item):
-            return [], feature.identifier
-        found.append(replace(feature, data=item))
-    return found, ""
+        if item is None or any(item.get(name) != field for name, field in feature.data.items()):
+            found.append(feature)
+            missing = missing or feature.identifier
+        else:
+            found.append(replace(feature, data=item))
+    return found, missing
 
 
 def before(features: Sequence[Any], tokens: int) -> list[Any] | None:

@@ -26,6 +26,7 @@ class EngineInfo:
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
     images: bool = False  # whether it takes images
+    image_tokens: int = 0  # tokens of the largest image; its encoder cache holds no larger one
 
     @property
     def steps(self) -> StepLimits:
@@ -51,6 +52,7 @@ def info_of(engine: Any) -> EngineInfo:
         runner_v2=config.use_v2_model_runner,
         prompt_logprobs=not config.cache_config.kv_sharing_fast_prefill,
         images=takes_images(config.model_config),
+        image_tokens=engine.scheduler.encoder_cache_manager.cache_size,
     )
 
 

@@ -34,6 +34,7 @@ from baton.services.engine import images, step_checks, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.images import FindImage
+from baton.services.engine.info import EngineInfo
 from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.engine.step_checks import LOOSEST, StepLimits
@@ -59,6 +60,21 @@ class EngineLimits:
     steps: StepLimits = LOOSEST
     adapters: Sequence[AdapterFiles] = ()  # the engine numbers them in this order, from 1
     find_image: FindImage | None = None  # None: the engine takes no images
+    image_tokens: int = 0  # the largest image; an engine would never compute a larger one
+
+
+def limits_of(
+    info: EngineInfo,
+    hasher: Callable[[Request], list[Any]] | None,
+    adapters: Sequence[AdapterFiles],
+    find: FindImage | None,
+) -> EngineLimits:
+    return EngineLimits(
+        *(info.max_model_len, info.vocabulary, hasher, info.steps),
+        adapters=adapters,
+        find_image=find,
+        image_tokens=info.image_tokens,
+    )
 
 
 @dataclass
@@ -87,7 +103,8 @@ def prepare(
     The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
     PREFILL is cut to one more token by the request's own max_tokens, and SamplingParams keep the client's. A
     SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Where the prompt is computed, its
-    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for one that is not here.
+    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for one that is not here,
+    except for a SAVE, which needs none if its last block has none.
 
     complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
     for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
@@ -109,8 +126,8 @@ def prepare(
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
         generated = []
-    if core.mm_features and (start.phase == PHASE_PREFILL or (decodes and not follows)):
-        _fill_in_images(core, limits)
+    if core.mm_features and not (decodes and follows):
+        _fill_in_images(core, limits, all_needed=start.phase != PHASE_SAVE)
     request = _request(core, generated, internal_id, client_index, limits)
     request.priority = _priority(start, len(core.prompt_token_ids), complete)
     if start.HasField("service"):
@@ -240,8 +257,16 @@ def _check(core: EngineCoreRequest, generated: Sequence[int], limits: EngineLimi
         raise _invalid("a prompt of token ids is needed; prompt embeddings are not served")
     if core.mm_features:
         problem = images.problem(core.mm_features, len(core.prompt_token_ids))
-        if problem or limits.find_image is None:
-            raise _invalid(problem or "this worker serves no images (engine.images)")
+        if problem:
+            raise _invalid(problem)
+        if limits.find_image is None:  # others may, so this is not CODE_INVALID, which ends the request
+            raise RequestRefused(Failed.CODE_DRAINING, "this worker serves no images (engine.images)")
+        largest = max(one.mm_position.get_num_embeds() for one in core.mm_features)
+        if largest > limits.image_tokens:
+            raise _invalid(
+                f"an image takes {largest} tokens; this engine has room for {limits.image_tokens} "
+                "(engine.max_num_batched_tokens)"
+            )
     if core.resumable:
         raise _invalid("streaming input is not served")
     if len(core.prompt_token_ids) + len(generated) >= limits.max_model_len:
@@ -311,10 +336,10 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def _fill_in_images(core: EngineCoreRequest, limits: EngineLimits) -> None:
+def _fill_in_images(core: EngineCoreRequest, limits: EngineLimits, *, all_needed: bool) -> None:
     find = limits.find_image or (lambda _: None)
     core.mm_features, missing = images.whole(core.mm_features, find)
-    if missing:
+    if missing and all_needed:
         raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[:12]} is not here")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.attempts import BEGINNING_S, prefix_id
 from baton.protos import scheduler_pb2, worker_pb2
@@ -21,6 +21,8 @@ from baton.services.router.state import RequestState
 from baton.services.router.worker_stream import StreamListener, WorkerStream
 
 KEY_BYTES = 16
+BLOCK = 64  # tokens: a multiple of the usual block sizes
+LEAST_TOKENS = 2 * BLOCK  # if a prefix ends before an image, it is pulled only from this length on
 
 
 def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> Prefix | None:
@@ -28,14 +30,31 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
     source, prefill = placement.source, placement.prefill
     # Ask for one token more than is cached, because an engine computes at least one per request.
     tokens = min(placement.source_tokens + 1, state.prompt_tokens - 1)
-    divided = next((place for place in state.image_places if place.start < tokens < place.stop), None)
-    tokens = divided.start if divided is not None else tokens
-    if source is None or prefill is None or tokens < 1 or state.prompt_logprobs:
+    whole = between_images(tokens, placement.source_tokens, state.image_places)
+    tokens, least = whole, 1 if whole == tokens else LEAST_TOKENS
+    if source is None or prefill is None or tokens < least or state.prompt_logprobs:
         return None  # prompt log-probabilities need the whole prompt computed
     if parts.placements.pairs.avoid((source.worker_id, prefill.worker_id)):
         parts.metrics.prefix_pull("avoided")
         return None
     return Prefix(state, source, prefill.worker_id, tokens, parts)
+
+
+def between_images(tokens: int, cached: int, places: Sequence[range]) -> int:
+    """Return the most tokens, up to `tokens`, whose last block has no part of an image.
+
+    The source computes that block again, and may not have the image. cached: tokens, whole blocks
+    """
+    computed = cached if tokens > cached else _block_start(tokens)
+    for place in reversed(places):
+        if place.start < tokens and place.stop > computed:
+            tokens = place.start
+            computed = _block_start(tokens)
+    return tokens
+
+
+def _block_start(tokens: int) -> int:
+    return (tokens - 1) // BLOCK * BLOCK
 
 
 class Prefix(StreamListener):

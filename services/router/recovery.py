@@ -29,7 +29,7 @@ MOST_BACKOFF_S = 1.0
 
 class Trouble(Enum):
     UNREACHABLE = "unreachable"  # no connection, or the worker refuses this router
-    REFUSED = "refused"  # the worker drains, or its staging stays full
+    REFUSED = "refused"  # the worker drains, takes no images, or its staging stays full
     FULL = "full"  # the worker has no room, despite the booking
     LOST = "lost"  # the worker's stream ended or fell silent
     ENGINE = "engine"  # the engine failed, or ended the request by itself
@@ -81,8 +81,8 @@ class Failure:
         """Whether the failure counts against the budget: the request may have caused it.
 
         A request that was turned away, or whose prefix or image did not come, does no harm and is retried
-        until its deadline. An engine that reports a failure makes the request a suspect, which has its own
-        limits.
+        for `router.replace_wait_s`. An engine that reports a failure makes the request a suspect, which has
+        its own limits.
         """
         free = (
             *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),

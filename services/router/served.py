@@ -17,6 +17,7 @@ from baton.services.classes import Classes
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.args import VLLM_VERSION
+from baton.services.engine.info import takes_images
 from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle
@@ -61,7 +62,7 @@ class Served:
 
     async def app(self, media: MediaDoor) -> frontend.ModelApp:
         """Return vLLM's app for the model. `media` admits images, if the model sees."""
-        sees = self.model.settings.engine.images and self.llm.model_config.is_multimodal_model
+        sees = takes_images(self.llm.model_config)
         app = await frontend.build_model_app(self.llm, self.args, media if sees else None)
         return frontend.ModelApp(app, self.model.names)
 

@@ -20,6 +20,7 @@ from baton.services.engine.errors import RequestRefused
 from baton.services.trace_context import trace_id_of
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
+from baton.services.worker.media import Received
 
 _ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # the order within one epoch
 ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
@@ -42,6 +43,7 @@ class RunningAttempt:
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)
+    received: Received | None = None  # images that came on its router's stream
 
     @property
     def mark(self) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost
 from baton.services.engine.info import EngineInfo
-from baton.services.engine.requests import EngineLimits
+from baton.services.engine.requests import limits_of
 from baton.services.engine.step import EngineLoad, EngineStep
 from baton.services.errors import describe
 from baton.services.roles import Role
@@ -105,11 +105,8 @@ class Dispatcher:
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
         """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
-        find, hasher = self.images.find if info.images else None, self._host.block_hasher
-        steps, self._max_model_len = info.steps, info.max_model_len
-        self._entrance.fit(
-            EngineLimits(info.max_model_len, info.vocabulary, hasher, steps, adapters, find_image=find)
-        )
+        find, self._max_model_len = self.images.find if info.images else None, info.max_model_len
+        self._entrance.fit(limits_of(info, self._host.block_hasher, adapters, find))
         capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
         self._admission.fit(capacity)
         self._closed_because = ""
@@ -201,6 +198,7 @@ class Dispatcher:
             traceparent=start.traceparent,
             alone=start.alone_tokens > 0,
             more_alone=start.more_alone,
+            received=session.received,
         )
         try:
             self._admit(attempt, start)
@@ -303,8 +301,8 @@ class Dispatcher:
             self._metrics.on_not_loaded(loaded.problem)
             self._attempts.end(attempt)
             self._host.abort([attempt.internal_id])
-            failed = attempt.failed(code_of(loaded.problem), str(loaded.problem))
-            replies[attempt.session].failed.append(failed)
+            why = code_of(loaded.problem), str(loaded.problem)
+            replies[attempt.session].failed.append(attempt.failed(*why))
 
     def _refuse(self, saved: Saved, replies: Replies) -> None:
         """Refuse a prompt that was not computed: no room for its KV, or the KV to save is not cached."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from baton.attempts import BEGINNING_S
@@ -142,11 +143,17 @@ class Entrance:
             self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
+        limits, received = self._limits, attempt.received
+        if received and start.phase != PHASE_SAVE and (kept := limits.find_image) is not None:
+            limits = replace(limits, find_image=lambda name: received.find(name) or kept(name))
         try:
-            return requests.prepare(start, attempt.internal_id, attempt.session, self._limits, complete)
+            return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
         except RequestRefused:
             raise
         except Exception as error:
             # Otherwise one bad request would end the router's stream and all requests on it.
             logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
+        finally:
+            if received:
+                received.prepared()

@@ -20,7 +20,7 @@ from baton.protos.worker_pb2 import Media
 logger = logging.getLogger(__name__)
 
 STORE_BYTES = 512 << 20  # limit of all images; twice a request's limit
-MOST_BYTES = 256 << 20  # limit of one image
+MOST_BYTES = 256 << 20  # limit of one image, and of those of one request
 
 
 class MediaStore:
@@ -39,18 +39,47 @@ class MediaStore:
         self._items.move_to_end(identifier)
         return kept[0]
 
-    async def add(self, identifier: str, data: bytearray) -> None:
-        """Keep an image. An unreadable one is left out, so its request fails alone."""
+    async def add(self, identifier: str, data: bytearray) -> Any | None:
+        """Keep an image, and return it decoded. An unreadable one is left out, so its request fails alone."""
         try:
             item = await asyncio.to_thread(self._decode, data)
         except ValueError as error:
             logger.warning("an image cannot be read: %s", error)
-            return
+            return None
         self._size += len(data) - self._items.pop(identifier, (None, 0))[1]
         self._items[identifier] = item, len(data)
         while self._size > self._limit:
             _, (_, size) = self._items.popitem(last=False)
             self._size -= size
+        return item
+
+
+class Received:
+    """The images that came on one stream for the next Start that needs some.
+
+    That Start gets them from here: other routers' images may have replaced them in the store. Starts that
+    need none may come between.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[str, tuple[Any, int]] = {}  # with sizes in bytes
+        self._size = 0
+        self._asked = False
+
+    def add(self, identifier: str, item: Any, size: int) -> None:
+        self._size += size - self._items.pop(identifier, (None, 0))[1]
+        self._items[identifier] = item, size
+        while self._size > MOST_BYTES:
+            self._size -= self._items.pop(next(iter(self._items)))[1]
+
+    def find(self, identifier: str) -> Any | None:
+        self._asked = True
+        return self._items.get(identifier, (None, 0))[0]
+
+    def prepared(self) -> None:
+        """Drop the images if the Start that was prepared needed some."""
+        if self._asked:
+            self._items, self._size, self._asked = {}, 0, False
 
 
 class Assembly:

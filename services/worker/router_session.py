@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from baton.protos.worker_pb2 import RunReply
+from baton.services.worker.media import Received
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class RouterSession:
     def __init__(self, number: int, peer: str) -> None:
         self.number = number
         self.peer = peer
+        self.received = Received()
         self._queue: asyncio.Queue[RunReply] = asyncio.Queue(QUEUE_LIMIT)
         self._bytes = 0  # bytes of queued outputs
         self._over = asyncio.Event()

@@ -107,7 +107,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async for request in requests:
             if request.HasField("media"):
                 if (data := image.take(request.media)) is not None:
-                    await self._dispatcher.images.add(request.media.identifier, data)
+                    name, size = request.media.identifier, len(data)
+                    if (item := await self._dispatcher.images.add(name, data)) is not None:
+                        session.received.add(name, item, size)
             elif request.HasField("start"):
                 self._dispatcher.start(session, request.start)
             elif request.HasField("abort"):

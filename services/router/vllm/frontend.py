@@ -122,7 +122,10 @@ def build_config(settings: Settings) -> Any:
         )
     # As for several engines, so that vLLM's cache of prepared images leaves no image out that it has sent.
     config.parallel_config._api_process_count = 2
+    config.cache_config.enable_prefix_caching = True  # otherwise vLLM may count images instead of naming them
     name_images(config.model_config)
+    # Only images that every worker's encoder cache holds: each has room for the model's largest.
+    config.scheduler_config.encoder_cache_size = 0
     if args.stream_interval is not None:
         config.scheduler_config.stream_interval = args.stream_interval
     return config

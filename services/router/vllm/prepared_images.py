@@ -10,6 +10,7 @@ with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,13 +23,18 @@ from baton.services.engine.images import MODALITY, MOST_BYTES, metadata_of
 from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.images import Image
 
+_DIGEST = re.compile("[0-9a-f]+")
 _names: dict[str, str] = {}  # keyed by the model's path, which they replace in names of images
 
 
 def name_images(model_config: Any) -> None:
     """Name the images of a model by its settings instead of its path. Raises OSError."""
     if model_config.is_multimodal_model:
-        _names[model_config.model] = processor_fingerprint(model_config.model)
+        settings = (
+            model_config.multimodal_config.mm_processor_kwargs,
+            *(model_config.hf_overrides, model_config.revision, str(model_config.dtype)),
+        )
+        _names[model_config.model] = processor_fingerprint(model_config.model, settings)
         BaseProcessingInfo.model_id = property(_model_id)
 
 
@@ -61,6 +67,8 @@ class PreparedImages:
         """
         if any(one.data is None or one.modality != MODALITY for one in features):
             raise Unsupported("only text and images are served here")
+        if any(not _DIGEST.fullmatch(one.identifier.rpartition(":")[2]) for one in features):
+            raise Unsupported("an image has a name that is not a hash of its file")  # vLLM's number of it
         different = {one.identifier: one for one in features}
         size = sum(_size(field.data) for one in different.values() for field in one.data.values())
         if size > MOST_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from vllm import envs, platforms
@@ -12,6 +13,7 @@ from vllm.platforms.interface import UnspecifiedPlatform
 from baton.services.config import EngineSettings, load
 from baton.services.engine.args import check_model, engine_args
 from baton.services.engine.build import EnginePlan, build_config
+from baton.services.engine.info import takes_images
 from baton.services.errors import ConfigError, StartError
 from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
@@ -87,17 +89,27 @@ def test_arguments_with_a_setting_of_their_own_are_refused(key: str, setting: st
         check_model(EngineSettings(model=str(MODEL), extra={key: 2}))
 
 
-@pytest.mark.parametrize(("images", "most"), [(True, 999), (False, 0)])
-def test_the_modalities_of_a_model(*, images: bool, most: int) -> None:
+@pytest.mark.parametrize(
+    ("images", "extra", "most"),
+    [
+        (True, {}, 999),
+        (False, {}, 0),
+        (True, {"limit_mm_per_prompt": {"image": 3}}, 3),
+        (True, {"limit_mm_per_prompt": {"image": 0}}, 0),
+        (True, {"language_model_only": True}, 0),
+    ],
+)
+def test_the_modalities_of_a_model(*, images: bool, extra: dict[str, Any], most: int) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     llava = VISIONS["llava"]
-    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images)
+    settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images, extra=extra)
     model = AsyncEngineArgs(**engine_args(settings)).create_model_config()
     assert model.is_multimodal_model
     assert model.multimodal_config is not None
     limits = [model.multimodal_config.get_limit_per_prompt(one) for one in ("image", "video", "audio")]
     assert limits == [most, 0, 0]
+    assert takes_images(model) == (most > 0)
 
 
 @pytest.mark.parametrize("key", ["otlp_traces_endpoint", "--otlp-traces-endpoint", "collect_detailed_traces"])

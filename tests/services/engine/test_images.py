@@ -18,9 +18,9 @@ from vllm.multimodal.inputs import (
 from baton.services.engine import images, wire
 
 
-def item(value: float = 1.0) -> MultiModalKwargsItem:
+def item(value: float = 1.0, height: int = 2) -> MultiModalKwargsItem:
     pixels = MultiModalFieldElem(torch.full((4, 6), value), MultiModalBatchedField())
-    grid = MultiModalFieldElem(torch.tensor([1, 2, 2]), MultiModalBatchedField(keep_on_cpu=True))
+    grid = MultiModalFieldElem(torch.tensor([1, height, 2]), MultiModalBatchedField(keep_on_cpu=True))
     return MultiModalKwargsItem({"pixel_values": pixels, "image_grid_thw": grid})
 
 
@@ -78,9 +78,11 @@ def test_images_are_filled_in_by_name() -> None:
     kept = {"a": item(1.0), "b": item(2.0)}
     filled, missing = images.whole(metadata, kept.get)
     assert ([one.data for one in filled], missing) == ([kept["a"], kept["b"]], "")
-    assert images.whole(metadata, {"a": item()}.get) == ([], "b")
+    filled, missing = images.whole(metadata, {"a": item()}.get)
+    assert ([one.data for one in filled], missing) == ([item(), metadata[1].data], "b")
     other = MultiModalKwargsItem({"pixel_values": item()["pixel_values"]})  # of another kind of model
-    assert images.whole(metadata, {"a": other}.get) == ([], "a")
+    assert images.whole(metadata, {"a": other}.get)[1] == "a"
+    assert images.whole(metadata, {"a": item(height=4)}.get)[1] == "a"  # prepared in another way
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(2, 0), (3, None), (5, None), (6, 1), (9, 1), (20, 2)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_a_request_tried_alone_has_no_source() -> None:
 
 
 KEPT = {"a": item(1.0), "b": item(2.0)}
-SEEING = EngineLimits(LENGTH, VOCABULARY, None, find_image=KEPT.get)
+SEEING = EngineLimits(LENGTH, VOCABULARY, None, find_image=KEPT.get, image_tokens=2)
 
 
 def with_images(phase: Any = pb.PHASE_PREFILL, *names: str, source: bool = False) -> pb.Start:
@@ -192,6 +193,10 @@ def test_a_saved_beginning_has_the_images_in_it() -> None:
     one.prefix_tokens = 3
     made = prepare(one, limits=SEEING)
     assert [feature.identifier for feature in made.request.mm_features] == ["a"]
+    assert None not in pixels(made)
+    other = with_images(pb.PHASE_SAVE, "c", "b")
+    other.prefix_tokens = 5
+    assert [value is None for value in pixels(prepare(other, limits=SEEING))] == [True, False]
     one.prefix_tokens = 4
     with pytest.raises(RequestRefused, match="end within an image"):
         prepare(one, limits=SEEING)
@@ -202,8 +207,9 @@ def test_a_saved_beginning_has_the_images_in_it() -> None:
     [
         (with_images(pb.PHASE_PREFILL, "a", "c"), SEEING, pb.Failed.CODE_MEDIA),
         (with_images(pb.PHASE_DECODE, "c"), SEEING, pb.Failed.CODE_MEDIA),
-        (with_images(pb.PHASE_PREFILL, "a"), LIMITS, pb.Failed.CODE_INVALID),  # takes no images
-        (with_images(pb.PHASE_DECODE, "a", source=True), LIMITS, pb.Failed.CODE_INVALID),
+        (with_images(pb.PHASE_PREFILL, "a"), LIMITS, pb.Failed.CODE_DRAINING),  # takes no images
+        (with_images(pb.PHASE_DECODE, "a", source=True), LIMITS, pb.Failed.CODE_DRAINING),
+        (with_images(pb.PHASE_DECODE, "a"), replace(SEEING, image_tokens=1), pb.Failed.CODE_INVALID),
         (with_images(pb.PHASE_PREFILL, *"aaaa"), SEEING, pb.Failed.CODE_INVALID),  # beyond the prompt
     ],
 )

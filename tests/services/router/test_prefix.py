@@ -8,6 +8,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Fai
 from baton.scheduler.policy.scorers import GUESSED_SPEED
 from baton.services.config import SchedulerSettings
 from baton.services.router import prefix
+from baton.services.router.prefix import between_images
 from baton.services.router.vllm.block_hashes import PromptHasher
 from harness.fake_worker import BLOCK_SIZE, HASHING, FakeWorker, Fault, until
 from harness.router import engine_request
@@ -192,3 +193,21 @@ async def test_a_source_may_be_a_decode_worker_other_than_the_request_s(cluster)
     assert [start.phase for start in other.seen.starts] == [PHASE_DECODE]
     assert cluster.count(PULLS, outcome="loaded") == asked
     assert cluster.count("ttft_stage_seconds_count", stage="fetch") == asked
+
+
+@pytest.mark.parametrize(
+    ("cached", "places", "tokens"),
+    [
+        (640, [], 641),
+        (640, [range(700, 900)], 641),
+        (640, [range(500, 640)], 641),
+        (640, [range(500, 641)], 500),  # its last token would be computed
+        (640, [range(500, 700)], 500),
+        (640, [range(200, 500), range(500, 700)], 200),  # one follows the other
+        (640, [range(200, 449), range(500, 700)], 200),  # in one block
+        (640, [range(200, 448), range(500, 700)], 500),
+        (640, [range(0, 700)], 0),
+    ],
+)
+def test_a_prefix_ends_in_a_block_without_images(cached, places, tokens):
+    assert between_images(cached + 1, cached, places) == tokens

@@ -12,15 +12,19 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsTensors
 
 from baton.handoff.reports import Begun
+from baton.handoff.vllm.ec_connector import is_whole
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_PREFILL, Failed, RunReply
 from baton.services.engine import outputs, wire
 from baton.services.engine.errors import RequestRefused
+from baton.services.engine.images import metadata_of
 from baton.services.engine.step import EngineStep
 from baton.services.worker import dispatcher as module
 from harness.fake_worker import until
 from harness.support import PATIENCE
+from tests.services.engine.test_images import feature, item
 from tests.services.worker.idle_worker import GRAMMAR, Worker, complete, output, start, with_kv
+from tests.services.worker.router import prompt, request
 
 
 @pytest.fixture
@@ -229,3 +233,19 @@ async def test_an_output_too_large_for_a_message_fails_its_request_alone(
     assert "log-probabilities" in failed.message
     assert names(reply) == ["b#1"]
     assert (worker.engine.aborted, worker.dispatcher.requests) == (["a#1"], 1)
+
+
+async def test_a_start_finds_the_images_that_came_just_before_it() -> None:
+    """Another router's images may have replaced them in the store by then."""
+    worker = Worker(images=True, image_tokens=4)
+    for name, told in (("a", None), ("b", Failed.CODE_MEDIA)):
+        core = request(name, prompt(20))
+        core.mm_features = [metadata_of(feature(1, 2, "i"))]
+        if told is None:
+            worker.session.received.add("i", item(), 10)
+            worker.start("text")
+        message = start(name)
+        message.engine_request = wire.encode_request(core)
+        worker.start(message)
+        assert [one.code for one in worker.failed()] == ([told] if told else [])
+    assert [is_whole(one) for one in worker.engine.requests["a#1"].mm_features] == [True]

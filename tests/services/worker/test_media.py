@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import xxhash
 
 from baton.protos.worker_pb2 import Media
 from baton.services.router.images import PART_BYTES, Image
 from baton.services.worker import media
-from baton.services.worker.media import Assembly, MediaStore
+from baton.services.worker.media import Assembly, MediaStore, Received
 
 
 def parts(data: bytes) -> list[Media]:
@@ -58,5 +59,16 @@ async def test_an_unreadable_image_is_left_out() -> None:
         raise ValueError("no image")
 
     store = MediaStore(decode)
-    await store.add("a", bytearray(b"a"))
+    assert await store.add("a", bytearray(b"a")) is None
     assert store.find("a") is None
+
+
+def test_the_images_for_a_start_are_kept_within_a_requests_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "MOST_BYTES", 10)
+    received = Received()
+    received.add("a", 1, 6)
+    received.add("b", 2, 5)
+    received.prepared()  # a Start without images
+    assert (received.find("a"), received.find("b")) == (None, 2)
+    received.prepared()
+    assert received.find("b") is None

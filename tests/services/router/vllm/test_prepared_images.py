@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,11 @@ from harness.architectures.registry import VISIONS
 from tests.services.engine.test_images import feature
 
 
-def name_in(folder: Path) -> str:
+def name_in(folder: Path, **extra: Any) -> str:
     """Return what stands for the model in the names of its images."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
 
-    config = build_config(Settings(engine=EngineSettings(model=str(folder))))
+    config = build_config(Settings(engine=EngineSettings(model=str(folder), extra=extra)))
     return str(MULTIMODAL_REGISTRY.create_processor(config.model_config).info.model_id)
 
 
@@ -34,6 +35,17 @@ def test_routers_name_images_alike_wherever_the_model_is(tmp_path: Path) -> None
     settings = other / "preprocessor_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"resample": 2}))
     assert name_in(here) == name_in(there) != name_in(other)
+    assert name_in(here, mm_processor_kwargs={"do_resize": False}) != name_in(here)
+
+
+def test_images_are_named_by_their_files_even_without_caches() -> None:
+    model = VISIONS["llava"]
+    engine = EngineSettings(
+        model=str(model.target(model.checkpoint())),
+        enable_prefix_caching=False,
+        extra={"mm_processor_cache_gb": 0},
+    )
+    assert build_config(Settings(engine=engine)).cache_config.enable_prefix_caching
 
 
 async def test_requests_share_an_image() -> None:
@@ -53,6 +65,9 @@ async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for one in (replace(feature(2, 4), data=None), replace(feature(2, 4), modality="video")):
         with pytest.raises(Unsupported, match="only text and images"):
             await images.split([one])
+    with pytest.raises(Unsupported, match="not a hash"):
+        await images.split([feature(2, 4, "renderer0-mm-1-image-0")])
+    await images.split([feature(2, 4, "adapter:0af9")])
     monkeypatch.setattr(prepared_images, "MOST_BYTES", 10)
     with pytest.raises(TooLarge, match="fewer or smaller"):
         await images.split([feature(2, 4)])
