@@ -66,7 +66,8 @@ class RouterSettings(Section):
     replace_wait_s: Seconds = 60.0
     """Longest wait for another worker after a failure."""
     journal_mib: Positive = 256
-    """Memory for the state from which requests can continue on another worker; beyond it requests get 503."""
+    """Memory for the state from which requests can continue on another worker, without images; beyond it
+    requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
