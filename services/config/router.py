@@ -20,7 +20,7 @@ class MediaSettings(Section):
     max_images: Annotated[int, Field(ge=1, le=256)] = 16
     """Most images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
-    """Largest image, in millions of pixels; all images of a request may have four times as many."""
+    """Most pixels of all images of a request, in millions."""
 
     @field_validator("allowed_domains")
     @classmethod
@@ -71,7 +71,7 @@ class RouterSettings(Section):
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
-    """Images: most in a request, largest one, and hosts from which they are fetched by URL (docs/images.md,
+    """Images: most in a request, their pixels, and hosts from which they are fetched by URL (docs/images.md,
     docs/security.md)."""
     max_connections: Positive = 4096
     """Maximum number of client connections; requests on further ones get 503."""
