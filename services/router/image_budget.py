@@ -33,19 +33,26 @@ class ImageBudget:
     def size(self) -> int:
         return self._all.size
 
-    def enter(self, images: Sequence[Image], holder: str) -> None:
-        """Count a request's images. `holder`: "" is for requests of nobody in particular.
+    def check(self, images: Sequence[Image], holder: str) -> None:
+        """Check that there is room for a request's images. Raises NotAdmitted (503).
 
-        Raises NotAdmitted (503).
+        `holder`: "" is for requests of nobody in particular.
         """
         if not images:
             return
-        held, requests = self._held.get(holder, (Images(), 0))
+        held, _ = self._held.get(holder, (Images(), 0))
         if (wanted := self.size + self._all.more(images)) > self.limit:
             raise _full(f"the images of all requests would take {_mib(wanted)} of {_mib(self.limit)}")
         half = self.limit // 2
         if holder and (wanted := held.size + held.more(images)) > half:
             raise _full(f"your requests' images would take {_mib(wanted)}; {_mib(half)} are yours")
+
+    def enter(self, images: Sequence[Image], holder: str) -> None:
+        """Count a request's images. Raises like `check`."""
+        self.check(images, holder)
+        if not images:
+            return
+        held, requests = self._held.get(holder, (Images(), 0))
         self._all.enter(images)
         held.enter(images)
         self._held[holder] = held, requests + 1

@@ -249,8 +249,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def enter(self, state: RequestState) -> None:
-        """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if its text exceeds the whole limit."""
+    def check(self, state: RequestState) -> None:
+        """Check that there is room for a request.
+
+        Raises NotAdmitted: 503, or 400 if its text exceeds the whole limit.
+        """
         wanted = state.journal_bytes
         if wanted > self.limit:
             raise NotAdmitted(
@@ -259,10 +262,15 @@ class Journal:
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
+        self.images.check(state.images, state.party.holder)
+
+    def enter(self, state: RequestState) -> None:
+        """Reserve a request's memory. Raises like `check`."""
+        self.check(state)
         self.leave(state)
         self.images.enter(state.images, state.party.holder)
-        self._entries[state.request_id] = wanted
-        self.size += wanted
+        self._entries[state.request_id] = state.journal_bytes
+        self.size += state.journal_bytes
 
     def check_room(self, wanted: int = REQUEST_BYTES) -> None:
         """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""

@@ -131,3 +131,12 @@ async def test_a_decode_worker_that_needs_an_image_computes_the_prompt(cluster: 
     assert (sent(prefill), sent(decode)) == (["a"], ["a"])
     assert [one.HasField("source") for one in decode.seen.starts] == [True, False]
     assert len(decode.seen.starts[1].output_token_ids) == 4
+
+
+async def test_a_worker_that_always_lacks_an_image_ends_the_request(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    prefill.faults.extend(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA) for _ in range(9))
+    found = await ask(cluster, [feature("a", 0)])
+    assert found.error is not None
+    assert "right after it was sent" in str(found.error)
+    assert sent(prefill) == ["a"] * 3

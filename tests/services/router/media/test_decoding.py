@@ -240,6 +240,21 @@ async def test_a_process_that_does_not_start(monkeypatch, tmp_path):
     assert decoders._turns._free == SLOTS
 
 
+@pytest.mark.parametrize("reply", ["b'[]\\n'", "b'{' * 9999"])
+async def test_a_process_that_replies_nonsense_is_killed(monkeypatch, tmp_path, reply):
+    program = tmp_path / "nonsense.py"
+    program.write_text(
+        "import socket\nours = socket.socket(fileno=0)\n"
+        f"for reply in (b'{{}}\\n', {reply}):\n    ours.recv(9999)\n    ours.sendall(reply)\nours.recv(1)\n"
+    )
+    monkeypatch.setattr("baton.services.router.media.processes._PROGRAM", program)
+    decoders = Decoders(16_000_000, 8)
+    async with decoders.lent("a") as lent:
+        with pytest.raises(Unsupported, match="its decoding fails"):
+            await lent.take(b"x")
+    assert not decoders._idle
+
+
 @pytest.mark.parametrize("turns", range(0, 60, 10))
 async def test_a_client_that_leaves_at_any_time_leaves_no_process(turns):
     before, decoders = psutil.Process().children(), Decoders(16_000_000, 8)
