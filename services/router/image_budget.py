@@ -27,7 +27,7 @@ class ImageBudget:
         """limit: bytes."""
         self.limit = limit
         self._all = Images()
-        self._held: dict[str, tuple[Images, int]] = {}  # by holder, with the number of its requests
+        self._held: dict[str, tuple[Images, int]] = {}  # keyed by holder; with its requests
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ from baton.services.engine.images import MOST_BYTES
 from baton.services.router.images import Image, Images, Sent
 
 MAX_UNSENT_STARTS = 1024  # per worker; beyond it the worker counts as full
-MAX_UNSENT_BYTES = MOST_BYTES  # of images, likewise
+MAX_UNSENT_BYTES = MOST_BYTES  # images' bytes, likewise
 
 _Write = Callable[[worker_pb2.RunRequest], Awaitable[None]]
 
@@ -28,7 +28,7 @@ class Outbox:
         self.sent = Sent()
         self._quick: deque[worker_pb2.RunRequest] = deque()
         self._quick_starts = 0
-        self._with_images: dict[str, tuple[worker_pb2.Start, tuple[Image, ...]]] = {}  # by attempt id
+        self._with_images: dict[str, tuple[worker_pb2.Start, tuple[Image, ...]]] = {}  # keyed by attempt
         self._images = Images()  # of `_with_images`, some of them perhaps sent
         self._work = asyncio.Event()
 

@@ -65,7 +65,7 @@ class Relay:
         self._last_failure = ""
         self._retries = 0  # placements in a row without progress
         self._give_up = 0.0  # time.monotonic: when to stop retrying
-        self._lacking: Counter[str] = Counter()  # by worker: how often it lacked images, without progress
+        self._lacking: Counter[str] = Counter()  # workers that lacked images, since progress
         self._full: set[str] = set()  # workers that refused it as full in these placements
         self._closed = False
         self._admitted = False

@@ -47,7 +47,7 @@ class Party(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Who shares a limit: the tenant; without tenants the client, if it is known."""
+        """Return who shares a limit: the tenant; without tenants the client, if it is known."""
         return self.tenant or self.client
 
     @property
@@ -242,7 +242,7 @@ class Journal:
     def __init__(self, limit: int = JOURNAL_BYTES, images: ImageBudget | None = None) -> None:
         """limit: the maximum size of all entries without images, in bytes."""
         self.limit = limit
-        self.size = 0  # of all entries without images
+        self.size = 0  # bytes of all entries, without images
         self.images = images if images is not None else ImageBudget()
         self._entries: dict[str, int] = {}  # request id -> bytes
 
