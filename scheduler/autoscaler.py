@@ -66,8 +66,9 @@ class Autoscaler:
             # A worker that only this scheduler has lost may be healthy, and must not be replaced.
             if self._settling or not self._members.hears_all or not await self._lead():
                 continue
+            if self._goals is None or self._goals.mode == "on":
+                await self._unite(self._roster.view())
             view = self._roster.view()
-            await self._unite(view)
             if self._balance:
                 await self._rebalance(self._balance, view)
             if self._controller:

@@ -211,6 +211,12 @@ class Endpoints:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED):
                 endpoint.answered()
                 raise Refused(details) from None
+            # Older schedulers lack it, and serve well otherwise.
+            if method == "FindLeader" and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                endpoint.answered()
+                raise SchedulerUnavailable(
+                    f"the scheduler at {endpoint.address} is older and knows no gangs: upgrade it first"
+                ) from None
             endpoint.failed(error, began)
             if endpoint.answering:
                 endpoint.check()

@@ -37,7 +37,7 @@ class Roster:
         self._gone: OrderedDict[str, Past] = OrderedDict()  # keyed by worker id
         self._first: pb.WorkerIdentity | None = None  # whose model all workers serve
         self._drained: frozenset[str] = frozenset()
-        self._view: FleetView | None = None  # valid until a worker comes or goes
+        self._view: FleetView | None = None  # see FleetView
         self._none_ends_before = math.inf  # no lease expires before this
 
     def view(self) -> FleetView:
@@ -90,6 +90,8 @@ class Roster:
         worker = self._workers.get(worker_id)
         if worker is None:
             return Heard(known=False, drain=False)
+        if worker.seat is not None and worker.state != state:
+            self._view = None
         worker.state, worker.load, worker.epoch, worker.heard_at = state, load, epoch, self._clock()
         return Heard(known=True, drain=worker.drain_asked)
 
@@ -105,11 +107,11 @@ class Roster:
         return True
 
     def leader_of(self, gang: str) -> str:
-        """Return the address of the newest rank 0 of a gang, or ""."""
+        """Return the address of the newest rank 0 that waits for the rest of this gang, or ""."""
         leaders = [
             one.identity.address
             for one in self._workers.values()
-            if one.identity.HasField("gang") and (one.identity.gang.name, one.identity.gang.rank) == (gang, 0)
+            if one.seat is not None and one.seat[:3] == (gang, "", 0)
         ]
         return leaders[-1] if leaders else ""
 
@@ -125,6 +127,8 @@ class Roster:
         self._drained = drained
         for worker in self._workers.values():
             worker.drain_asked = place_of(worker.identity) in drained
+            if worker.seat is not None:
+                self._view = None
 
     def _sweep(self) -> None:
         now = self._clock()

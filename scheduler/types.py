@@ -95,12 +95,16 @@ class WorkerRecord:
     worker_id: str = field(init=False, repr=False)
     role: pb.Role = field(init=False, repr=False)
     capacity: pb.Capacity = field(init=False, repr=False)
-    # All known members of its gang; set by FleetView.
+    seat: tuple[str, str, int, int] | None = field(default=None, init=False, repr=False)  # see `pb.Gang`
+    # Set by FleetView: the known members of its gang's life by rank, and whether all of them are there.
     gang: list[WorkerRecord] | None = field(default=None, init=False, repr=False, compare=False)
+    whole: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         one = self.identity
         self.worker_id, self.role, self.capacity = one.worker_id, one.role, one.capacity
+        if one.HasField("gang"):
+            self.seat = one.gang.name, one.gang.life, one.gang.rank, one.gang.size
 
     @property
     def held(self) -> bool:
@@ -110,45 +114,47 @@ class WorkerRecord:
     @property
     def placeable(self) -> bool:
         """Whether it takes new requests: its engine is loaded, and neither it nor any of its gang drains."""
-        return self._ready if self.gang is None else self._ready and self._whole
+        return self.whole and self.ready
 
     @property
     def members(self) -> list[WorkerRecord]:
         """Its gang's workers of the same life, or itself alone."""
-        life = self.identity.gang.life
-        return [one for one in self.gang or (self,) if one.identity.gang.life == life]
+        return self.gang or [self]
 
     @property
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Whether it takes new requests if the rest of its gang does."""
         ready = self.state == pb.WORKER_STATE_READY and not self.drain_asked
         return ready and self.identity.HasField("capacity")
-
-    @property
-    def _whole(self) -> bool:
-        mine = self.identity.gang
-        return bool(mine.life) and sum(one._ready for one in self.members) == mine.size
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """All live workers and their bookings. Records are updated in place: do not use them across an await."""
+    """All live workers and their bookings. Records are updated in place: do not use them across an await.
+
+    It is valid until a worker comes or goes, or one of a gang changes its state or is drained.
+    """
 
     workers: dict[str, WorkerRecord]
     by_roles: dict[tuple[int, ...], list[WorkerRecord]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        gangs: dict[str, list[WorkerRecord]] = {}
+        gangs: dict[tuple[str, str], list[tuple[int, WorkerRecord]]] = {}
         for one in self.workers.values():
-            if one.identity.HasField("gang"):
-                one.gang = gangs.setdefault(one.identity.gang.name, [])
-                one.gang.append(one)
+            if one.seat is not None:
+                name, life, rank, _ = one.seat
+                gangs.setdefault((name, life), []).append((rank, one))
+        for (_, life), seats in gangs.items():
+            members = [one for _, one in sorted(seats, key=lambda seat: seat[0])]
+            ready = sum(one.ready for one in members)
+            for one in members:
+                one.gang, one.whole = members, bool(life and one.seat and ready == one.seat[3])
 
     def units(self) -> Iterator[list[WorkerRecord]]:
         """Yield what starts, changes roles and ends as one: the workers of a gang by rank, others alone."""
         for one in self.workers.values():
-            unit = sorted(one.members, key=lambda member: member.identity.gang.rank)
-            if unit[0] is one:
-                yield unit
+            if one.members[0] is one:
+                yield one.members
 
     def of(self, *roles: pb.Role) -> list[WorkerRecord]:
         """Return the workers with these roles, in this order. The list is cached: do not change it."""

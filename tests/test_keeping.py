@@ -25,6 +25,7 @@ OTHERS = {
     "scheduler/endpoints.py": "one check, made again within a second",
     "services/engine/grammars/house.py": "a helper's: what ends it ends the helper, and another one starts",
     "services/engine/host.py": "the engine: what ends it ends the process",
+    "services/engine/limb.py": "the ranks: what ends it ends the process",
     "services/gang/link.py": "one stream's: its end is the end of this process",
     "services/offline/client.py": "awaited together",
     "services/offline/deployment.py": "reads a pipe; tells its end however it ends",
@@ -33,6 +34,7 @@ OTHERS = {
     "services/ray/serve.py": "one start, awaited",
     "services/router/http/federation.py": "awaited",
     "services/router/http/streaming.py": "the comments of one response",
+    "services/router/media/processes.py": "reads one answer, awaited",
     "services/router/ops/server.py": "a server: what ends it is logged",
     "services/router/pool.py": "one connection; those who wait are told",
     "services/router/relay.py": "one request's",
@@ -42,8 +44,10 @@ OTHERS = {
     "services/worker/entrance.py": "one request's grammar",
     "services/worker/gang.py": "waits for one event",
     "services/worker/following.py": "one attempt's call, whose end it is told; and one close",
+    "services/worker/limb.py": "one start, awaited; waits for one event each",
     "services/worker/node.py": "waits for one event each",
     "services/worker/servicer.py": "one stream's: the first that ends ends it",
+    "services/worker/starting.py": "waits for one event",
 }
 STARTS = {"create_task", "ensure_future", "spawn", "spawn_apart", "Thread"}
 

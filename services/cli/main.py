@@ -71,7 +71,11 @@ WorkerId = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@command(app, "engine", "router", "scheduler", "handoff", "security", "autoscale", "slo", "ops", "fleet")
+@command(
+    app,
+    *("engine", "router", "scheduler", "worker.listen", "handoff", "security", "autoscale", "slo", "ops"),
+    "fleet",
+)
 def up(
     settings: Settings,
     *,

@@ -48,6 +48,11 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
     plan = Plan(settings, fleet.roles)
     for role in set(fleet.roles):
         roles.check(roles.role(role), plan.settings_of(role))
+    if settings.fleet.node_rank and all(plan.settings_of(role).engine.nodes == 1 for role in fleet.roles):
+        raise ConfigError(
+            f"fleet.node_rank (value {settings.fleet.node_rank}): the workers here span no further machines: "
+            "set engine.nodes (--nodes), or leave it out"
+        )
     members = [
         (name, role, own)
         for number, role in enumerate(fleet.roles)

@@ -197,8 +197,8 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
     config["num_speculative_tokens"] = spec.limit
     # With a list (which draft_length may replace), the scheduler tells the ranks how many tokens to draft,
     # and does not pad a request's first step after a handoff with tokens that are sure to be rejected.
-    # In a gang all engines must draft alike.
-    if plan.gang is None:
+    # vLLM drops the list in a gang of several engines, which must draft alike.
+    if plan.settings.engine.data_parallel_size == 1:
         config["num_speculative_tokens_per_batch_size"] = draft_length.lengths_by_batch(
             spec.limit, args["max_num_seqs"], adaptive=spec.adaptive
         )

@@ -80,18 +80,24 @@ def add_arguments(args: dict[str, Any], settings: EngineSettings, mine: GangRank
     args["data_parallel_address"] = mine.host
 
 
+def network_of(own_host: str) -> str:
+    """Return the name of the network interface that has this address. Raises StartError."""
+    networks = psutil.net_if_addrs().items()
+    own = (name for name, found in networks if own_host in {one.address for one in found})
+    if not (interface := next(own, "")):
+        raise StartError(
+            f"no network of this machine has the address {own_host}, at which the other machines of its "
+            "gang would reach its ranks: set handoff.host or worker.advertise to one that it has"
+        )
+    return interface
+
+
 def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
     """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
 
-    By default gloo takes the address of the machine's name, and NCCL the first network. Raises StartError.
+    By default gloo takes the address of the machine's name, and NCCL the first network.
     """
-    networks = psutil.net_if_addrs().items()
-    own = (name for name, found in networks if mine.own_host in {one.address for one in found})
-    if not (interface := next(own, "")):
-        raise StartError(
-            f"no network of this machine has the address {mine.own_host}, at which the other machines of its "
-            "gang would reach its ranks: set handoff.host or worker.advertise to one that it has"
-        )
+    interface = network_of(mine.own_host)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)
     if settings.spread > 1:

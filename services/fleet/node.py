@@ -165,5 +165,7 @@ class _Node:
         return functools.partial(work, one.tree)
 
     def _end(self) -> None:
-        routers = (one.tree.router for one in self._running.values() if one.kind is Kind.ROUTER)
-        self._parts.stop(max((router.drain_timeout_s for router in routers), default=0.0))
+        drains = dict.fromkeys(Kind, 0.0)
+        for one in self._running.values():
+            drains[one.kind] = max(drains[one.kind], one.end_s - STOP_TIMEOUT_S)
+        self._parts.stop(drains[Kind.ROUTER], drains[Kind.WORKER])

@@ -200,10 +200,13 @@ class Parts:
     def stop(
         self,
         drain_s: float,
+        worker_s: float = 0.0,
         ended: Callable[[Child], None] = lambda _: None,
         told: Callable[[], None] = lambda: None,
     ) -> None:
         """Stop all parts, kind by kind; the router gets `drain_s` extra seconds for running streams.
+
+        Workers get `worker_s` extra seconds, if routers elsewhere use them.
 
         Calls `told` once the routers have SIGTERM, and `ended` for each part that ended without being killed,
         as soon as it has exited.
@@ -211,7 +214,7 @@ class Parts:
         for kind in Kind:
             group = [part.child for part in self.members if part.kind is kind and part.child]
             timeout_s = WATCHER_STOP_S if kind is Kind.WATCHER else STOP_TIMEOUT_S
-            timeout_s += drain_s if kind is Kind.ROUTER else 0.0
+            timeout_s += {Kind.ROUTER: drain_s, Kind.WORKER: worker_s}.get(kind, 0.0)
             report = told if kind is Kind.ROUTER else lambda: None
             for child in processes.stop_all(group, timeout_s, ended, report):
                 self.say(child.name, f"did not exit within {timeout_s:.0f} s: killed")
@@ -263,9 +266,11 @@ class Parts:
 
     def _died(self, part: Part, child: Child, now: float) -> None:
         why = self.memory.words()
-        if not part.proven and not part.ordered:
+        # A member whose engine never served ended because of another one, maybe on another machine.
+        sibling_lost = bool(part.gang) and child.engine_failed
+        if not part.proven and not part.ordered and not sibling_lost:
             raise StartError(f"{part.name} could not start: {child.last_words(why)}")
-        if child.left and part.ready and part.kind is Kind.WORKER:
+        if child.left and (part.ready or not self.whole) and part.kind is Kind.WORKER:
             part.ready = False  # it was drained: its successor waits until it is undrained
             self.say(part.name, "exited after a drain; restarted")
             self._start(part)
@@ -276,7 +281,7 @@ class Parts:
         if child.started_at < budget.ended_at:
             part.restart_at = max(now, budget.restart_at)
             self.say(part.name, f"ended with its gang; {_again(part.restart_at - now)}")
-        elif child.engine_failed and part.kind is Kind.WORKER and part.proven:
+        elif child.engine_failed and part.kind is Kind.WORKER and (part.proven or sibling_lost):
             pause_s = budget.engine_failed(now, self.patience)
             part.restart_at = now + pause_s
             what = f"its engine failed: {child.last_error()[:LAST_WORDS]}"

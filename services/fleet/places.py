@@ -142,9 +142,9 @@ class Places:
                 parts.retire(part, self._end_s)
 
     def _start(self, name: str, parts: Parts, *, ordered: bool) -> None:
-        runs = self._runs[name]
-        for member, run in runs.items():
-            parts.add(member, Kind.WORKER, run, ordered=ordered, gang=name if len(runs) > 1 else "")
+        for member, run in self._runs[name].items():
+            gang = name if member != name else ""
+            parts.add(member, Kind.WORKER, run, ordered=ordered, gang=gang)
 
     def _members(
         self,

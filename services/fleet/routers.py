@@ -77,7 +77,7 @@ def _end(settings: Settings, parts: Parts, router: app.Opened) -> None:
         with contextlib.suppress(OSError):  # the process closed it
             sockets[child.name].shutdown(socket.SHUT_RDWR)
 
-    parts.stop(settings.router.drain_timeout_s, close)
+    parts.stop(settings.router.drain_timeout_s, ended=close)
 
 
 def _serve(settings: Settings, models: Sequence[Model], router: app.Opened, number: int) -> None:

@@ -40,7 +40,7 @@ from baton.services.fleet.watch import Ordered, Watched, scheduler_names, watch
 from baton.services.models import Model, models_of
 from baton.services.router.vllm.frontend_args import check_names, frontend_namespace
 
-READY_TIMEOUT_S = 600.0  # a large model loads for minutes, a small one for ten seconds
+READY_TIMEOUT_S = 1800.0  # a gang may wait ten minutes for its members, then load for many
 STILL_WAITING_S = 10.0
 
 Tell = Callable[[dict[str, Any]], None]
@@ -123,7 +123,7 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
     """
     for one in whole:
         try:
-            _check_model(one.model.settings, one.fleet)
+            _check_model(one)
         except (ConfigError, StartError) as error:
             if one.model.entry is None:
                 raise
@@ -137,30 +137,49 @@ def _check(settings: Settings, whole: Sequence[Started]) -> None:
             check_port("scheduler.address", *addresses.split(address))
 
 
-def _check_model(settings: Settings, fleet: Fleet) -> None:
+def _check_model(one: Started) -> None:
     """Check one model and set its schedulers' addresses. Raises ConfigError and StartError."""
+    settings, fleet = one.model.settings, one.fleet
     fleet.check()
     check_names(settings.router)
-    shapes = [settings, *(Plan(settings, fleet.roles).settings_of(role) for role in set(fleet.roles))]
+    plan = Plan(settings, fleet.roles)
+    engines = [settings.engine]
     for role in set(fleet.roles):
-        roles.check(roles.role(role), Plan(settings, fleet.roles).settings_of(role))
+        own = plan.settings_of(role)
+        roles.check(roles.role(role), own)
+        engines.append(own.engine)
     if settings.fleet.node_rank:
         raise ConfigError(
             f"fleet.node_rank (value {settings.fleet.node_rank}): `baton up` runs machine 0: on others say "
             "`baton node`"
         )
-    for one in shapes:
-        check_model(one.engine)
-        validation.check(one.engine)
+    for engine in engines:
+        check_model(engine)
+        validation.check(engine)
     settings.scheduler.check_shared(fleet.schedulers)
     identities.check(settings)
+    if settings.scheduler.rebalance_after_s and Plan(settings, fleet.roles).sides_differ:
+        raise ConfigError("scheduler.rebalance_after_s: leave out fleet.prefill_engine and decode_engine")
     if goals_of(settings).mode != "off" and fleet.mixed:
         raise ConfigError("autoscale.mode: mixed workers are not scaled; leave out --mixed, or the mode")
-    if settings.autoscale.mode == "on" and any(one.engine.nodes > 1 for one in shapes):
+    if any(engine.nodes > 1 for engine in engines):
+        _check_machines(one)
+    settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
+
+
+def _check_machines(one: Started) -> None:
+    """Refuse what keeps gangs from forming across machines. Raises ConfigError."""
+    settings = one.model.settings
+    if settings.autoscale.mode == "on":
         raise ConfigError(
             "engine.nodes is above 1, and the other machines get no orders: leave out autoscale.mode"
         )
-    settings.scheduler.address = ",".join(scheduler_addresses(settings, fleet.schedulers))
+    if settings.worker.gang or one.model.entry is not None:
+        given = f"worker.gang (value {settings.worker.gang!r})" if settings.worker.gang else "several models"
+        raise ConfigError(
+            f"engine.nodes is above 1 with {given}: `baton up` names gangs in its own way, so the other "
+            "machines would not find them: run a scheduler, a router, and `baton node` on all machines"
+        )
 
 
 def supervise(
@@ -297,7 +316,8 @@ def _peers(one: Started) -> Model:
         peers = settings.model_copy(deep=True)
         peers.scheduler.address = ",".join(map(addresses.from_here, one.schedulers))
         if peers.handoff.enabled is None:
-            peers.handoff.enabled = one.fleet.hands_over
+            # `baton node`, which runs the rest of a gang, does not know the whole fleet.
+            peers.handoff.enabled = one.fleet.hands_over or peers.engine.nodes > 1
         return peers
 
     return one.model.with_settings(seen)

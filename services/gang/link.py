@@ -113,6 +113,11 @@ class GangLink:
         self._serves = False  # all members do
         self._rung = rung
 
+    @property
+    def missing(self) -> str:
+        """The ranks that have not joined, as far as this end knows: `1, 3`; empty once all have met."""
+        return ""
+
     async def meet(self, timeout_s: float) -> gang_pb2.World:
         """Wait until all members have joined. Raises StartError if they do not in time, or cannot."""
         raise NotImplementedError
@@ -169,14 +174,19 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         self._stages: dict[int, gang_pb2.Stage] = {}  # keyed by rank, as far as ranks have reported them
         self._world: asyncio.Future[gang_pb2.World] = asyncio.get_running_loop().create_future()
 
+    @property
+    def missing(self) -> str:
+        if self._world.done():
+            return ""
+        return ", ".join(str(rank) for rank in range(1, self.seat.size) if rank not in self._members)
+
     async def meet(self, timeout_s: float) -> gang_pb2.World:
         self._complete()
         try:
             return await asyncio.wait_for(asyncio.shield(self._world), timeout_s)
         except TimeoutError:
-            missing = ", ".join(str(rank) for rank in range(1, self.seat.size) if rank not in self._members)
             raise StartError(
-                f"gang {self.seat.gang}: rank {missing} of {self.seat.size} did not join within "
+                f"gang {self.seat.gang}: rank {self.missing} of {self.seat.size} did not join within "
                 f"{timeout_s:g} s; see why it did not start, or start it"
             ) from None
 
@@ -231,7 +241,8 @@ class Leader(GangLink, gang_pb2_grpc.GangServicer):
         if self._world.done() or member.rank in self._members:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"rank {member.rank} of gang {self.seat.gang} is here already",
+                f"rank {member.rank} of gang {self.seat.gang} is here already: if another gang is called "
+                f"{self.seat.gang}, too, give each a name of its own with --gang",
             )
         return member
 

@@ -193,5 +193,12 @@ def get(references: list[Any], timeout_s: float = TIMEOUT_S) -> list[Any]:
     return found
 
 
+def ended(references: list[Any]) -> bool:
+    """Return whether each reference has a value or has failed."""
+    import ray
+
+    return not ray.wait(references, num_returns=len(references), timeout=0)[1]
+
+
 def _visible() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}

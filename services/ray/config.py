@@ -242,6 +242,8 @@ class ClusterSettings(Settings):
         goals_of(self.model_copy(update={"autoscale": self.scaling}))
 
     def _check_gangs(self) -> None:
+        if self.worker.gang:
+            raise ConfigError(f"worker.gang (value {self.worker.gang!r}): leave it out on Ray")
         changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
         if changes and any(self.engine_of(role).members > 1 for role in WORKER_ROLES):
             raise ConfigError(

@@ -186,7 +186,10 @@ def _find_devices(slot: Slot) -> None:
         slot.devices = [cluster.visible(slot.group, slot.bundle, number) for number in range(slot.count)]
     else:
         found = cluster.get(slot.devices, 0.1)
-        slot.environments = None if None in found else found
+        if None not in found:
+            slot.environments = found
+        elif cluster.ended(slot.devices):
+            slot.devices = None  # one has failed: ask again
 
 
 def _new_names(role: str, taken: Collection[str], number: int) -> list[str]:

@@ -6,18 +6,19 @@ import asyncio
 import hashlib
 import ipaddress
 import json
+import uuid
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from baton import addresses
 from baton.protos import gang_pb2, gang_pb2_grpc, scheduler_pb2
 from baton.scheduler.errors import SchedulerUnavailable
+from baton.security.exposure import only_from_here
 from baton.services.config import Settings
+from baton.services.engine.data_parallel import GangRank, network_of, open_store
 from baton.services.engine.errors import SiblingLost
 from baton.services.errors import ConfigError, StartError
 from baton.services.gang.link import GangLink, Leader, Member, Seat, Silence
-
-if TYPE_CHECKING:  # see node.py
-    from baton.services.engine.data_parallel import GangRank
 
 LOOPBACK = "127.0.0.1"  # where the members meet, if all are on one machine
 MEET_S = 600.0  # a member may be waiting for its restart
@@ -70,7 +71,16 @@ async def own_host(settings: Settings, kv_host: str) -> str:
             f"ranks on other machines could not reach this one: {kv_host!r} has no address ({error}); set "
             "worker.advertise or handoff.host to one"
         ) from None
-    return str(found[0][4][0])
+    own = str(found[0][4][0])
+    schedulers = (addresses.split(one)[0] for one in settings.scheduler.address.split(","))
+    if ipaddress.ip_address(own).is_loopback and not all(map(only_from_here, schedulers)):
+        raise StartError(
+            f"worker.listen (value {settings.worker.listen!r}): ranks on other machines cannot reach those "
+            f"here at {own}: set worker.listen to 0.0.0.0:0, and handoff.host and worker.advertise, if at "
+            "all, to an address that they can reach"
+        )
+    network_of(own)
+    return own
 
 
 class WorkerGang:
@@ -93,7 +103,6 @@ class WorkerGang:
             identity.worker_id,
             _facts(identity, settings, own_host),
         )
-        silence = Silence(LOADING_SILENCE_S, settings.scheduler.worker_lease_s)
         self._leader_of = leader_of
         self._own_host = own_host
         self._store: Any = None
@@ -103,7 +112,7 @@ class WorkerGang:
             if seat.rank
             else Leader(seat, silence, rung, self._open_world)
         )
-        self.life = ""  # the id of rank 0's worker
+        self.life = ""  # the id of rank 0's worker, / and a random text
 
     def add_to(self, server: Any) -> None:
         """Serve the other members, if this is rank 0."""
@@ -112,8 +121,6 @@ class WorkerGang:
 
     async def meet(self) -> GangRank:
         """Wait for the others. Raises StartError."""
-        from baton.services.engine.data_parallel import GangRank
-
         world = await self.link.meet(MEET_S)
         own, seat = self._own_host, self.link.seat
         if own == LOOPBACK != world.host:  # the engines trust whatever serves their store
@@ -165,11 +172,10 @@ class WorkerGang:
             raise ConnectionError(str(error)) from None
 
     def _open_world(self) -> gang_pb2.World:
-        from baton.services.engine.data_parallel import open_store
-
         host = self._own_host
         self._store = open_store(host)
-        return gang_pb2.World(life=self.link.seat.worker_id, host=host, store_port=self._store.port)
+        life = f"{self.link.seat.worker_id}/{uuid.uuid4().hex[:8]}"  # a pod's successor has its worker id
+        return gang_pb2.World(life=life, host=host, store_port=self._store.port)
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
@@ -183,6 +189,8 @@ def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host:
         "whether it is a mixed worker": str(identity.role == scheduler_pb2.ROLE_MIXED),
         "the model's fingerprint": identity.model_fingerprint,
         "vLLM's version": identity.vllm_version,
+        "scheduler.worker_lease_s": str(settings.scheduler.worker_lease_s),
+        "worker.drain_timeout_s": str(settings.worker.drain_timeout_s),
         "handoff.enabled": str(settings.handoff.enabled is not False),
         "handoff.kv_wire_dtype": settings.handoff.kv_wire_dtype,
         "engine.extra's digest": hashlib.sha256(extra.encode()).hexdigest()[:16],

@@ -93,7 +93,7 @@ class Limb:
         rank = await meeting
         plan = EnginePlan(
             self._settings,
-            gang.life,  # as the ranks of the worker itself
+            gang.life.rsplit("/", 1)[0],  # as the ranks of the worker itself
             self._identity.model_fingerprint,
             needs_handoffs=self._role.needs_handoffs,
             adapters=self._adapters,

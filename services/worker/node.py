@@ -202,6 +202,8 @@ class Node:
                     return 0
                 load = partial(load, await meeting, self._gang.link.ring)
                 session.identity.gang.life = self._gang.life
+                session.revision += 1  # registers anew
+                session.wake()
             logger.info("loading %s", self._settings.engine.model)
             loading = asyncio.create_task(load())
             if not await self._done_or_stopped(loading, "loading"):

@@ -14,6 +14,7 @@ from baton.services.worker.gang import WorkerGang
 logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 10.0
+CAUSE_S = 1.0  # within which a member's end is noticed that made this one's work fail
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -38,7 +39,7 @@ async def done_or_stopped(
 ) -> bool:
     """Wait for `work`, and log that it takes long; return False if `stop` is set first.
 
-    Raises SiblingLost if the gang ends first.
+    Raises SiblingLost if the gang ends first, or just after `work` has failed.
     """
     began = time.monotonic()
     stopping = asyncio.create_task(stop.wait())
@@ -46,10 +47,16 @@ async def done_or_stopped(
     if gang is not None:
         waited.append(gang.link.lost)
     while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[0]:
-        logger.info("still %s, %.0f s", what, time.monotonic() - began)
+        missing = gang.link.missing if gang is not None else ""
+        logger.info("still %s%s, %.0f s", what, missing and f": rank {missing}", time.monotonic() - began)
     stopping.cancel()
     if not work.done():
         if gang is not None:
             gang.check()
         logger.info("ended by a signal while %s", what)
+    elif gang is not None and (error := work.exception()):
+        await asyncio.wait([gang.link.lost], timeout=CAUSE_S)
+        if gang.link.lost.done():
+            logger.error("failed while %s: %s", what, error)
+        gang.check()
     return work.done()

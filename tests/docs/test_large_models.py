@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from baton import addresses
+from baton.security.exposure import only_from_here
 from baton.services import roles
 from baton.services.cli import node, up
 from baton.services.cli.main import app
@@ -65,6 +67,8 @@ def test_a_command_starts_what_it_says(
     places_of([plan], worker)  # raises for too few GPUs
     assert Counter(gpu for own in shares for gpu in own) == Counter(map(str, range(gpus)))
     assert words(plan) == starts
+    if plan.settings.engine.nodes > 1:
+        assert not only_from_here(addresses.split(plan.settings.worker.listen)[0])
 
 
 def words(plan: Plan) -> str:

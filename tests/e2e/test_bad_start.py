@@ -124,7 +124,7 @@ def test_engine_arguments_that_a_router_refuses(tmp_path: Path, engine: dict[str
         ),
         (["--kv-cache-gib", "100000"], "lower --kv-cache-gib, or end what uses the memory"),
         (["--engine-args", '{"block_size": 7}'], "engine.extra.block_size (value 7): set a multiple of 32"),
-        (["--tensor-parallel-size", "64"], "the engine has 64 ranks (engine.tensor_parallel_size"),
+        (["--tensor-parallel-size", "64"], "the engine has 64 ranks here (engine.tensor_parallel_size"),
         (
             ["--max-num-batched-tokens", "32"],
             "engine.max_num_batched_tokens (--max-num-batched-tokens) (32) must be greater than or equal to "

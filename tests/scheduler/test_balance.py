@@ -123,6 +123,7 @@ def gang(name: str, role: pb.Role, *booked: Reserved) -> list[WorkerRecord]:
     members = [worker(f"{name}.r{seat.rank}", role, one) for seat, one in zip(seats, booked, strict=True)]
     for one, seat in zip(members, seats, strict=True):
         one.identity.gang.CopyFrom(seat)
+        one.__post_init__()
     return members
 
 

@@ -104,6 +104,9 @@ async def test_another_version_is_reported() -> None:
     async with SchedulerClient(address, router_id="router") as made:
         with pytest.raises(SchedulerUnavailable, match="run the same version"):
             await place(made, "r", 1, 1, 1)
+        with pytest.raises(SchedulerUnavailable, match="is older and knows no gangs: upgrade it first"):
+            await made.leader_of("decode-0")
+        assert made.answering, "it has answered"
     await server.stop(None)
 
 

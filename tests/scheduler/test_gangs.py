@@ -85,14 +85,17 @@ def test_others_are_placed_on_as_before(workers: Workers) -> None:
     assert workers.placeable == {"alone"}
 
 
-def test_the_newest_rank_0_leads(workers: Workers) -> None:
+def test_the_newest_rank_0_that_waits_leads(workers: Workers) -> None:
     gang = workers.roster.view().workers["a"].identity.gang.name
+    assert not workers.roster.leader_of(gang), "it has met already"
+    workers.add("a-new", 0, life="", state=STARTING)
+    new = workers.roster.view().workers["a-new"].identity.address
     workers.add("a-much-newer", 0, life="", state=STARTING)
     newest = workers.roster.view().workers["a-much-newer"].identity.address
     assert workers.roster.leader_of(gang) == newest
     workers.roster.deregister("a-much-newer")
-    assert workers.roster.leader_of(gang) == workers.roster.view().workers["a"].identity.address
-    workers.roster.deregister("a")
+    assert workers.roster.leader_of(gang) == new
+    workers.roster.deregister("a-new")
     assert not workers.roster.leader_of(gang)
     workers.roster.register(identity("alone"), READY)
     assert not workers.roster.leader_of("")

@@ -76,7 +76,7 @@ def test_ranks_share_the_cores_evenly() -> None:
 )
 def test_gangs_that_cannot_be(more: dict[str, int], problem: str) -> None:
     settings = load({"engine": {"model": str(MODEL), "data_parallel_size": 2} | more})
-    plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1))
+    plan = EnginePlan(settings, "w", "f", needs_handoffs=False, gang=GangRank(0, "127.0.0.1", 1, "127.0.0.1"))
     with pytest.raises(ConfigError, match=problem):
         build_config(plan)
 

@@ -23,6 +23,7 @@ from harness.support import CALL_S, PATIENCE, eventually
 
 WRITTEN = 24
 TP = {"tensor_parallel_size": 2, "nodes": 2}
+DRAFTS = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
 PROMPTS = {f"r{number}": prompt(number) for number in range(4)}
 LONG = [token for number in range(20, 26) for token in prompt(number)][:200]
 
@@ -84,8 +85,8 @@ def check(world: World, gang: Gang) -> None:
     assert handed_over(world.plain, gang, f"{id(gang)}-in") == world.expected["long"]
 
 
-def test_tensor_parallel(world: World) -> None:
-    with world.spread(TP) as gang:
+def test_tensor_parallel_with_drafts(world: World) -> None:
+    with world.spread(TP | DRAFTS) as gang:
         check(world, gang)
         rank = gang.call(1, "ranks")[0]
         gang.add(0, "cut", LONG, 500)

@@ -1,4 +1,4 @@
-"""The goals of autoscaling come from the configuration, and exclude rebalancing."""
+"""The goals of autoscaling come from the configuration, and exclude rebalancing, as different sides do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from baton.autoscale.goals import Bounds
 from baton.services.config import Settings, load
 from baton.services.errors import ConfigError
 from baton.services.fleet.goals import goals_of
+from baton.services.fleet.supervisor import Fleet, _check, started
+from harness.deployment import MODEL
 
 
 def settings(**sections: Any) -> Settings:
@@ -36,3 +38,13 @@ def test_two_that_change_roles_exclude_each_other() -> None:
 def test_the_least_is_not_above_the_most() -> None:
     with pytest.raises(ConfigError, match=r"^autoscale: min_prefill \(5\) is above max_prefill \(4\)$"):
         settings(autoscale={"min_prefill": 5})
+
+
+def test_sides_with_engines_of_their_own_do_not_rebalance() -> None:
+    rebalanced = settings(
+        engine={"model": str(MODEL)},
+        scheduler={"rebalance_after_s": 5.0},
+        fleet={"decode_engine": {"kv_cache_gib": 1.0}},
+    )
+    with pytest.raises(ConfigError, match=r"rebalance_after_s: leave out fleet\.prefill_engine"):
+        _check(rebalanced, started(rebalanced, Fleet(1, 1, 0)))

@@ -151,6 +151,18 @@ def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(
     assert asked[0]() == "decode"
 
 
+def test_workers_have_their_drain_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers on other machines use them."""
+    monkeypatch.setattr(node, "wake_on_signals", lambda: None)
+    one = node._Node(tmp_path, print, listen=False)
+    tree = load({"worker": {"drain_timeout_s": 42.0}}).model_dump(mode="json", context=REVEAL)
+    one._running = {"decode-0": PartOrder("decode-0", "decode", tree)}
+    stopped: list[tuple[float, ...]] = []
+    monkeypatch.setattr(one._parts, "stop", lambda *seconds: stopped.append(seconds))
+    one._end()
+    assert stopped == [(0.0, 42.0)]
+
+
 def test_what_is_ordered_away_during_the_import_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,14 @@ def test_a_worker_whose_engine_never_served_ends_the_start(fleet: Fleet) -> None
         fleet.end(worker, lambda _: None)
 
 
+def test_a_member_that_ends_with_another_machines_while_it_first_loads_is_restarted(fleet: Fleet) -> None:
+    worker = fleet.parts.add("mixed-0.r0", Kind.WORKER, engine, gang="mixed-0")
+    eventually(lambda: "shape" in printed(worker), 10, "it can be ended")
+    fleet.end(worker, lambda pid: os.kill(pid, signal.SIGUSR1))
+    assert worker.runs
+    assert "mixed-0.r0: its engine failed" in fleet.said[-1]
+
+
 @pytest.fixture
 def gang(fleet: Fleet) -> tuple[Part, Part]:
     fleet.add("scheduler", Kind.SCHEDULER)
@@ -266,6 +274,22 @@ def test_an_exit_after_a_drain_is_not_a_death(fleet: Fleet) -> None:
     assert fleet.said[-2:] == ["mixed-0: exited after a drain; restarted", "mixed-0: ready: here"]
     os.close(reading)
     os.close(writing)
+
+
+def test_a_drain_after_a_death_is_no_death_where_readiness_is_unknown(fleet: Fleet) -> None:
+    fleet.parts.whole = False
+    worker = fleet.parts.add("decode-0", Kind.WORKER, drained)
+    fleet.kill(worker)
+    eventually(lambda: "drains" in printed(worker), 10, "it can be drained")
+    fleet.end(worker, lambda pid: os.kill(pid, signal.SIGTERM))
+    assert fleet.said[-1] == "decode-0: exited after a drain; restarted"
+    assert len(worker.budget.deaths) == 1
+
+
+def drained() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    os.write(1, b"drains\n")
+    signal.pause()
 
 
 def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from baton.services.fleet.supervisor import scheduler_addresses
+from baton.services.fleet.supervisor import Fleet, _check, _peers, scheduler_addresses, started
+from harness.deployment import MODEL
 
 
 @pytest.mark.parametrize(
@@ -28,3 +31,34 @@ def test_other_numbers_of_addresses_than_schedulers_are_refused() -> None:
     for number in (1, 3):
         with pytest.raises(ConfigError, match=f"names 2 schedulers and --schedulers is {number}"):
             scheduler_addresses(settings, number)
+
+
+@pytest.mark.parametrize(("nodes", "enabled"), [(1, False), (2, True)])
+def test_mixed_workers_hand_over_where_baton_node_runs_the_rest_of_their_gang(
+    nodes: int, enabled: bool
+) -> None:
+    """`baton node` has handoffs on, and the members of a gang must agree."""
+    (one,) = started(load({"engine": {"nodes": nodes}}), Fleet(0, 0, 1))
+    assert _peers(one).settings.handoff.enabled is enabled
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            {"worker": {"gang": "east"}},
+            r"^engine\.nodes .* with worker\.gang \(value 'east'\): .*`baton node`",
+        ),
+        (
+            {"models": {"one": {"mixed": 1}}},
+            r"^models\.one: engine\.nodes is above 1 with several models: .*`baton node`",
+        ),
+        ({"autoscale": {"mode": "on"}}, r"^engine\.nodes is above 1, and the other machines get no orders"),
+    ],
+)
+def test_gangs_that_would_not_form(more: dict[str, Any], why: str) -> None:
+    engine = {"model": str(MODEL), "nodes": 2, "tensor_parallel_size": 2}
+    settings = load({"engine": engine, "security": {"plain_ranks": True}} | more)
+    fleet = None if "models" in more else Fleet(1, 1, 0)
+    with pytest.raises(ConfigError, match=why):
+        _check(settings, started(settings, fleet))

@@ -224,7 +224,11 @@ async def test_a_place_that_is_taken() -> None:
 async def test_a_rank_that_never_comes_is_named() -> None:
     async with led() as gang:
         member = gang.member(seat(2))
+        assert gang.links[0].missing == "1, 2"
         meetings = asyncio.gather(gang.links[0].meet(1.0), member.meet(1.0), return_exceptions=True)
+        async with asyncio.timeout(10.0):
+            while gang.links[0].missing != "1":  # noqa: ASYNC110 (links have no event for it)
+                await asyncio.sleep(0.001)
         leader, other = await meetings
         assert "rank 1 of 3 did not join within 1 s" in str(leader)
         assert "rank 2 did not meet the others within 1 s: not all members joined" in str(other)

@@ -231,6 +231,7 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             cluster({"model_loading_config": {"model_id": "other", "model_source": WEIGHTS}}),
             ["prefill_config and decode_config name different models"],
         ),
+        (cluster(worker={"gang": "east"}), ["worker.gang (value 'east'): leave it out on Ray"]),
         (cluster(security={"tls": False}), ["security: turn tls on, or set insecure"]),
         (cluster(security={"tls": True, "join": "ca:1", "token": "hidden"}), ["security.join: leave it out"]),
         ({}, ["engine.model is not set"]),

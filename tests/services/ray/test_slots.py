@@ -167,3 +167,23 @@ def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups: Groups) -> None:
     assert prefill.waits.startswith("lost with here, there; waits")
     slots.locate({"t-prefill-0": Place("CREATED", ("m", "n"))}, BOTH)
     assert slots.back("prefill-0.r0", {"prefill-0.r0"}).startswith("; back on there, here")
+
+
+def test_devices_are_asked_for_again_if_a_node_failed_to_say_them(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del groups
+    gpu = {"placement_group_config": {"bundles": [{"GPU": 1}]}}
+    model = {"engine": {"model": str(MODEL)}, "prefill_config": gpu, "decode_config": gpu}
+    slots = Slots(read(model), "t", lambda _name, _text: None)
+    slots.match({"prefill-0": "prefill"})
+    asked: list[int] = []
+    answers: list[tuple[list[Any], bool]] = [([None], False), ([None], True), ([{"CUDA": "0"}], True)]
+    monkeypatch.setattr(cluster, "visible", lambda _group, _bundle, number: asked.append(number))
+    monkeypatch.setattr(cluster, "get", lambda _references, _timeout_s: answers[0][0])
+    monkeypatch.setattr(cluster, "ended", lambda _references: answers.pop(0)[1])
+    for asks in (1, 1, 1, 2, 2):
+        slots.locate({"t-prefill-0": Place("CREATED", ("n",))}, HERE)
+        assert len(asked) == asks
+    (slot,) = slots
+    assert slot.environments == [{"CUDA": "0"}]

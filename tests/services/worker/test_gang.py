@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from baton.protos.scheduler_pb2 import Gang
+from baton.protos.scheduler_pb2 import Gang, WorkerIdentity
 from baton.services.config import Settings, load
-from baton.services.errors import ConfigError
-from baton.services.worker.gang import gang_of, is_limb
+from baton.services.errors import ConfigError, StartError
+from baton.services.worker.gang import LOOPBACK, _facts, gang_of, is_limb, own_host
 
 
 def settings(size: int, gang: str, rank: int, **engine: int) -> Settings:
@@ -53,3 +55,32 @@ def test_members_on_several_machines(size: int, nodes: int, ranks: list[int | No
 def test_settings_that_disagree(size: int, gang: str, rank: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         gang_of(settings(size, gang, rank))
+
+
+def found_host(kv_host: str, scheduler: str) -> str:
+    return asyncio.run(own_host(load({"engine": {"nodes": 2}, "scheduler": {"address": scheduler}}), kv_host))
+
+
+@pytest.mark.parametrize(
+    ("kv_host", "scheduler", "why"),
+    [
+        (LOOPBACK, "203.0.113.1:7400", r"^worker\.listen \(value .*: set worker\.listen to 0\.0\.0\.0:0"),
+        ("203.0.113.2", "203.0.113.1:7400", r"^no network of this machine has the address 203\.0\.113\.2"),
+    ],
+)
+def test_a_host_that_other_machines_cannot_reach(kv_host: str, scheduler: str, why: str) -> None:
+    with pytest.raises(StartError, match=why):
+        found_host(kv_host, scheduler)
+
+
+def test_all_on_one_machine() -> None:
+    assert found_host(LOOPBACK, "127.0.0.1:7400") == LOOPBACK
+
+
+@pytest.mark.parametrize(
+    "other", [{"scheduler": {"worker_lease_s": 9.0}}, {"worker": {"drain_timeout_s": 9.0}}]
+)
+def test_limits_of_time_must_be_equal(other: dict[str, dict[str, float]]) -> None:
+    one, two = (_facts(WorkerIdentity(), load(tree), LOOPBACK) for tree in ({}, other))
+    ((section, values),) = other.items()
+    assert [key for key in one if one[key] != two[key]] == [f"{section}.{key}" for key in values]

@@ -42,7 +42,8 @@ async def test_an_endless_upload_is_refused() -> None:
     async with live_page(key="secret") as page:
         chunk = b"%x\r\n%s\r\n" % (len(part), part)
         got = await heard(page.url.removeprefix("http://"), head, *[chunk] * 200)
-    assert got.startswith(b"HTTP/1.1 415")
+    # 413 if the first read brings more than the limit, as with Python 3.12
+    assert got.startswith((b"HTTP/1.1 415", b"HTTP/1.1 413"))
     assert b"connection: close" in got
 
 

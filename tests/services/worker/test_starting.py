@@ -1,0 +1,38 @@
+"""A member of a gang whose work fails because another one ended says so."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.services.engine.errors import SiblingLost
+from baton.services.errors import StartError
+from baton.services.worker import starting
+
+
+async def failing() -> None:
+    raise StartError("connection closed by peer")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_load_that_fails_with_the_gang(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "CAUSE_S", 10.0 if lost else 0.0)
+    link = SimpleNamespace(lost=asyncio.get_running_loop().create_future(), missing="")
+
+    def check() -> None:
+        if link.lost.done():
+            raise SiblingLost("gang g is over")
+
+    gang: Any = SimpleNamespace(link=link, check=check)
+    loading = asyncio.ensure_future(failing())
+    await asyncio.wait([loading])
+    waiting = asyncio.create_task(starting.done_or_stopped(loading, "loading", asyncio.Event(), gang))
+    if not lost:
+        assert await waiting, "whose caller raises the error"
+        return
+    asyncio.get_running_loop().call_later(0.01, link.lost.set_result, "rank 1 ended")
+    with pytest.raises(SiblingLost):
+        await waiting
