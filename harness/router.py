@@ -207,7 +207,7 @@ class Cluster:
     async def settled(self) -> None:
         """Wait until no request is live in the router and in the scheduler."""
         await until(lambda: self.client.live == 0, "no request is live")
-        assert (len(self.journal), self.journal.size) == (0, 0)
+        assert (len(self.journal), self.journal.size, self.journal.images.size) == (0, 0, 0)
         if not self._has_scheduler:
             return
         for _ in range(200):

@@ -20,7 +20,7 @@ class MediaSettings(Section):
     max_images: Annotated[int, Field(ge=1, le=256)] = 16
     """Most images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
-    """Largest image, in millions of pixels; all images of a request may have four times as many."""
+    """Most pixels of all images of a request, in millions."""
 
     @field_validator("allowed_domains")
     @classmethod
@@ -66,11 +66,12 @@ class RouterSettings(Section):
     replace_wait_s: Seconds = 60.0
     """Longest wait for another worker after a failure."""
     journal_mib: Positive = 256
-    """Memory for the state from which requests can continue on another worker; beyond it requests get 503."""
+    """Memory for the state from which requests can continue on another worker, without images; beyond it
+    requests get 503."""
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
-    """Images: most in a request, largest one, and hosts from which they are fetched by URL (docs/images.md,
+    """Images: most in a request, their pixels, and hosts from which they are fetched by URL (docs/images.md,
     docs/security.md)."""
     max_connections: Positive = 4096
     """Maximum number of client connections; requests on further ones get 503."""

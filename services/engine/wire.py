@@ -1,13 +1,19 @@
 """Encode vLLM's own request and output structs as bytes in our gRPC messages, and decode them.
 
 The structs are positional msgpack, so both ends must run the same vLLM; they compare versions when they
-connect. vLLM's encoder would put large arrays into separate frames, which a protobuf bytes field cannot hold,
-so every array is sent inline. All functions may be called from any thread.
+connect. vLLM's encoder can put large arrays into frames of their own, without a copy. A protobuf bytes field
+holds one, so arrays are sent inline; only those of images are frames, which are joined in pieces:
+
+    number of frames, u64; the length of each, u64; the frames, each from a multiple of 16 bytes on
+
+All functions may be called from any thread.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +25,9 @@ PROTOCOL = 7  # version of router-worker streams; raise it for changes that the 
 # What vLLM's decoder raises for the wrong content, e.g. for a tensor with fewer bytes than its shape needs.
 _UNREADABLE = (NotImplementedError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 _ALWAYS_INLINE = 1 << 62  # bytes, more than any array has
+_FRAME_BYTES = 4096  # smaller arrays of images are sent inline
+_PIECE_BYTES = 4 << 20  # takes a millisecond to copy
+_ALIGNED = 16
 
 
 class _Codecs(threading.local):
@@ -26,6 +35,7 @@ class _Codecs(threading.local):
 
     def __init__(self) -> None:
         self.encoder = MsgpackEncoder(size_threshold=_ALWAYS_INLINE)
+        self.images = MsgpackEncoder(size_threshold=_FRAME_BYTES)
         self.request = MsgpackDecoder(EngineCoreRequest)
         self.outputs = MsgpackDecoder(EngineCoreOutputs)
         self.item = MsgpackDecoder(MultiModalKwargsItem)
@@ -52,14 +62,35 @@ def decode_outputs(data: bytes) -> EngineCoreOutputs:
     return _decode(_codecs.outputs, data, "EngineCoreOutputs")
 
 
-def encode_item(item: MultiModalKwargsItem) -> bytes:
-    """Encode a prepared image."""
-    return _encode(item)
+def encode_item(item: MultiModalKwargsItem) -> Iterator[bytes | memoryview]:
+    """Encode a prepared image as pieces to be joined, of at most 4 MiB. They share its tensors' memory."""
+    frames = [memoryview(one).cast("B") for one in _codecs.images.encode(item)]
+    frames.insert(0, memoryview(struct.pack(f"<{1 + len(frames)}Q", len(frames), *map(len, frames))))
+    for frame in frames:
+        for begin in range(0, len(frame), _PIECE_BYTES):
+            yield frame[begin : begin + _PIECE_BYTES]
+        yield bytes(-len(frame) % _ALIGNED)
 
 
 def decode_item(data: bytearray) -> MultiModalKwargsItem:
-    """Decode a prepared image, whose tensors will share memory with `data`. Raises ValueError."""
-    return _decode(_codecs.item, data, "MultiModalKwargsItem")
+    """Decode a prepared image, whose large tensors will share memory with `data`. Raises ValueError."""
+    return _decode(_codecs.item, data, "MultiModalKwargsItem", _frames)
+
+
+def _frames(data: bytearray) -> list[memoryview]:
+    """Return the frames of a prepared image. Raises struct.error or ValueError."""
+    (number,) = struct.unpack_from("<Q", data)
+    if number > len(data) >> 3:
+        raise ValueError("its frames are cut")
+    lengths = struct.unpack_from(f"<{number}Q", data, 8)
+    found, end = [], 8 * (1 + number)
+    for length in lengths:
+        begin = end + -end % _ALIGNED
+        end = begin + length
+        found.append(memoryview(data)[begin:end])
+    if end + -end % _ALIGNED != len(data):
+        raise ValueError("its frames have other lengths")
+    return found
 
 
 def _encode(message: Any) -> bytes:
@@ -69,9 +100,14 @@ def _encode(message: Any) -> bytes:
     return bytes(frames[0])
 
 
-def _decode(decoder: MsgpackDecoder, data: bytes | bytearray, name: str) -> Any:
+def _decode(
+    decoder: MsgpackDecoder,
+    data: bytes | bytearray,
+    name: str,
+    frames: Callable[[bytearray], Any] = lambda whole: whole,
+) -> Any:
     try:
-        # torch needs writable memory
-        return decoder.decode(data if isinstance(data, bytearray) else bytearray(data))
-    except (msgspec.MsgspecError, *_UNREADABLE) as error:
+        writable = data if isinstance(data, bytearray) else bytearray(data)  # torch needs it
+        return decoder.decode(frames(writable))
+    except (struct.error, msgspec.MsgspecError, *_UNREADABLE) as error:
         raise ValueError(f"{len(data)} bytes hold no {name} that this vLLM can read: {error}") from None

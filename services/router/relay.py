@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
@@ -41,6 +42,7 @@ from baton.services.router.state import RequestState
 
 # For this long, seconds, a request that resumes looks for room on workers that have not failed it.
 EXCLUDED_S = 3.0
+IMAGES_AGAIN = 2  # how often images are sent again to a worker that lacks them, without progress
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Relay:
         self._last_failure = ""
         self._retries = 0  # placements in a row without progress
         self._give_up = 0.0  # time.monotonic: when to stop retrying
+        self._lacking: Counter[str] = Counter()  # workers that lacked images, since progress
         self._full: set[str] = set()  # workers that refused it as full in these placements
         self._closed = False
         self._admitted = False
@@ -155,6 +158,7 @@ class Relay:
     def _made_progress(self) -> None:
         self.state.failures.clear()
         self._retries = 0
+        self._lacking.clear()
         self._full.clear()
         self._give_up = time.monotonic() + self.parts.replace_wait_s
 
@@ -180,15 +184,24 @@ class Relay:
         self._placement = placement
         state.placed(placement, asked)
 
-    async def _recover(self, failure: Failure) -> None:
-        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
+    def _check_worth(self, failure: Failure) -> None:
+        """Raise RequestFailed if another attempt would fail like this one."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
+        if failure.trouble is Trouble.MEDIA:
+            self._lacking[failure.worker_id] += 1
+            if self._lacking[failure.worker_id] > IMAGES_AGAIN:
+                raise AttemptsExhausted(f"{failure.message}, also right after it was sent", 1.0)
         if state.suspicion.convicted:
             self.parts.metrics.suspects.labels("convicted").inc()
             self.parts.convicts.add(state.request_id, state.engine_request, failure.message)
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
+
+    async def _recover(self, failure: Failure) -> None:
+        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
+        state = self.state
+        self._check_worth(failure)
         step = next_step(
             failure,
             failures_left=self.parts.max_attempts - len(state.failures),

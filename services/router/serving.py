@@ -34,6 +34,7 @@ from baton.services.router.http.connections import Connections
 from baton.services.router.http.federation import Federation, Processes, route
 from baton.services.router.http.limits import HttpLimits, affordable_connections
 from baton.services.router.http.server import Server
+from baton.services.router.image_budget import ImageBudget, budget_bytes
 from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page
@@ -118,8 +119,9 @@ def _shared(settings: Settings, router_id: str) -> Shared:
         slow_s = 2e-3 * settings.slo.ttft_ms
         traces = Traces(settings.tracing, open_exporter(settings.tracing), router_id, slow_s=slow_s)
     metrics = RouterMetrics()
-    journal = Journal(settings.router.journal_mib << 20)
-    metrics.journal_bytes.set_function(lambda: journal.size)
+    images = ImageBudget(budget_bytes(settings.router.processes))
+    journal = Journal(settings.router.journal_mib << 20, images)
+    metrics.journal_bytes.set_function(lambda: journal.size + images.size)
     return Shared(
         router_id, metrics, EngineMetrics(), journal, Chronicle(metrics, traces), Classes(settings.classes)
     )

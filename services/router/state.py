@@ -19,7 +19,8 @@ from baton.scheduler.client import Placement
 from baton.scheduler.need import Adapter
 from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.errors import NotAdmitted, Overloaded, Why
-from baton.services.router.images import Image, Images
+from baton.services.router.image_budget import ImageBudget
+from baton.services.router.images import Image
 from baton.services.router.recovery import Failure, Toll
 from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
@@ -43,6 +44,11 @@ class Party(NamedTuple):
     tenant: str = ""
     client: str = ""  # one of the tenant's clients
     weight: int = 1  # the tenant's turns per turn of a tenant with weight 1
+
+    @property
+    def holder(self) -> str:
+        """Return who shares a limit: the tenant; without tenants the client, if it is known."""
+        return self.tenant or self.client
 
     @property
     def number(self) -> int:
@@ -233,36 +239,38 @@ class Journal:
     that would exceed that is ended with an error. Not thread-safe.
     """
 
-    def __init__(self, limit: int = JOURNAL_BYTES) -> None:
-        """limit: the maximum size of all entries, in bytes."""
+    def __init__(self, limit: int = JOURNAL_BYTES, images: ImageBudget | None = None) -> None:
+        """limit: the maximum size of all entries without images, in bytes."""
         self.limit = limit
+        self.size = 0  # bytes of all entries, without images
+        self.images = images if images is not None else ImageBudget()
         self._entries: dict[str, int] = {}  # request id -> bytes
-        self._images = Images()
-        self._size = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @property
-    def size(self) -> int:
-        return self._size + self._images.size
+    def check(self, state: RequestState) -> None:
+        """Check that there is room for a request.
 
-    def enter(self, state: RequestState) -> None:
-        """Reserve a request's memory. Raises NotAdmitted: 503, or 400 if it exceeds the whole limit."""
-        own = state.journal_bytes
-        wanted = own + self._images.more(state.images)
-        if own + sum(image.size for image in set(state.images)) > self.limit:
+        Raises NotAdmitted: 503, or 400 if its text exceeds the whole limit.
+        """
+        wanted = state.journal_bytes
+        if wanted > self.limit:
             raise NotAdmitted(
                 f"the request takes {wanted} bytes, more than the router's journal has for all requests "
-                f"({self.limit}): shorten the prompt, or send fewer or smaller images; router.journal_mib "
-                "sets the limit",
+                f"({self.limit}): shorten the prompt; router.journal_mib sets the limit",
                 Why.TOO_LARGE,
             )
         self.check_room(wanted)
+        self.images.check(state.images, state.party.holder)
+
+    def enter(self, state: RequestState) -> None:
+        """Reserve a request's memory. Raises like `check`."""
+        self.check(state)
         self.leave(state)
-        self._entries[state.request_id] = own
-        self._size += own
-        self._images.enter(state.images)
+        self.images.enter(state.images, state.party.holder)
+        self._entries[state.request_id] = state.journal_bytes
+        self.size += state.journal_bytes
 
     def check_room(self, wanted: int = REQUEST_BYTES) -> None:
         """Check that `wanted` bytes, by default a request's minimum, are free. Raises NotAdmitted (503)."""
@@ -286,10 +294,10 @@ class Journal:
                 _RETRY_AFTER_S,
             )
         self._entries[state.request_id] += more
-        self._size += more
+        self.size += more
 
     def leave(self, state: RequestState) -> None:
         """Release a request's memory. Idempotent."""
         if state.request_id in self._entries:
-            self._size -= self._entries.pop(state.request_id)
-            self._images.leave(state.images)
+            self.size -= self._entries.pop(state.request_id)
+            self.images.leave(state.images, state.party.holder)

@@ -147,7 +147,7 @@ class Quarantine:
             return
         if self._worker is not None and self._worker.worker_id == failure.worker_id:
             self._worker = None
-        if failure.trouble not in (Trouble.REFUSED, Trouble.FULL, Trouble.STALE):
+        if failure.trouble not in (Trouble.REFUSED, Trouble.FULL, Trouble.STALE, Trouble.MEDIA):
             excluded.add(failure.worker_id)
 
     @contextlib.asynccontextmanager

@@ -14,8 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -27,11 +26,11 @@ from baton.rpc import CALL_TIMEOUT_S, aio_channel
 from baton.security.names import Role
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.images import Image, Sent
+from baton.services.router.outbox import Outbox
 from baton.tasks import spawn_apart
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_STARTS = 1024  # per worker; beyond it the worker counts as full
 CLOCK_DRIFT = 1e-4  # seconds per second; an upper bound for two hosts' clocks
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
@@ -124,10 +123,7 @@ class WorkerStream:
         self._pulls: dict[
             str, Callable[[str], None]
         ] = {}  # keyed by request id; called if its saved KV is lost
-        self._unsent: deque[worker_pb2.RunRequest | Image] = deque()
-        self.sent = Sent()  # images
-        self._unsent_starts = 0
-        self._work = asyncio.Event()
+        self._outbox = Outbox()
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -182,20 +178,22 @@ class WorkerStream:
             return f"{self.address} is now worker {there}"
         return ""
 
-    def begin(self, listener: StreamListener, start: worker_pb2.Start, images: Iterable[Image] = ()) -> bool:
+    @property
+    def sent(self) -> Sent:
+        """The images that the worker got."""
+        return self._outbox.sent
+
+    def begin(self, listener: StreamListener, start: worker_pb2.Start, images: Sequence[Image] = ()) -> bool:
         """Send `start`, after those of `images` that its worker does not have; messages go to `listener`.
 
         Return False if the stream has ended or is congested.
         """
-        if self.ended or self._unsent_starts >= MAX_UNSENT_STARTS:
+        if self.ended or not self._outbox.start(start, images):
             return False
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
         self._listeners[attempt_id(listener.request_id, listener.epoch)] = listener
-        self._unsent_starts += 1
-        self._unsent.extend(image for image in images if self.sent.add(image))
-        self._send(worker_pb2.RunRequest(start=start))
         return True
 
     def forget(self, listener: StreamListener) -> None:
@@ -203,6 +201,7 @@ class WorkerStream:
         key = attempt_id(listener.request_id, listener.epoch)
         if self._listeners.get(key) is listener:
             del self._listeners[key]
+            self._outbox.drop(key)
             self._close_when_idle()
 
     @contextlib.contextmanager
@@ -219,7 +218,7 @@ class WorkerStream:
 
     def abort(self, request_id: str) -> None:
         if not self.ended:
-            self._send(worker_pb2.RunRequest(abort=worker_pb2.Abort(request_ids=[request_id])))
+            self._outbox.abort(request_id)
 
     def lag_s(self, now: float) -> float:
         """Return how far behind this stream is read, seconds; 0 if its last message is too old."""
@@ -246,24 +245,9 @@ class WorkerStream:
         if self._channel is not None:
             await self._channel.close(None)
 
-    def _send(self, message: worker_pb2.RunRequest) -> None:
-        self._unsent.append(message)
-        self._work.set()
-
     async def _write(self, call: Any) -> None:
         try:
-            while True:
-                await self._work.wait()
-                self._work.clear()
-                while self._unsent:
-                    message = self._unsent.popleft()
-                    if isinstance(message, Image):
-                        for part in message.parts():
-                            await call.write(part)
-                        continue
-                    if message.HasField("start"):
-                        self._unsent_starts -= 1
-                    await call.write(message)
+            await self._outbox.send(call.write)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader reports it
 
@@ -322,6 +306,7 @@ class WorkerStream:
         if self.ended:
             return
         self.ended = True
+        self._outbox.clear()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._on_end(self, lost)

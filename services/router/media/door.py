@@ -25,7 +25,7 @@ from baton.services.router.media.parts import Part
 from baton.services.router.media.processes import Decoders, Header, Lent
 from baton.services.router.media.turns import Store, Turns
 
-IN_ALL = 4  # times the pixels of the largest image: a request's images together, and all that wait for vLLM
+AT_ONCE = 4  # times the most pixels of a request: decoded images that wait for vLLM, of all requests
 MAX_RATIO = 200  # width to height; some models' processors raise beyond it
 WAITING = 256  # requests
 WAIT_S = 60.0
@@ -57,7 +57,7 @@ class MediaDoor:
         self._settings = settings
         self._most_bytes = most_bytes
         self._most = settings.max_megapixels * 1_000_000
-        self._pixels = Store(IN_ALL * self._most)
+        self._pixels = Store(AT_ONCE * self._most)
         self._decoders = Decoders(self._most, WAITING)
         self._fetching = Turns(FETCHING, FETCHING_EACH, WAITING)
         self._fetcher = Fetcher(most_bytes)
@@ -145,10 +145,12 @@ class MediaDoor:
                     file, declared = (file, "") if file is not None else read_data_url(part.url)
                     headers.append(self._checked(await decoder.take(file), declared))
                     files.append(file)
-            if (pixels := sum(one.pixels for one in headers)) > self._pixels.most:
+            each = dict(zip((part.url for part in unique), headers, strict=True))
+            # vLLM prepares a repeated image each time.
+            if (pixels := sum(each[part.url].pixels for part in found)) > self._most:
                 raise Unsupported(
-                    f"all images have {pixels / 1e6:.1f} megapixels; "
-                    f"{self._pixels.most // 1_000_000} are allowed (four times router.media.max_megapixels)"
+                    f"all images have {pixels / 1e6:.1f} megapixels; {self._settings.max_megapixels} are "
+                    "allowed (router.media.max_megapixels)"
                 )
             images: Images = {}
             for part, image in zip(unique, await self._pictures(decoder, unique, headers), strict=True):

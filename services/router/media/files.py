@@ -81,7 +81,7 @@ def is_public(address: str) -> bool:
     """Return whether an address, also one inside an IPv6 address, is public and of one host."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        if found.teredo is not None:
+        if found.teredo is not None or found.is_site_local:
             return False
         inner = found.ipv4_mapped or found.sixtofour
         if found in _NAT64:

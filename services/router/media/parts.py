@@ -121,9 +121,11 @@ def _url(place: str, part: Any, kind: str) -> str:
 
 def _anthropics(place: str, source: Any) -> Any:
     """Return an Anthropic source as the URL that vLLM makes from it."""
-    kind = _field(source, "type") or "base64"
+    if not isinstance(source, Mapping):
+        raise Unsupported(f"{place}: the image has no 'source' with its data: see docs/images.md")
+    kind = source.get("type") or "base64"
     if kind == "url":
-        return _field(source, "url")
+        return source.get("url")
     if kind != "base64":
         raise Unsupported(f"{place}: an image's source is 'base64' or 'url', not {str(kind)[:40]!r}")
     declared = source.get("media_type", "image/jpeg")

@@ -177,7 +177,9 @@ class _Process:
             self._writer.write(file)
             await self._writer.drain()
             told = json.loads(await self._reader.readuntil(b"\n"))
-        except (OSError, asyncio.IncompleteReadError, ValueError):
+            if not isinstance(told, dict):
+                raise TypeError
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TypeError, ValueError):
             with contextlib.suppress(TimeoutError):  # `kill` would hide its status if it has just ended
                 async with asyncio.timeout(_END_S):
                     await self._process.wait()
@@ -186,7 +188,7 @@ class _Process:
             raise Unsupported(f"its decoding {why}") from None
         if problem := told.get("problem"):
             raise Unsupported(problem)
-        return dict(told)
+        return told
 
     async def forgets(self, within_s: float = _FORGET_S) -> bool:
         """Make it drop all files; return whether it can be used."""

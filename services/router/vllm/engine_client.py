@@ -112,6 +112,7 @@ class RelayClient(EngineCoreClient):
         try:
             if admission is not None and admission.error is not None:
                 raise admission.error
+            self._check(request)
             split = await self._images.split(request.mm_features or ())
             relay = self._relay(request, admission or Admission(), taken, *split)
             await self._start(relay, admission)
@@ -228,6 +229,7 @@ class RelayClient(EngineCoreClient):
         """Charge a request to its tenant and start it. Raises RequestFailed."""
         tenants = admission.request if admission is not None else None
         if tenants is not None:
+            self._parts.journal.check(relay.state)
             await tenants.charge(relay.state)
         relay.state.charged = time.monotonic()
         try:
@@ -246,12 +248,10 @@ class RelayClient(EngineCoreClient):
         features: list[Any],
         images: tuple[Image, ...],
     ) -> Relay:
-        _check(request, self.limits.steps)
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
         limits = self.limits
         params, prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
-        logprobs.check(params, limits.steps.vocabulary, prompt_tokens)
         adapter = self._adapter(request)
         wire_id = _wire_id(request.request_id)
         encoded = _encode(request, wire_id, features)
@@ -284,6 +284,13 @@ class RelayClient(EngineCoreClient):
             arrived=admission.http.received or now,
         )
         return Relay(state, self._parts, self, on_over=self._over)
+
+    def _check(self, request: Any) -> None:
+        """Check what costs little, before images are encoded. Raises RequestFailed."""
+        steps = self.limits.steps
+        _check(request, steps)
+        logprobs.check(request.sampling_params, steps.vocabulary, len(request.prompt_token_ids))
+        self._parts.journal.check_room()
 
     def _adapter(self, request: Any) -> Adapter | None:
         """Return the request's adapter; send its fingerprint instead of a path on this machine.

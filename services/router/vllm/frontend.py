@@ -182,7 +182,10 @@ class RelayLLM(async_llm.AsyncLLM):
             params.extra_args = without_reserved(params.extra_args)
         if problem := size_problem(params):
             raise refusal(Unsupported(problem))
-        return await super().add_request(request_id, prompt, params, *args, **kwargs)
+        collector = await super().add_request(request_id, prompt, params, *args, **kwargs)
+        if isinstance(prompt, dict):
+            prompt.pop("mm_kwargs", None)  # the handler keeps the prompt until the answer's end
+        return collector
 
     async def _add_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         """Add a request, and unregister it if our client refuses it: vLLM's own never does."""

@@ -61,7 +61,7 @@ REFUSED: Mapping[str, str] = {
     "lora_modules": "use engine.lora",
     "trust_request_chat_template": "a client's template would run in the router, next to all other "
     "requests: use router.chat_template",
-    "trust_request_mm_kwargs": _TEXT,
+    "trust_request_mm_kwargs": "images are prepared in one way for all clients, as workers keep them",
     "enable_flash_late_interaction": _TEXT,
     "tool_server": "clients run tools, the router does not",
     "tokens_only": "it is for vLLM's own disaggregation",

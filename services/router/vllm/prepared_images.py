@@ -10,6 +10,7 @@ with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, 
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,7 +64,7 @@ class PreparedImages:
     async def split(self, features: Sequence[Any]) -> tuple[list[Any], tuple[Image, ...]]:
         """Return the features as metadata, and their images. Raises TooLarge or Unsupported.
 
-        Encoding a megapixel takes some milliseconds, so the loop gets a turn after each image.
+        The loop gets a turn after every 4 MiB that are copied.
         """
         if any(one.data is None or one.modality != MODALITY for one in features):
             raise Unsupported("only text and images are served here")
@@ -71,20 +72,27 @@ class PreparedImages:
             raise Unsupported("an image has a name that is not a hash of its file")  # vLLM's number of it
         different = {one.identifier: one for one in features}
         size = sum(_size(field.data) for one in different.values() for field in one.data.values())
-        if size > MOST_BYTES:
-            raise TooLarge(
-                f"the request's images take {size >> 20} MiB once prepared; {MOST_BYTES >> 20} are allowed: "
-                "send fewer or smaller ones"
-            )
-        images = []
-        for one in different.values():
-            images.append(self._image(one))
-            await asyncio.sleep(0)
+        _check(size)
+        images = [await self._image(one) for one in different.values()]
+        _check(sum(image.size for image in images))
         return [metadata_of(one) for one in features], tuple(images)
 
-    def _image(self, feature: Any) -> Image:
+    async def _image(self, feature: Any) -> Image:
         image = self._images.get(feature.identifier)
         if image is None:
-            image = Image(feature.identifier, wire.encode_item(feature.data))
-            self._images[feature.identifier] = image
+            joined = io.BytesIO()
+            for piece in wire.encode_item(feature.data):
+                joined.write(piece)
+                await asyncio.sleep(0)
+            made = Image(feature.identifier, joined.getvalue())  # no copy
+            image = self._images.setdefault(feature.identifier, made)  # another request may have made it
         return image
+
+
+def _check(size: int) -> None:
+    """Raise TooLarge if a request's images are."""
+    if size > MOST_BYTES:
+        raise TooLarge(
+            f"the request's images take {size / (1 << 20):.1f} MiB once prepared; {MOST_BYTES >> 20} are "
+            "allowed: send fewer or smaller ones"
+        )

@@ -37,7 +37,7 @@ def test_metadata_lack_the_pixels_alone() -> None:
 
 
 def test_an_image_survives_the_wire() -> None:
-    there = wire.decode_item(bytearray(wire.encode_item(item(2.0))))
+    there = wire.decode_item(bytearray(b"".join(wire.encode_item(item(2.0)))))
     assert there == item(2.0)
     assert {name: one.field.keep_on_cpu for name, one in there.items()} == {
         "pixel_values": False,
@@ -47,7 +47,7 @@ def test_an_image_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 30, 100])
 def test_unreadable_images_are_refused(cut: int) -> None:
-    good = wire.encode_item(item())
+    good = b"".join(wire.encode_item(item()))
     with pytest.raises(ValueError, match="hold no MultiModalKwargsItem"):
         wire.decode_item(bytearray(good[:cut] + b"\xc1" + good[cut + 1 : -1]))
 

@@ -10,8 +10,9 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed, Start
 from baton.services.engine import wire
-from baton.services.engine.images import metadata_of
+from baton.services.engine.images import MOST_BYTES, metadata_of
 from baton.services.router.errors import NotAdmitted
+from baton.services.router.image_budget import ImageBudget, budget_bytes
 from baton.services.router.images import Image, Sent
 from baton.services.router.state import Journal
 from harness.fake_worker import FakeWorker, Fault, answer
@@ -36,28 +37,46 @@ def test_a_journal_counts_an_image_once() -> None:
     journal = Journal()
     one, two = request_state("one"), request_state("two")
     one.images, two.images = (A, B), (A,)
-    each = one.journal_bytes
     journal.enter(one)
     journal.enter(two)
-    assert journal.size == 2 * each + A.size + B.size
+    assert (journal.size, journal.images.size) == (2 * one.journal_bytes, A.size + B.size)
     journal.enter(two)  # again
     journal.leave(one)
     journal.leave(one)
-    assert journal.size == each + A.size
+    assert journal.images.size == A.size
     journal.leave(two)
-    assert journal.size == 0
+    assert (journal.size, journal.images.size) == (0, 0)
 
 
-def test_images_have_no_room_beyond_the_journal() -> None:
-    state = request_state("one")
-    journal = Journal(state.journal_bytes + A.size)
-    state.images = (A, B)
-    with pytest.raises(NotAdmitted, match="fewer or smaller images"):
-        journal.enter(state)
-    state.images = (A,)
-    journal.enter(state)
-    with pytest.raises(NotAdmitted, match="journal is full"):
-        journal.enter(request_state("two"))
+def test_images_leave_text_its_room() -> None:
+    journal = Journal(images=ImageBudget(A.size))
+    one, two, text = map(request_state, ("one", "two", "text"))
+    one.images, two.images = (A,), (A, B)
+    journal.enter(one)
+    for _ in range(2):
+        with pytest.raises(NotAdmitted, match=r"no room for more images.* 0\.1 MiB") as full:
+            journal.enter(two)
+    assert (full.value.status, full.value.retry_after_s) == (503, 1.0)
+    journal.enter(text)
+    assert len(journal) == 2
+    journal.leave(one)
+    assert journal.images.size == 0
+
+
+def test_a_tenant_holds_half_of_the_room_for_images() -> None:
+    budget = ImageBudget(2 * A.size)
+    budget.enter((A, A), "tenant")
+    with pytest.raises(NotAdmitted, match="MiB are yours"):
+        budget.enter((B,), "tenant")
+    budget.enter((A, B), "")  # nobody in particular
+    budget.leave((A, A), "tenant")
+    assert budget.size == A.size + B.size
+    budget.enter((B,), "tenant")
+    budget.leave((A, B), "")
+    budget.leave((B,), "tenant")
+    assert budget.size == 0
+    assert budget_bytes(1) == 4 * MOST_BYTES
+    assert budget_bytes(64) == 2 * MOST_BYTES
 
 
 def feature(name: str, offset: int) -> MultiModalFeatureSpec:
@@ -112,3 +131,12 @@ async def test_a_decode_worker_that_needs_an_image_computes_the_prompt(cluster: 
     assert (sent(prefill), sent(decode)) == (["a"], ["a"])
     assert [one.HasField("source") for one in decode.seen.starts] == [True, False]
     assert len(decode.seen.starts[1].output_token_ids) == 4
+
+
+async def test_a_worker_that_always_lacks_an_image_ends_the_request(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    prefill.faults.extend(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA) for _ in range(9))
+    found = await ask(cluster, [feature("a", 0)])
+    assert found.error is not None
+    assert "right after it was sent" in str(found.error)
+    assert sent(prefill) == ["a"] * 3

@@ -141,6 +141,13 @@ async def test_a_worker_that_hangs_and_then_dies_counts_once(cluster, monkeypatc
     assert bool(alone(spare)) == bool(lost_before), "one lost worker makes no suspect"
 
 
+def test_a_worker_that_lacks_an_image_is_not_to_blame():
+    worker, excluded = pb.Worker(worker_id="m0"), set()
+    placed = Placement(Attempt("q", 1), None, worker, 15.0)
+    Quarantine().note(Failure(Trouble.MEDIA, "m0", ""), placed, excluded)
+    assert not excluded
+
+
 def test_a_suspect_is_not_tried_on_the_worker_that_it_just_lost():
     worker = pb.Worker(worker_id="m0")
     placed, suspects = Placement(Attempt("q", 1), None, worker, 15.0), Quarantine()

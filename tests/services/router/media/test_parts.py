@@ -100,6 +100,8 @@ def test_anthropics_messages():
         ({"type": "image_url", "image_url": None}, "has no URL"),
         ({"type": "image_url", "image_url": {"url": ""}}, "has no URL"),
         ({"type": "input_image", "file_id": "f"}, "files are not served"),
+        *((part, "has no 'source'") for part in ({"type": "image"}, {"image": "x"})),
+        ({"type": "image", "source": "x"}, "has no 'source'"),
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "'base64' or 'url', not 'file'"),
     ],
 )

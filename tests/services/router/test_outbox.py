@@ -1,0 +1,126 @@
+"""The order and the bounds of messages to a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from baton.attempts import attempt_id
+from baton.protos.worker_pb2 import RunRequest, Start
+from baton.services.router import images, outbox
+from baton.services.router.images import Image
+from baton.services.router.outbox import Outbox
+
+A, B = Image("a", b"a" * 30), Image("b", b"b" * 20)
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PART_BYTES", 10)
+    monkeypatch.setattr(outbox, "MAX_UNSENT_BYTES", 50)
+
+
+class Worker:
+    """Takes one message per release of `turns`."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.turns = asyncio.Semaphore(0)
+
+    async def write(self, message: RunRequest) -> None:
+        await self.turns.acquire()
+        if message.HasField("media"):
+            self.got.append(message.media.identifier)
+        elif message.HasField("start"):
+            self.got.append(f"start {message.start.request_id}")
+        else:
+            self.got.append(f"abort {message.abort.request_ids[0]}")
+
+    async def take(self, number: int, box: Outbox) -> list[str]:
+        """Begin to take messages, up to `number` now."""
+        self.sending = asyncio.create_task(box.send(self.write))
+        for _ in range(number):
+            self.turns.release()
+        for _ in range(10 * number + 10):
+            await asyncio.sleep(0)
+        return list(self.got)
+
+
+def start(name: str) -> Start:
+    return Start(request_id=name, epoch=1)
+
+
+async def drained(box: Outbox) -> list[str]:
+    worker = Worker()
+    got = await worker.take(50, box)
+    worker.sending.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await worker.sending
+    return got
+
+
+async def test_text_and_aborts_pass_between_the_parts_of_images() -> None:
+    box, worker = Outbox(), Worker()
+    assert box.start(start("one"), [A])
+    assert await worker.take(1, box) == ["a"]
+    assert box.start(start("text"))
+    box.abort("other")
+    for _ in range(6):
+        worker.turns.release()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    # One part was being written already.
+    assert worker.got == ["a", "a", "start text", "abort other", "a", "start one"]
+    assert box.start(start("two"), [A, B])
+    for _ in range(3):
+        worker.turns.release()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert worker.got[6:] == ["b", "b", "start two"]
+    worker.sending.cancel()
+
+
+@pytest.mark.parametrize("ended", ["aborted", "forgotten"])
+async def test_nothing_is_sent_for_a_request_that_ended_before(ended: str) -> None:
+    box = Outbox()
+    assert box.start(start("one"), [A])
+    assert box.start(start("two"), [A, B])
+    assert not box.start(start("three"), [Image("c", b"c")])  # 51 bytes
+    if ended == "aborted":
+        box.abort("one")
+    else:
+        box.drop(attempt_id("one", 1))
+    box.drop(attempt_id("unknown", 1))
+    aborts = ["abort one"] if ended == "aborted" else []
+    assert await drained(box) == [*aborts, "a", "a", "a", "b", "b", "start two"]
+    assert box.start(start("three"), [Image("c", b"c")])
+
+
+async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole() -> None:
+    box, worker = Outbox(), Worker()
+    assert box.start(start("one"), [A, B])
+    await worker.take(1, box)
+    box.abort("one")
+    assert box.start(start("two"), [A])
+    for _ in range(10):
+        worker.turns.release()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert worker.got == ["a", "a", "abort one", "a", "start two"]
+    worker.sending.cancel()
+
+
+async def test_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "MAX_UNSENT_STARTS", 2)
+    box = Outbox()
+    assert [box.start(start(name), few) for name, few in (("1", []), ("2", [A]), ("3", []))] == [
+        True,
+        True,
+        False,
+    ]
+    assert await drained(box) == ["start 1", "a", "a", "a", "start 2"]
+    assert box.start(start("3"))
+    box.clear()
+    assert await drained(box) == []
