@@ -255,3 +255,8 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise ConfigError(f"engine.extra.{key}: vLLM {VLLM_VERSION} has no such argument{hint}")
     return extra
+
+
+def takes_images(model_config: Any) -> bool:
+    modalities = model_config.multimodal_config
+    return modalities is not None and modalities.get_limit_per_prompt("image") > 0

@@ -19,10 +19,9 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine import cache_events, cpu_mla, data_parallel, process
 from baton.services.engine.adapters import AdapterFiles
-from baton.services.engine.args import engine_args, from_hub
+from baton.services.engine.args import engine_args, from_hub, takes_images
 from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
-from baton.services.engine.info import takes_images
 from baton.services.engine.patches import continuation, draft_length, kept_images
 from baton.services.engine.rank_settings import for_ranks
 from baton.services.engine.refusals import reason

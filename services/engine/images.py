@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vllm.multimodal.inputs import MultiModalKwargsItem
-
 MODALITY = "image"
 MOST_BYTES = 256 << 20  # limit of one request's prepared images
 
@@ -25,6 +23,8 @@ FindImage = Callable[[str], Any]  # returns the prepared image with a name, or N
 
 def metadata_of(feature: Any) -> Any:
     """Return the feature with only the fields that an engine needs without computing the image."""
+    from vllm.multimodal.inputs import MultiModalKwargsItem  # routers import this module before vLLM
+
     kept = {name: field for name, field in feature.data.items() if field.field.keep_on_cpu}
     return replace(feature, data=MultiModalKwargsItem(kept))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from baton.services.engine.args import takes_images
 from baton.services.engine.patches import undrafted
 from baton.services.engine.step_checks import StepLimits
 
@@ -82,8 +83,3 @@ def _is_attention(group: Any) -> bool:
     from vllm.v1.kv_cache_interface import AttentionSpec
 
     return isinstance(group.kv_cache_spec, AttentionSpec)  # a block of a state counts as a whole request
-
-
-def takes_images(model_config: Any) -> bool:
-    modalities = model_config.multimodal_config
-    return modalities is not None and modalities.get_limit_per_prompt("image") > 0

@@ -16,8 +16,7 @@ from baton.scheduler.need import Adapter
 from baton.services.classes import Classes
 from baton.services.engine import wire
 from baton.services.engine.adapters import AdapterFiles
-from baton.services.engine.args import VLLM_VERSION
-from baton.services.engine.info import takes_images
+from baton.services.engine.args import VLLM_VERSION, takes_images
 from baton.services.engine.step_checks import StepLimits
 from baton.services.models import Model
 from baton.services.router.chronicle import Chronicle

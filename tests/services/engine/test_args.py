@@ -11,9 +11,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms.interface import UnspecifiedPlatform
 
 from baton.services.config import EngineSettings, load
-from baton.services.engine.args import check_model, engine_args
+from baton.services.engine.args import check_model, engine_args, takes_images
 from baton.services.engine.build import EnginePlan, build_config
-from baton.services.engine.info import takes_images
 from baton.services.errors import ConfigError, StartError
 from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL

@@ -8,11 +8,10 @@ import pytest
 from vllm.v1.core.sched.output import NewRequestData
 
 from baton.handoff.vllm.ec_connector import is_whole
-from baton.services.engine.patches import kept_images
-from baton.services.engine.patches.replace import install
+from baton.services.engine.patches import kept_images, table
 from tests.services.engine.test_images import feature
 
-install(kept_images)
+table.install()
 ABSENT = ("sampling_params", "pooling_params", "lora_request", "prompt_embeds", "prompt_is_token_ids")
 
 
