@@ -54,11 +54,13 @@ async def test_a_worker_that_does_not_fit_is_left_alone(cluster, how, caplog):
     else:
         first.protocol -= 1
         why = f"it speaks protocol {first.protocol}"
-    for _ in range(6):
+    asked = 0
+    while why not in caplog.text or asked < 6:  # among equals the scheduler chooses at random
+        assert asked < 40
         right(await cluster.ask(PROMPT), PROMPT, 8)
+        asked += 1
     assert first.seen.starts == []
-    assert len(second.seen.starts) == 6
-    assert why in caplog.text
+    assert len(second.seen.starts) == asked
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
