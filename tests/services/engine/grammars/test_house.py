@@ -155,9 +155,9 @@ async def test_one_client_with_too_many_trials_is_refused_alone(
     house: GrammarHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(houses, "_MOST_OF_PARTY", 2)
-    waiting = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(2)]
+    waiting = [asyncio.create_task(refusal(house, asked(bomb(number)))) for number in range(50, 52)]
     await asyncio.sleep(0)
-    refused = await refusal(house, asked(bomb(3)))
+    refused = await refusal(house, asked(bomb(53)))
     assert refused is not None
     assert refused.code == Failed.CODE_FULL
     assert await refusal(house, asked(HONEST["a date"]), party=2) is None
@@ -168,7 +168,7 @@ async def test_one_client_with_too_many_trials_is_refused_alone(
 
 async def test_a_dead_helper_is_replaced(house: GrammarHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(houses, "_RESTART_S", 0.0)
-    waiting = asyncio.create_task(refusal(house, asked(bomb(0))))
+    waiting = asyncio.create_task(refusal(house, asked(bomb(60))))
     async with asyncio.timeout(10 * PATIENCE):
         while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
             await asyncio.sleep(0.01)
