@@ -37,7 +37,11 @@ SHAPES: dict[str, dict[str, Any]] = {  # settings of `engine`
     "DP 2 + EP": {"data_parallel_size": 2, "expert_parallel": True},
     "DP 2 x TP 2 + EP": {"data_parallel_size": 2, "tensor_parallel_size": 2, "expert_parallel": True},
 }
-SIDES = {"prefill": (True, False), "decode": (False, True), "both": (True, True)}  # which have the shape
+SIDES = {
+    "prefill": (True, False),
+    "decode": (False, True),
+    "both": (True, True),
+}  # prefill, decode
 
 
 @dataclass(frozen=True)

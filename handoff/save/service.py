@@ -84,7 +84,7 @@ class HandoffService(HandoffServicer):
             self._door.close(0)
             raise _cannot_listen(listen)
         self.door_port = self._door.port
-        self.address = addresses.join(advertise or host, port)  # as other machines reach it
+        self.address = addresses.join(advertise or host, port)  # how other machines reach it
         self.local_address = addresses.from_here(addresses.join(host, port))
         self._server.start()
 

@@ -82,7 +82,7 @@ def sample(every: int, *, tiny: bool = False) -> list[tuple[int, ...]]:
 
 
 async def questions(url: str, every: int, model: str = ENGINE["model"]) -> Questions:
-    """Return prompts with the model's answers. Those that are not on disk are requested at `url`."""
+    """Return prompts with the model's answers. Missing answers are requested at `url`."""
     prompts = sample(every, tiny=model != ENGINE["model"])
     file = CACHE / f"{_digest(model, prompts)}.json"
     if file.exists():

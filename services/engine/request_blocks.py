@@ -19,7 +19,7 @@ class RequestBlocks:
         ]
 
     def most(self, tokens: int, requests: int = 1) -> int:
-        """Return the maximum number of blocks that so many requests with these tokens take.
+        """Return the maximum number of blocks that this many requests with these tokens take.
 
         Windows, chunks and states take only so many for each request.
         """

@@ -309,7 +309,7 @@ class Parts:
         return [one for one in self.members if one is not part and part.gang and one.gang == part.gang]
 
     def _give_up(self, part: Part) -> None:
-        """Restart a part no more, nor the rest of its gang, which would wait for it."""
+        """Stop restarting a part and the rest of its gang, which would wait for it."""
         for one in (part, *self._siblings(part)):
             one.given_up, one.ready, one.restart_at, one.ends_by = True, False, None, None
             if one.child and one.child.alive:

@@ -10,9 +10,10 @@ from functools import cached_property
 import xxhash
 
 from baton.protos import worker_pb2
+from baton.services.engine.images import MOST_BYTES
 
 PART_BYTES = 4 << 20
-SENT_BYTES = 256 << 20  # images that a stream remembers to have sent: half of what a worker keeps
+SENT_BYTES = MOST_BYTES  # images that a stream remembers to have sent: half of what a worker keeps
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from typing import Any
 import xxhash
 
 from baton.protos.worker_pb2 import Media
+from baton.services.engine.images import MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
-STORE_BYTES = 512 << 20  # limit of all images; twice a request's limit
-MOST_BYTES = 256 << 20  # limit of one image, and of those of one request
+STORE_BYTES = 2 * MOST_BYTES  # limit of all images
 
 
 class MediaStore:

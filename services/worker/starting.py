@@ -9,11 +9,13 @@ import time
 from typing import Any
 
 from baton import signals
+from baton.services.errors import StartError
 from baton.services.worker.gang import WorkerGang
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 10.0
+LOADING_S = 1800.0  # limit in a gang: vLLM's ranks wait for each other without one
 CAUSE_S = 1.0  # within which a member's end is noticed that made this one's work fail
 
 
@@ -39,7 +41,8 @@ async def done_or_stopped(
 ) -> bool:
     """Wait for `work`, and log that it takes long; return False if `stop` is set first.
 
-    Raises SiblingLost if the gang ends first, or just after `work` has failed.
+    Raises SiblingLost if the gang ends first, or just after `work` has failed, and StartError if a gang takes
+    longer than LOADING_S.
     """
     began = time.monotonic()
     stopping = asyncio.create_task(stop.wait())
@@ -47,6 +50,12 @@ async def done_or_stopped(
     if gang is not None:
         waited.append(gang.link.lost)
     while not (await asyncio.wait(waited, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+        if gang is not None and time.monotonic() - began > LOADING_S:
+            stopping.cancel()
+            raise StartError(
+                f"still {what} after {LOADING_S:g} s: if the gang is on several machines, see whether all "
+                "ports between them are open"
+            )
         missing = gang.link.missing if gang is not None else ""
         logger.info("still %s%s, %.0f s", what, missing and f": rank {missing}", time.monotonic() - began)
     stopping.cancel()

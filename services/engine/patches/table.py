@@ -284,7 +284,7 @@ OBJECTS = (
     ObjectPatch(
         file="services/router/vllm/images.py",
         why="vLLM fetches and decodes clients' images in threads, without bounds. Its media connector, by "
-        "its own registry, gets those that the router has decoded in processes of their own, and no other.",
+        "its own registry, gets only images that the router has decoded in separate processes.",
         symbols=(
             "vllm.multimodal.media:MediaConnector.fetch_image_async",
             "vllm.multimodal.media:MediaConnector.load_from_url_async",

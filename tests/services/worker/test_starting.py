@@ -36,3 +36,13 @@ async def test_a_load_that_fails_with_the_gang(lost: bool, monkeypatch: pytest.M
     asyncio.get_running_loop().call_later(0.01, link.lost.set_result, "rank 1 ended")
     with pytest.raises(SiblingLost):
         await waiting
+
+
+async def test_a_gang_does_not_load_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "PROGRESS_EVERY_S", 0.01)
+    monkeypatch.setattr(starting, "LOADING_S", 0.02)
+    loop = asyncio.get_running_loop()
+    gang: Any = SimpleNamespace(link=SimpleNamespace(lost=loop.create_future(), missing=""))
+    loading: asyncio.Future[None] = loop.create_future()
+    with pytest.raises(StartError, match="ports between them"):
+        await starting.done_or_stopped(loading, "loading", asyncio.Event(), gang)

@@ -1,4 +1,4 @@
-"""Where images are in the requests of each API, and which parts are refused."""
+"""Test that images are found in the requests of each API, and that other parts are refused."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""How a router names images, and takes them out of vLLM's requests."""
+"""Test that a router names images and takes them out of vLLM's requests."""
 
 from __future__ import annotations
 
