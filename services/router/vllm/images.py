@@ -46,7 +46,7 @@ async def admit_images(request: Any, door: MediaDoor | None, handler: Any = None
             return
         party = admission.party
         admission.images = {}
-        admission.images = await door.admit(found, party.tenant or party.client, admission.deadline)
+        admission.images = await door.admit(found, party.holder, admission.deadline)
     except RequestFailed as error:
         raise refusal(error) from None
 
