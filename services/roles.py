@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2
-from baton.services.config import Settings, suggest
+from baton.services.config import EngineSettings, Settings, suggest
+from baton.services.decode.proposers.checkpoint import config_of
 from baton.services.errors import ConfigError
 
 
@@ -44,6 +45,16 @@ def role(name: str) -> Role:
     return ROLES[name]
 
 
+def encoder_settings(settings: Settings) -> Settings:
+    """Return the settings of an encode worker: one rank, and no drafts."""
+    own = settings.model_copy(deep=True)
+    own.engine.tensor_parallel_size = own.engine.pipeline_parallel_size = 1
+    own.engine.data_parallel_size = own.engine.nodes = 1
+    own.engine.speculative_config = None
+    own.worker.gang, own.worker.gang_rank = "", 0
+    return own
+
+
 def check(one: Role, settings: Settings) -> None:
     """Raise ConfigError if a role cannot serve with these settings."""
     engine, nodes = settings.engine, settings.engine.nodes
@@ -64,10 +75,24 @@ def check(one: Role, settings: Settings) -> None:
             f"fleet.node_rank (value {settings.fleet.node_rank}): engine.nodes is {nodes}: machines are 0 to "
             f"{nodes - 1}"
         )
+    if not one.generates:
+        _check_images(engine)
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "
             "only mixed workers"
+        )
+
+
+def _check_images(engine: EngineSettings) -> None:
+    """Raise ConfigError if there is nothing to encode. A model from a hub is checked once it is loaded."""
+    if not engine.images:
+        raise ConfigError("engine.images is false, so there are no images to encode: leave out encode workers")
+    config = config_of(engine.model) if engine.model else {}
+    if config and "vision_config" not in config:
+        raise ConfigError(
+            f"the model {engine.model!r} takes no images (its config.json has no vision_config): leave out "
+            "encode workers"
         )
 
 

@@ -88,6 +88,7 @@ def up(
     mixed: Annotated[
         int, typer.Option(help="Number of mixed workers, which do both: the aggregated mode.", min=0)
     ] = 0,
+    encode: Annotated[int, typer.Option(help="Number of encode workers (docs/images.md).", min=0)] = 0,
     schedulers: Annotated[
         int,
         typer.Option(
@@ -103,8 +104,8 @@ def up(
     from baton.services.fleet.supervisor import Fleet
 
     printing.guard()
-    given = (prefill, decode, mixed, schedulers) != (None, None, 0, 1)
-    run_up(settings, Fleet.of(prefill, decode, mixed, schedulers) if given else None, log_dir)
+    given = (prefill, decode, mixed, schedulers, encode)
+    run_up(settings, Fleet.of(*given) if given != (None, None, 0, 1, 0) else None, log_dir)
 
 
 app.command(cls=SectionedCommand)(batch)
@@ -160,6 +161,7 @@ def node(
     prefill: Annotated[int, typer.Option(help="Number of prefill workers.", min=0)] = 0,
     decode: Annotated[int, typer.Option(help="Number of decode workers.", min=0)] = 0,
     mixed: Annotated[int, typer.Option(help="Number of mixed workers.", min=0)] = 0,
+    encode: Annotated[int, typer.Option(help="Number of encode workers.", min=0)] = 0,
     orders: Annotated[
         bool, typer.Option("--orders", help="Read lists of parts from stdin (services/fleet/node.py).")
     ] = False,
@@ -173,7 +175,8 @@ def node(
     from baton.services.fleet.supervisor import Fleet
 
     printing.guard()
-    run(settings, Fleet(prefill=prefill, decode=decode, mixed=mixed), log_dir, orders=orders)
+    fleet = Fleet(prefill=prefill, decode=decode, mixed=mixed, encode=encode)
+    run(settings, fleet, log_dir, orders=orders)
 
 
 @command(app, *OPERATORS, of=Of.ANY)

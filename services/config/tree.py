@@ -52,6 +52,8 @@ class ModelSettings(Section):
     """Decode workers of `baton up`; 1 if unset, or 0 with mixed ones."""
     mixed: Count = 0
     """Mixed workers of `baton up`."""
+    encode: Count = 0
+    """Encode workers of `baton up` (docs/images.md)."""
     engine: dict[str, Any] = Field(default_factory=dict, repr=False)
     scheduler: dict[str, Any] = Field(default_factory=dict, repr=False)
     """By default, topic is the top level's, a dot and the model's name; ports are the top level's, plus 1 for

@@ -16,6 +16,7 @@ from baton.services.fleet import devices
 from baton.services.fleet.devices import Devices
 from baton.services.fleet.parts import STOP_TIMEOUT_S, Kind, Parts
 from baton.services.fleet.watch import Ordered
+from baton.services.roles import ENCODE, encoder_settings
 
 Run = Callable[[], None]
 # Makes the function of a worker's process, from its name, its role at start and its devices.
@@ -32,6 +33,8 @@ class Plan:
 
     def settings_of(self, role: str) -> Settings:
         """Return the settings of a role's workers. Raises ConfigError."""
+        if role == ENCODE.name:
+            return encoder_settings(self.settings)
         values = self._own_engines.get(role)
         if not values:
             return self.settings
@@ -51,7 +54,7 @@ class Plan:
             return []
         most = {"prefill": limits.max_prefill, "decode": limits.max_decode}
         if not self.sides_differ:
-            return [""] * (sum(most.values()) - len(self.roles))
+            return [""] * (sum(most.values()) - sum(role in most for role in self.roles))
         more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
         return [role for pair in zip_longest(*more) for role in pair if role]
 
@@ -112,8 +115,13 @@ class Places:
         ]
         # name -> role of each place in which workers should run
         self._roles = dict(zip(self.names, fleet.roles, strict=False))
-        # name -> the role to which each place belongs; "": any
-        self.owners = dict(zip(self.names, roles if fleet.sides_differ else [""] * len(roles), strict=True))
+        self._encoders = {name: role for name, role in self._roles.items() if role == ENCODE.name}
+        # name -> the role to which each place with orders belongs; "": any. Encode workers get no orders.
+        self.owners = {
+            name: role if fleet.sides_differ else ""
+            for name, role in zip(self.names, roles, strict=True)
+            if name not in self._encoders
+        }
         self._runs = {
             name: self._members(name, own, worker, shares)
             for name, (_, own) in zip(self.names, places, strict=True)
@@ -130,7 +138,9 @@ class Places:
         self._fence = ordered.fence
         places = {member: name for name, members in self._runs.items() for member in members}
         known = [part for part in parts.members if part.name in places]
-        self._roles = {name: role for name, role in ordered.roles.items() if name in self._runs}
+        self._roles = self._encoders | {
+            name: role for name, role in ordered.roles.items() if name in self.owners
+        }
         occupied = {places[part.name] for part in known}
         for name, role in self._roles.items():
             if name not in occupied:

@@ -52,18 +52,34 @@ class Fleet:
     decode: int
     mixed: int
     schedulers: int = 1
+    encode: int = 0
 
     @classmethod
-    def of(cls, prefill: int | None, decode: int | None, mixed: int, schedulers: int = 1) -> Fleet:
-        """Return a fleet; with no numbers given, it has one prefill and one decode worker."""
+    def of(
+        cls, prefill: int | None, decode: int | None, mixed: int, schedulers: int = 1, encode: int = 0
+    ) -> Fleet:
+        """Return a fleet; by default it has one prefill and one decode worker, or none if it has mixed ones."""
         alone = 0 if mixed else 1
         return cls(
-            alone if prefill is None else prefill, alone if decode is None else decode, mixed, schedulers
+            alone if prefill is None else prefill,
+            alone if decode is None else decode,
+            mixed,
+            schedulers,
+            encode,
         )
 
     @property
     def roles(self) -> list[str]:
-        return ["prefill"] * self.prefill + ["decode"] * self.decode + ["mixed"] * self.mixed
+        return [role for role, count in self._counts for _ in range(count)]
+
+    @property
+    def _counts(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("prefill", self.prefill),
+            ("decode", self.decode),
+            ("mixed", self.mixed),
+            ("encode", self.encode),
+        )
 
     @property
     def hands_over(self) -> bool:
@@ -79,8 +95,7 @@ class Fleet:
             )
 
     def __str__(self) -> str:
-        counts = (("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed))
-        workers = " + ".join(f"{count} {role}" for role, count in counts if count)
+        workers = " + ".join(f"{count} {role}" for role, count in self._counts if count)
         return f"{workers}, {self.schedulers} schedulers" if self.schedulers > 1 else workers
 
 
@@ -104,7 +119,7 @@ def started(settings: Settings, fleet: Fleet | None) -> list[Started]:
     if settings.models and fleet is not None:
         raise ConfigError(
             "the configuration has several models: set the numbers of workers there, as models.NAME.prefill, "
-            "decode and mixed, and name schedulers in models.NAME.scheduler.address"
+            "decode, mixed and encode, and name schedulers in models.NAME.scheduler.address"
         )
     return [_started(one, fleet) for one in models_of(settings)]
 
@@ -113,7 +128,7 @@ def _started(model: Model, fleet: Fleet | None) -> Started:
     if (entry := model.entry) is None:
         return Started(model, fleet or Fleet.of(None, None, 0))
     schedulers = len(model.settings.scheduler.address.split(","))
-    return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers))
+    return Started(model, Fleet.of(entry.prefill, entry.decode, entry.mixed, schedulers, entry.encode))
 
 
 def _check(settings: Settings, whole: Sequence[Started]) -> None:
@@ -145,8 +160,7 @@ def _check_model(one: Started) -> None:
     plan = Plan(settings, fleet.roles)
     engines = [settings.engine]
     for role in set(fleet.roles):
-        own = plan.settings_of(role)
-        roles.check(roles.role(role), own)
+        roles.check(roles.role(role), own := plan.settings_of(role))
         engines.append(own.engine)
     if settings.fleet.node_rank:
         raise ConfigError(

@@ -120,6 +120,8 @@ async def _look(client: SchedulerClient, prefix: str) -> list[Seen]:
         loaded = worker.identity.HasField("capacity")
         if worker.state == pb.WORKER_STATE_READY or (worker.drained and loaded):
             room = f"{capacity.num_blocks} blocks of {capacity.block_size} tokens"
+            if worker.identity.role == pb.ROLE_ENCODE:
+                room = "encodes images"
             drained = ", DRAINED: it takes no requests until `baton undrain`" if worker.drained else ""
             detail = f"{worker.identity.address}, {room}{drained}"
             found.append(Seen(worker.identity.worker_id, detail, at))
