@@ -87,7 +87,7 @@ def check(one: Role, settings: Settings) -> None:
 def _check_images(engine: EngineSettings) -> None:
     """Raise ConfigError if there is nothing to encode. A model from a hub is checked once it is loaded."""
     if not engine.images:
-        raise ConfigError("engine.images is false, so there are no images to encode: leave out encode workers")
+        raise ConfigError("engine.images is false, so nothing is to be encoded: leave out encode workers")
     config = config_of(engine.model) if engine.model else {}
     if config and "vision_config" not in config:
         raise ConfigError(

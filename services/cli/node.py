@@ -24,7 +24,7 @@ def run(settings: Settings, fleet: Fleet, log_dir: str, *, orders: bool) -> NoRe
     Raises ConfigError and StartError.
     """
     if bool(fleet.roles) == orders:
-        raise ConfigError("give either the workers to run (--prefill, --decode, --mixed, --encode) or --orders")
+        raise ConfigError("give either workers to run (--prefill, --decode, --mixed, --encode) or --orders")
     folder = log_folder(log_dir)
     if orders:
         events = os.fdopen(os.dup(1), "w")

@@ -58,7 +58,7 @@ class Fleet:
     def of(
         cls, prefill: int | None, decode: int | None, mixed: int, schedulers: int = 1, encode: int = 0
     ) -> Fleet:
-        """Return a fleet; by default it has one prefill and one decode worker, or none if it has mixed ones."""
+        """Return a fleet; without mixed workers, it has one prefill and one decode worker by default."""
         alone = 0 if mixed else 1
         return cls(
             alone if prefill is None else prefill,
