@@ -46,13 +46,17 @@ def role(name: str) -> Role:
 
 
 def encoder_settings(settings: Settings) -> Settings:
-    """Return the settings of an encode worker: one rank, and no drafts."""
+    """Return the settings of an encode worker."""
     own = settings.model_copy(deep=True)
-    own.engine.tensor_parallel_size = own.engine.pipeline_parallel_size = 1
-    own.engine.data_parallel_size = own.engine.nodes = 1
-    own.engine.speculative_config = None
+    own.engine = encoder_engine(own.engine)
     own.worker.gang, own.worker.gang_rank = "", 0
     return own
+
+
+def encoder_engine(engine: EngineSettings) -> EngineSettings:
+    """Return the engine of an encode worker: one rank, and no drafts."""
+    one = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nodes"), 1)
+    return engine.model_copy(update={**one, "speculative_config": None}, deep=True)
 
 
 def check(one: Role, settings: Settings) -> None:

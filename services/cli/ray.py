@@ -87,7 +87,7 @@ def status(
 def scale(
     settings: Settings,
     numbers: Annotated[
-        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="prefill=2, decode=1, or both.")
+        list[str], typer.Argument(metavar="ROLE=NUMBER...", help="prefill=2, decode=1, encode=1, or several.")
     ],
     address: RunningAddress = "auto",
 ) -> None:
@@ -141,7 +141,11 @@ def _banner(settings: Settings, status: dict[str, Any]) -> str:
     url, model = status["urls"][0], status["model"]
     numbers = "baton ray scale prefill=2 decode=1"
     if status["autoscale"] == "on":
-        limits = ", ".join(f"{least} to {most} {role}" for role, (least, most) in status["bounds"].items())
+        limits = ", ".join(
+            f"{least} to {most} {role}"
+            for role, (least, most) in status["bounds"].items()
+            if role != "encode"
+        )
         numbers = f"chosen by the scheduler: {limits}"
     return f"""
 Ready. OpenAI's API is served at {" and ".join(f"{one}/v1" for one in status["urls"])}
@@ -160,7 +164,9 @@ def _print_status(status: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(status, indent=2))
         return
-    wanted = ", ".join(f"{number} {role}" for role, number in status["wanted"].items())
+    wanted = ", ".join(
+        f"{number} {role}" for role, number in status["wanted"].items() if number or role != "encode"
+    )
     who = " (chosen by the scheduler)" if status["autoscale"] == "on" else ""
     head = (
         f"model {status['model']}, topic {status['topic']}, wanted{who}: {wanted}\n"

@@ -1,7 +1,8 @@
-"""The configuration of a deployment on Ray: Baton's own tree, and three sections with Ray Serve LLM's keys.
+"""The configuration of a deployment on Ray: Baton's own tree, and sections with Ray Serve LLM's keys.
 
-`prefill_config` and `decode_config` have the fields of Ray's LLMConfig that apply here, so that users of
-`ray.serve.llm` find familiar names. Their engine_kwargs override `engine`.
+`prefill_config`, `decode_config` and `encode_config` have the fields of Ray's LLMConfig that apply here, so
+that users of `ray.serve.llm` find familiar names. Their engine_kwargs override `engine`; those of
+`encode_config` override the prefill workers' engine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from baton.services.fleet.devices import cpu_build
 from baton.services.fleet.goals import goals_of
 from baton.services.ray.sections import Deploying, Routers, Workers
 
-WORKER_ROLES = ("prefill", "decode")
+SIDES = ("prefill", "decode")
+WORKER_ROLES = (*SIDES, "encode")
 TYPE_SHARE = 0.001  # amount of `accelerator_type:` that a worker requests; the resource only names the type
 # Keys of engine_kwargs that Ray's own prefill and decode need and Baton sets itself.
 _DONE_HERE = ("kv_transfer_config", "distributed_executor_backend", "data_parallel_backend")
@@ -61,6 +63,9 @@ class ClusterSettings(Settings):
     security: Security = Field(default_factory=Security)
     prefill_config: Workers = Field(default_factory=Workers)
     decode_config: Workers = Field(default_factory=Workers)
+    encode_config: Workers = Field(  # no workers unless it is given
+        default_factory=lambda: Workers(deployment_config=Deploying(num_replicas=0))
+    )
     router_config: Routers = Field(default_factory=Routers)
 
     @property
@@ -68,7 +73,8 @@ class ClusterSettings(Settings):
         return served_model_name(self.engine_of("decode"))
 
     def workers(self, role: str) -> Workers:
-        return self.prefill_config if role == "prefill" else self.decode_config
+        found: Workers = getattr(self, f"{role}_config")
+        return found
 
     def deploying(self, part: str) -> Deploying:
         """Return the `deployment_config` of a worker role or of the routers."""
@@ -79,7 +85,8 @@ class ClusterSettings(Settings):
     def engine_of(self, role: str) -> EngineSettings:
         """Return the engine settings of a role's workers. Raises ConfigError."""
         section, group = f"{role}_config", self.workers(role)
-        values = self.engine.model_dump(exclude_unset=True)
+        encodes = role == roles.ENCODE.name
+        values = (self.engine_of("prefill") if encodes else self.engine).model_dump(exclude_unset=True)
         values["extra"] = dict(values.get("extra", {}))
         loading = group.model_loading_config
         if loading.model_id or loading.model_source:
@@ -94,9 +101,10 @@ class ClusterSettings(Settings):
             into = values if key in EngineSettings.model_fields else values["extra"]
             into[key] = value
         try:
-            return EngineSettings(**values)
+            engine = EngineSettings(**values)
         except ValidationError as error:
             raise ConfigError(f"{section}.engine_kwargs: {one_line(error)}") from None
+        return roles.encoder_engine(engine) if encodes else engine
 
     def bundle(self, role: str) -> dict[str, float]:
         """Return what one worker or gang of a role reserves on each of its nodes, by Ray's names."""
@@ -134,14 +142,14 @@ class ClusterSettings(Settings):
         own = self.autoscale
         if own.mode == "off":
             return own
-        bounds = {role: self._bounds_given(role) for role in WORKER_ROLES}
+        bounds = {role: self._bounds_given(role) for role in SIDES}
         try:
             scaling = AutoscaleSettings(
                 **{**own.model_dump(exclude_unset=True), **bounds["prefill"], **bounds["decode"]}
             )
         except ValidationError as error:
             raise ConfigError(f"autoscale, autoscaling_config: {one_line(error)}") from None
-        for role in WORKER_ROLES if own.mode == "on" else ():
+        for role in SIDES if own.mode == "on" else ():
             least, most = (getattr(scaling, f"{end}_{role}") for end in ("min", "max"))
             if not least <= (first := self.deploying(role).initial) <= most:
                 raise ConfigError(
@@ -174,7 +182,7 @@ class ClusterSettings(Settings):
 
     def bounds(self, role: str) -> tuple[int, int | None]:
         """Return the minimum and maximum number of a role's workers, None for any. Raises ConfigError."""
-        if self.autoscale.mode == "on":
+        if self.autoscale.mode == "on" and role in SIDES:
             scaling = self.scaling
             return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
         limits = self.deploying(role).autoscaling_config
@@ -185,7 +193,7 @@ class ClusterSettings(Settings):
         """Whether both sides' workers have the same resources, environment and engine."""
         prefill, decode = (
             (self.bundle(role), self.workers(role).label_selector, self.workers(role).runtime_env)
-            for role in WORKER_ROLES
+            for role in SIDES
         )
         return prefill == decode and self.engine_of("prefill") == self.engine_of("decode")
 
@@ -222,7 +230,8 @@ class ClusterSettings(Settings):
                     f"security.{key}: leave it out; on Ray the CA is where `baton ray up` runs (security.ca)"
                 )
         names = set()
-        for role in WORKER_ROLES:
+        there = (*SIDES, *(["encode"] if self.deploying("encode").initial else []))
+        for role in there:
             engine = self.engine_of(role)
             check_model(engine)
             validation.check(engine)
@@ -232,9 +241,8 @@ class ClusterSettings(Settings):
             self._check_gpus(role, engine)
             names.add((engine.model, engine.served_model_name))
         if len(names) > 1:
-            raise ConfigError(
-                "prefill_config and decode_config name different models: give both the same one"
-            )
+            sections = " and ".join(f"{role}_config" for role in there)
+            raise ConfigError(f"{sections} name different models: give them the same one")
         if not self.deploying("router").initial:
             raise ConfigError("router_config.deployment_config: at least one router is needed")
         credentials.check(self)
@@ -245,7 +253,7 @@ class ClusterSettings(Settings):
         if self.worker.gang:
             raise ConfigError(f"worker.gang (value {self.worker.gang!r}): leave it out on Ray")
         changes = self.scheduler.rebalance_after_s or self.autoscale.mode == "on"
-        if changes and any(self.engine_of(role).members > 1 for role in WORKER_ROLES):
+        if changes and any(self.engine_of(role).members > 1 for role in SIDES):
             raise ConfigError(
                 "engine.data_parallel_size or engine.nodes is above 1, and gangs on Ray are neither scaled "
                 "nor change their roles: leave out autoscale.mode and scheduler.rebalance_after_s"

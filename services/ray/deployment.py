@@ -111,14 +111,17 @@ class Deployment:
             names = sorted(self._routers, key=lambda name: (name not in self._healthy, name))
             return [self._url(self._routers[name]) for name in names if self._routers[name] in self._machines]
 
-    def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
+    def scale(
+        self, *, prefill: int | None = None, decode: int | None = None, encode: int | None = None
+    ) -> None:
         """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
         Returns at once. Raises ServiceError for a number outside the configuration's limits, and if the
         scheduler decides.
         """
         bounds = {role: self.settings.bounds(role) for role in WORKER_ROLES}
-        numbers = checked(prefill, decode, bounds, decided=self._chosen is not None)
+        asked = {"prefill": prefill, "decode": decode, "encode": encode}
+        numbers = checked(asked, bounds, decided=self._chosen is not None)
         with self._lock:
             self._numbers |= numbers
 

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from baton.services.errors import ServiceError, StartError
 from baton.services.ray import cluster
-from baton.services.ray.config import WORKER_ROLES
 
 NAME = "desk"
 END_S = 300.0  # longest drain of a deployment
@@ -24,15 +23,14 @@ WHO_DECIDES = (
 
 
 def checked(
-    prefill: int | None, decode: int | None, bounds: Mapping[str, Sequence[int | None]], *, decided: bool
+    asked: Mapping[str, int | None], bounds: Mapping[str, Sequence[int | None]], *, decided: bool
 ) -> dict[str, int]:
-    """Return the given numbers by role. Raises ServiceError if one is not allowed.
+    """Return the numbers of `asked` that are given, by role. Raises ServiceError if one is not allowed.
 
     `decided`: the scheduler chooses the numbers. `bounds`: each role's minimum and maximum number of workers.
     """
     if decided:
         raise ServiceError(WHO_DECIDES)
-    asked = dict(zip(WORKER_ROLES, (prefill, decode), strict=True))
     numbers = {role: number for role, number in asked.items() if number is not None}
     for role, number in numbers.items():
         least, most = bounds[role]
@@ -106,7 +104,9 @@ class Remote:
         found: dict[str, Any] = self._call("status")
         return found
 
-    def scale(self, *, prefill: int | None = None, decode: int | None = None) -> None:
+    def scale(
+        self, *, prefill: int | None = None, decode: int | None = None, encode: int | None = None
+    ) -> None:
         """Set numbers of workers. Surplus workers are drained; new ones start where there is room.
 
         Returns at once; `status` shows the effect. Raises ServiceError if a number is outside the
@@ -114,7 +114,8 @@ class Remote:
         """
         status = self.status()
         decided = status["autoscale"] == "on"
-        self._call("scale", checked(prefill, decode, status["bounds"], decided=decided))
+        asked = {"prefill": prefill, "decode": decode, "encode": encode}
+        self._call("scale", checked(asked, status["bounds"], decided=decided))
 
     def down(self) -> None:
         """Finish the running requests, end the deployment, and wait for its end. Raises ServiceError."""

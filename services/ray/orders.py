@@ -18,7 +18,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services import roles
 from baton.services.ray import cluster
-from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.config import SIDES, WORKER_ROLES, ClusterSettings
 
 ORDERS_S = 1.0  # between two calls for orders
 ROOM_S = 5.0  # between two messages to Ray's autoscaler
@@ -29,16 +29,18 @@ class OrderedWorkers:
 
     def __init__(self, settings: ClusterSettings) -> None:
         """Make as many places as both sides' limits allow, the initial ones named after roles."""
-        first = {role: settings.deploying(role).initial for role in WORKER_ROLES}
-        most = {role: settings.bounds(role)[1] or 0 for role in WORKER_ROLES}
-        self.roles = {f"{role}-{at}": role for role in WORKER_ROLES for at in range(first[role])}
+        first = {role: settings.deploying(role).initial for role in SIDES}
+        most = {role: settings.bounds(role)[1] or 0 for role in SIDES}
+        self._encoders = {f"encode-{at}": "encode" for at in range(settings.deploying("encode").initial)}
+        self._ordered = {f"{role}-{at}": role for role in SIDES for at in range(first[role])}
         if settings.interchangeable:
-            names = [*self.roles, *(f"worker-{at}" for at in range(len(self.roles), sum(most.values())))]
+            more = (f"worker-{at}" for at in range(len(self._ordered), sum(most.values())))
+            names = [*self._ordered, *more]
             self._places = [pb.Place(name=name) for name in names]
         else:
             self._places = [
                 pb.Place(name=f"{role}-{at}", roles=[roles.role(role).wire])
-                for role in WORKER_ROLES
+                for role in SIDES
                 for at in range(most[role])
             ]
         self._id = f"ray-{socket.gethostname()}-{os.getpid()}"
@@ -58,11 +60,17 @@ class OrderedWorkers:
         if reply.fence and reply.fence >= self._fence:
             self._fence = reply.fence
             known = {place.name for place in self._places}
-            self.roles = {one.name: roles.name_of(one.role) for one in reply.orders if one.name in known}
+            self._ordered = {one.name: roles.name_of(one.role) for one in reply.orders if one.name in known}
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The roles of all wanted workers, by name. Encode workers get no orders."""
+        return self._ordered | self._encoders
 
     @property
     def numbers(self) -> dict[str, int]:
-        return {role: list(self.roles.values()).count(role) for role in WORKER_ROLES}
+        wanted = list(self.roles.values())
+        return {role: wanted.count(role) for role in WORKER_ROLES}
 
 
 class Room:

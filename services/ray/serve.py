@@ -202,14 +202,18 @@ def build_pd_openai_app(args: Mapping[str, Any]) -> Any:
     """Return a Serve application: prefill and decode workers behind an OpenAI-compatible ingress.
 
     `args` are those of `ray.serve.llm.build_pd_openai_app`: prefill_config and decode_config, each a mapping,
-    an LLMConfig or the path of a YAML file, and ingress_deployment_config. Sections of Baton's own
-    configuration may be added (serve_args.py). Serve gets each deployment_config. The parts use TLS unless
-    security.insecure is set. Raises ConfigError.
+    an LLMConfig or the path of a YAML file, and ingress_deployment_config. encode_config and sections of
+    Baton's own configuration may be added (serve_args.py). Serve gets each deployment_config. The parts use
+    TLS unless security.insecure is set. Raises ConfigError.
     """
     read = serve_args.read(args)
     settings = read.settings
     scheduler = _deployment(Scheduler, "Scheduler", {"num_cpus": 0}).bind(settings.tree_of("scheduler"))
-    workers = [_workers(settings, role, read.options[role], scheduler) for role in WORKER_ROLES]
+    workers = [
+        _workers(settings, role, read.options[role], scheduler)
+        for role in WORKER_ROLES
+        if role in read.options
+    ]
     port = settings.router.port if "port" in settings.router.model_fields_set else None
     ingress = {"max_ongoing_requests": UNBOUNDED, **read.options["router"]}
     router = _deployment(Router, "Router", {"num_cpus": 0}, ingress)

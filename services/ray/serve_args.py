@@ -19,7 +19,7 @@ import yaml
 
 from baton.services.config import load, suggest
 from baton.services.errors import NOT_YAML, ConfigError
-from baton.services.ray.config import WORKER_ROLES, ClusterSettings
+from baton.services.ray.config import SIDES, WORKER_ROLES, ClusterSettings
 
 _ROUTERS = "ingress_deployment_config"
 # Keys of Ray's ingress, which is not used; proxy_* are its names in older versions.
@@ -42,7 +42,7 @@ class ServeArgs:
     """The settings of a Serve application, and Serve's options."""
 
     settings: ClusterSettings
-    options: dict[str, dict[str, Any]]  # keys: prefill, decode and router
+    options: dict[str, dict[str, Any]]  # keys: prefill, decode, router, and encode if it is given
 
 
 def read(args: Any) -> ServeArgs:
@@ -54,6 +54,8 @@ def read(args: Any) -> ServeArgs:
             ignored.append(key)
     for role in WORKER_ROLES:
         where = f"{role}_config"
+        if role not in SIDES and not given.get(where):
+            continue
         group = _group(given.get(where) or {}, where)
         options[role] = _options(group.pop("deployment_config", None), f"{where}.deployment_config")
         ignored += [f"{where}.{key}" for key in _without_meaning(group, where)]

@@ -92,6 +92,31 @@ def test_it_has_as_many_places_as_there_may_be_workers(fleet: Fleet) -> None:
     assert other.names == ["m1-prefill-0", "m1-decode-0", "m1-worker-2", "m1-worker-3"]
 
 
+def test_encode_workers_get_no_orders(fleet: Fleet) -> None:
+    plan = Plan(SETTINGS, ["prefill", "decode", "encode"], "m1-")
+    (places,) = places_of([plan], lambda _: fleet.worker)
+    assert places.names == ["m1-prefill-0", "m1-decode-0", "m1-encode-0", "m1-worker-3", "m1-worker-4"]
+    assert list(places.owners) == [name for name in places.names if name != "m1-encode-0"]
+    places.start(fleet.parts)
+    assert ("m1-encode-0", "encode") in {fleet.ran() for _ in range(3)}
+    places.obey(Ordered("m1-", 1, {"m1-prefill-0": "prefill", "m1-encode-0": "decode"}), fleet.parts)
+    assert fleet.said == ["m1-decode-0: no longer ordered: draining"]
+
+
+def test_an_encode_worker_has_one_rank() -> None:
+    settings = load(
+        {
+            "engine": {
+                "tensor_parallel_size": 2,
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+            }
+        }
+    )
+    plan = Plan(settings, ["mixed", "encode"])
+    mixed, encode = (plan.settings_of(role).engine for role in plan.roles)
+    assert (mixed.ranks, encode.ranks, encode.speculative_config) == (2, 1, None)
+
+
 def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet: Fleet) -> None:
     other = fleet.of(Settings(), SETTINGS)[1]
     other.start(fleet.parts)

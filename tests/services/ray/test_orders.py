@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from baton.services.ray import orders
 from baton.services.ray.config import read
 from baton.services.ray.desk import Remote
 from baton.services.ray.orders import OrderedWorkers, Room
+from harness.checkpoints import seeing
 from harness.deployment import MODEL
 
 CPU = {"CPU": 1.0}
@@ -36,7 +38,7 @@ def test_places_of_like_sides_take_either_role() -> None:
     one = made()
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
     assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": [], "worker-3": []}
-    assert made(least=2).numbers == {"prefill": 2, "decode": 2}
+    assert made(least=2).numbers == {"prefill": 2, "decode": 2, "encode": 0}
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,31 @@ async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.Mo
     assert await told(0) == first
     more = {"prefill_0": pb.ROLE_PREFILL, "decode_0": pb.ROLE_DECODE, "worker_2": pb.ROLE_DECODE}
     assert await told(6, **more) == first | {"worker-2": "decode"}
-    assert one.numbers == {"prefill": 1, "decode": 2}
+    assert one.numbers == {"prefill": 1, "decode": 2, "encode": 0}
     assert await told(7, prefill_0=pb.ROLE_DECODE, other=pb.ROLE_DECODE) == {"prefill-0": "decode"}
     assert await told(6) == {"prefill-0": "decode"}
     assert await told(0) == {"prefill-0": "decode"}
     assert await told(8) == {}
+
+
+async def test_encode_workers_get_no_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(orders, "ORDERS_S", 0.0)
+    limits = {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}}
+    tree = {
+        "engine": {"model": str(seeing(tmp_path))},
+        "autoscale": {"mode": "on"},
+        "prefill_config": limits,
+        "decode_config": limits,
+        "encode_config": {"deployment_config": {"num_replicas": 2}},
+    }
+    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    assert list(places(one)) == ["prefill-0", "decode-0", "worker-2", "worker-3"]
+    encoders = {"encode-0": "encode", "encode-1": "encode"}
+    assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"} | encoders
+    schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="decode-0", role=pb.ROLE_DECODE)])
+    await one.ask(schedulers)  # type: ignore[arg-type]
+    assert one.roles == {"decode-0": "decode"} | encoders
+    assert one.numbers == {"prefill": 0, "decode": 1, "encode": 2}
 
 
 async def test_orders_are_asked_for_about_once_a_second() -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from baton.services.errors import ConfigError
 from baton.services.ray.serve_args import read
+from harness.checkpoints import seeing
 from harness.deployment import MODEL
 
 KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -84,6 +85,14 @@ def test_every_way_to_give_a_side_is_the_same(
         assert (engine.model, engine.max_num_seqs, engine.extra) == (str(MODEL), 4, {})
     assert found.options == {"router": {}, "prefill": {}, "decode": {}}
     assert not caplog.records
+
+
+def test_encode_workers_are_there_if_they_are_configured(tmp_path: Path) -> None:
+    assert "encode" not in read(args()).options
+    side = {"model_loading_config": {"model_id": "demo", "model_source": str(seeing(tmp_path))}}
+    found = read(args(side, side, encode_config={"deployment_config": {"num_replicas": 2}}))
+    assert found.options["encode"] == {"num_replicas": 2}
+    assert found.settings.engine_of("encode").model == str(seeing(tmp_path))
 
 
 def test_serves_options_are_kept_for_serve() -> None:
