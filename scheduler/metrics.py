@@ -16,7 +16,7 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
-_ROLES = ("prefill", "decode", "mixed")
+_ROLES = ("prefill", "decode", "mixed", "encode")
 
 log = logging.getLogger(__name__)
 

@@ -121,6 +121,8 @@ def render(description: pb.Description, width: int) -> Group:
     drafting = [worker for worker in description.workers if worker.load.HasField("drafting")]
     if drafting:
         tables.append(fitted("speculation", _SPECULATION, drafting, width))
+    if encoders := [one for one in description.workers if one.identity.role == pb.ROLE_ENCODE]:
+        tables.append(fitted("embeddings", _EMBEDDINGS, encoders, width))
     tables.append(_requests(description.handoffs[:SHOWN_HANDOFFS], width))
     return Group(head, *tables)
 
@@ -171,6 +173,12 @@ def _requests(past: Sequence[pb.PastHandoff], width: int) -> Table:
     return fitted("last requests", [_BOTH_WORKERS, *_REQUESTS], past, width)
 
 
+def _blocks(worker: pb.WorkerStatus) -> str:
+    if worker.identity.role == pb.ROLE_ENCODE:
+        return "-"
+    return f"{worker.load.free_blocks}/{worker.identity.capacity.num_blocks}"
+
+
 _WORKERS: list[Column[tuple[pb.WorkerStatus, Gang | None]]] = [
     Column("worker", lambda w: w[0].identity.worker_id),
     Column("role", lambda w: role_name(w[0].identity.role)),
@@ -179,7 +187,7 @@ _WORKERS: list[Column[tuple[pb.WorkerStatus, Gang | None]]] = [
     Column("waiting", lambda w: str(w[0].load.waiting), number=True, rank=5),
     Column(
         "free\nblocks",
-        lambda w: f"{w[0].load.free_blocks}/{w[0].identity.capacity.num_blocks}",
+        lambda w: _blocks(w[0]),
         number=True,
         rank=4,
     ),
@@ -187,6 +195,14 @@ _WORKERS: list[Column[tuple[pb.WorkerStatus, Gang | None]]] = [
     Column("queued\ntokens", lambda w: str(w[0].reserved_prompt_tokens), number=True, rank=3),
     Column("placed", lambda w: str(w[0].reserved_requests), number=True, rank=1),
     Column("heartbeat\ns ago", lambda w: f"{w[0].heartbeat_age_s:.1f}", number=True, rank=2),
+]
+_EMBEDDINGS: list[Column[pb.WorkerStatus]] = [
+    Column("worker", lambda w: w.identity.worker_id),
+    Column("images", lambda w: str(w.load.embeddings.images), number=True),
+    Column("MiB", lambda w: f"{w.load.embeddings.bytes / 2**20:.1f}", number=True, rank=3),
+    Column("of\nMiB", lambda w: f"{w.load.embeddings.capacity / 2**20:.0f}", number=True, rank=1),
+    Column("computed", lambda w: str(w.load.embeddings.computed), number=True, rank=4),
+    Column("found\nhere", lambda w: str(w.load.embeddings.found), number=True, rank=2),
 ]
 _GANGS: list[Column[Gang]] = [
     Column("gang", lambda gang: gang.name),

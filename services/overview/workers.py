@@ -16,6 +16,15 @@ GONE = "gone"
 _MIB = 1 << 20
 
 
+class Kept(NamedTuple):
+    """The embeddings at an encode worker; counts of images, the last two since its start."""
+
+    images: int
+    mib: float
+    computed: int
+    found: int  # still kept when they were asked for
+
+
 class Row(NamedTuple):
     """One worker. The live page gets it as a list."""
 
@@ -26,10 +35,10 @@ class Row(NamedTuple):
     running: int
     waiting: int
     slots: int
-    kv_usage: float  # 0 to 1
+    kv_usage: float | None  # 0 to 1; None for an encode worker, which has no KV
     pinned_mib: float
     queued_tokens: int  # prompt tokens placed but not yet prefilled
-    prefill_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None  # or image tokens encoded
     output_tokens_per_s: float | None
     method: str
     acceptance: float | None  # first drafted token, last minute; None without drafts
@@ -38,6 +47,7 @@ class Row(NamedTuple):
     silent_s: float  # time since the last heartbeat
     address: str
     gang: str  # its name and state; empty without one
+    kept: Kept | None  # None unless it is an encode worker
 
 
 COLUMNS = Row._fields
@@ -100,6 +110,8 @@ class Workers:
         capacity, drafting = identity.capacity, load.drafting
         usable = max(1, capacity.num_blocks - 1)
         rates = self._rates.get(identity.worker_id)
+        encodes = identity.role == pb.ROLE_ENCODE
+        used = round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0
         return Row(
             id=identity.worker_id,
             name=identity.name or identity.worker_id,
@@ -108,7 +120,7 @@ class Workers:
             running=load.running,
             waiting=load.waiting,
             slots=capacity.max_num_seqs,
-            kv_usage=round(1 - load.free_blocks / usable, 3) if status.HasField("load") else 0.0,
+            kv_usage=None if encodes else used,
             pinned_mib=round(load.pinned_bytes / _MIB, 1),
             queued_tokens=status.reserved_prompt_tokens,
             prefill_tokens_per_s=_rounded(rates.prefill_per_s if rates else None),
@@ -120,6 +132,7 @@ class Workers:
             silent_s=round(status.heartbeat_age_s, 1),
             address=identity.address,
             gang=gang.words if gang is not None else "",
+            kept=_kept(load.embeddings) if encodes else None,
         )
 
     def _rate(self, worker_id: str, counts: pb.EngineCounts, now: float) -> _Rates:
@@ -138,14 +151,19 @@ class Workers:
 
     def _sums(self, workers: Sequence[pb.WorkerStatus]) -> Sums:
         rates = self._rates.values()
+        encoders = {one.identity.worker_id for one in workers if one.identity.role == pb.ROLE_ENCODE}
         drafting = [status.load.drafting for status in workers]
         drafts = sum(one.drafts for one in drafting)
         accepted = sum(one.drafts * one.first_acceptance for one in drafting)
         return Sums(
-            _sum(one.prefill_per_s for one in rates),
+            _sum(one.prefill_per_s for name, one in self._rates.items() if name not in encoders),
             _sum(one.output_per_s for one in rates),
             round(accepted / drafts, 3) if drafts else None,
         )
+
+
+def _kept(one: pb.Embeddings) -> Kept:
+    return Kept(one.images, round(one.bytes / _MIB, 1), one.computed, one.found)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -269,7 +269,8 @@ class Top(App[None]):
         row = next((row for row in self._present if row.id == self._selected()), None)
         other = _OTHER.get(row.role, "") if row else ""
         if row is not None and not other:
-            self.notify(f"{row.id} is {row.role}: it does both", severity="warning")
+            why = "it does both" if row.role == "mixed" else "that does not change"
+            self.notify(f"{row.id} is {row.role}: {why}", severity="warning")
             return
         self._ask("Flip", f"it becomes a {other} worker", "role", other)
 
@@ -299,6 +300,7 @@ class Top(App[None]):
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    tokens_s = row.output_tokens_per_s if row.kept is None else row.prefill_tokens_per_s
     return (
         _ended(row.id, ID_WIDTH),
         row.role,
@@ -307,7 +309,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.waiting),
         share(row.kv_usage),
         f"{share(row.acceptance)}{' LOW' if row.alarm else ''}",
-        "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
+        "-" if tokens_s is None else f"{tokens_s:,.0f}",
     )
 
 

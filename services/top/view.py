@@ -11,7 +11,7 @@ from baton.services.overview.gangs import gangs_of
 from baton.services.overview.workers import Row
 
 SHOWN_GANGS = 3
-SIDES = ("prefill", "decode", "mixed")
+SIDES = ("prefill", "decode", "mixed", "encode")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ Sort = Callable[[Row], object]
 SORTS: Mapping[str, Sort] = {
     "name": lambda row: row.id,
     "load": lambda row: (-row.running - row.waiting, row.id),
-    "KV": lambda row: (-row.kv_usage, row.id),
+    "KV": lambda row: (-(row.kv_usage or 0.0), row.id),
     "acceptance": lambda row: (row.acceptance is None, row.acceptance or 0.0, row.id),
     "tokens/s": lambda row: (-(row.output_tokens_per_s or 0.0), row.id),
     "silence": lambda row: (-row.silent_s, row.id),
@@ -58,12 +58,15 @@ def sides(of: Sequence[Row]) -> Iterator[str]:
         if mine := [row for row in of if row.role == name]:
             ready = sum(row.state == "ready" for row in mine)
             running, waiting = sum(row.running for row in mine), sum(row.waiting for row in mine)
+            line = f"{name:<8}{ready:>4} of {len(mine):<4} run {running:<5} wait {waiting:<5}"
+            if kept := [row.kept for row in mine if row.kept is not None]:
+                images, mib = sum(one.images for one in kept), sum(one.mib for one in kept)
+                tokens_s = sum(row.prefill_tokens_per_s or 0.0 for row in mine)
+                yield f"{line} {images:,} images, {mib:,.0f} MiB {tokens_s:,.0f} tok/s"
+                continue
             kv, accepted = _mean(row.kv_usage for row in mine), _mean(row.acceptance for row in mine)
             tokens_s = sum(row.output_tokens_per_s or 0.0 for row in mine)
-            yield (
-                f"{name:<8}{ready:>4} of {len(mine):<4} run {running:<5} wait {waiting:<5}"
-                f" KV {share(kv):<5} acc {share(accepted):<5} {tokens_s:,.0f} tok/s"
-            )
+            yield f"{line} KV {share(kv):<5} acc {share(accepted):<5} {tokens_s:,.0f} tok/s"
 
 
 def forming(workers: Iterable[pb.WorkerStatus]) -> str:

@@ -70,7 +70,10 @@ def test_an_entry_inherits_and_replaces_whole_keys(config: Any) -> None:
     assert code.settings.engine.speculative_config is not None
     assert [one.settings.router.max_waiting for one in (chat, code)] == [7, 3]
     assert [one.prefix for one in (chat, code)] == ["chat-", "org-code-"]
-    assert [str(each.fleet) for each in started(settings, None)] == ["2 mixed + 1 encode", "1 prefill + 3 decode"]
+    assert [str(each.fleet) for each in started(settings, None)] == [
+        "2 mixed + 1 encode",
+        "1 prefill + 3 decode",
+    ]
 
 
 def test_each_model_has_its_own_scheduler_and_all_have_one_identity(config: Any) -> None:

@@ -164,7 +164,14 @@ class ModelWorkers:
     caching: bool  # whether the engines keep a prefix cache
 
     def loaded(self) -> list[pb.WorkerStatus]:
-        return [one for one in self.heard() if one.HasField("load") and one.identity.HasField("capacity")]
+        """Return the workers with a loaded language model."""
+        return [
+            one
+            for one in self.heard()
+            if one.HasField("load")
+            and one.identity.HasField("capacity")
+            and one.identity.role != pb.ROLE_ENCODE
+        ]
 
 
 class EngineMetrics(Collector):

@@ -55,6 +55,18 @@ def test_each_worker_that_drafts_has_a_line() -> None:
     assert "prefill-1" not in of
 
 
+def test_encode_workers_have_a_table_of_embeddings_and_no_blocks() -> None:
+    one = worker("encode-0", pb.ROLE_ENCODE)
+    one.load.embeddings.CopyFrom(
+        pb.Embeddings(images=3, bytes=5 << 20, capacity=64 << 20, computed=7, found=2)
+    )
+    lines = shown(one, worker("prefill-0", pb.ROLE_PREFILL))
+    blocks, kept = (line.split() for line in lines if "encode-0" in line)
+    assert blocks[:6] == ["encode-0", "encode", "ready", "0", "0", "-"]
+    assert kept == ["encode-0", "3", "5.0", "64", "7", "2"]
+    assert not any("embeddings" in line for line in shown(worker("prefill-0", pb.ROLE_PREFILL)))
+
+
 def test_each_of_several_schedulers_gets_the_message() -> None:
     told = [
         pb.SchedulerStatus(address="a:7400", placements=12),

@@ -94,3 +94,18 @@ def test_a_drained_worker_is_called_drained():
     workers = Workers()
     workers.update([status("a", drained=True)])
     assert rows(workers)["a"]["state"] == "drained"
+
+
+def test_an_encode_worker_has_embeddings_and_no_kv():
+    clock = Clock()
+    workers = Workers(clock)
+    for computed in (0, 300):
+        one = status("e", computed, role=pb.ROLE_ENCODE)
+        one.load.embeddings.CopyFrom(pb.Embeddings(images=3, bytes=5 << 20, computed=7, found=2))
+        workers.update([one, status("p", 2 * computed)])
+        clock.now += 1
+    row = rows(workers)["e"]
+    assert (row["role"], row["kv_usage"], row["kept"]) == ("encode", None, (3, 5.0, 7, 2))
+    assert row["prefill_tokens_per_s"] == 300
+    assert workers.sums.prefill_tokens_per_s == 600  # images are not prompts
+    assert rows(workers)["p"]["kept"] is None

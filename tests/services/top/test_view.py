@@ -63,6 +63,16 @@ def test_workers_are_found_and_sorted() -> None:
     assert "run 11    wait 9     KV 45%" in decode
 
 
+def test_encode_workers_show_their_embeddings() -> None:
+    workers = Workers()
+    one = worker("encode-0", pb.ROLE_ENCODE, running=1)
+    one.load.embeddings.CopyFrom(pb.Embeddings(images=1200, bytes=34 << 20))
+    workers.update([one, worker("prefill-0", pb.ROLE_PREFILL, free_blocks=50)])
+    assert [row.id for row in view.chosen(workers.rows, "", "KV")] == ["prefill-0", "encode-0"]
+    _, encode = view.sides(workers.rows)
+    assert encode == "encode     1 of 1    run 1     wait 0     1,200 images, 34 MiB 0 tok/s"
+
+
 def test_routers_that_come_and_go_and_the_store_are_reported() -> None:
     before = pb.Description(routers=[pb.RouterStatus(router_id="router-1")])
     now = pb.Description(

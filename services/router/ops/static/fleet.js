@@ -1,4 +1,4 @@
-// The fleet as a picture: prefill on the left, decode on the right, KV between them. Many workers become dots.
+// The fleet as a picture: prefill and encode on the left, decode on the right, KV between them. Many workers become dots.
 import { html, useState } from "./vendor/preact-htm.js";
 import { COLOURS, count, percent } from "./format.js";
 
@@ -9,8 +9,9 @@ const WIDTH = 760;
 export function Fleet({ workers, flows, choose }) {
   const [search, setSearch] = useState("");
   const found = search ? workers.filter(one => one.id.includes(search) || one.state.includes(search) || one.role === search) : workers;
-  const sides = { prefill: found.filter(one => one.role === "prefill"), decode: found.filter(one => one.role !== "prefill") };
-  const many = Math.max(sides.prefill.length, sides.decode.length) > MOST_BOXES;
+  const of = role => found.filter(one => one.role === role);
+  const sides = { prefill: of("prefill"), encode: of("encode"), decode: found.filter(one => one.role !== "prefill" && one.role !== "encode") };
+  const many = Math.max(sides.prefill.length + sides.encode.length, sides.decode.length) > MOST_BOXES;
   return html`
     <div class="bar">
       <input type="search" placeholder="search workers" aria-label="search workers" value=${search} onInput=${event => setSearch(event.target.value)} />
@@ -27,20 +28,23 @@ function summary(workers) {
   return Object.entries(states).map(([key, number]) => `${number} ${key}`).join(" · ");
 }
 
-const fullness = one => one.role === "prefill" ? Math.min(1, one.queued_tokens / 8192) : one.slots ? Math.min(1, one.running / one.slots) : 0;
+const fullness = one => one.role === "prefill" || one.kept ? Math.min(1, one.queued_tokens / 8192) : one.slots ? Math.min(1, one.running / one.slots) : 0;
+
+const held = one => one.kept ? `${count(one.kept[0])} images, ${count(one.kept[1])} MiB` : `KV ${percent(one.kv_usage)}`;
 
 function Boxes({ sides, flows, choose }) {
-  const rows = Math.max(sides.prefill.length, sides.decode.length, 1);
+  const left = [...sides.prefill, ...sides.encode], right = sides.decode;
+  const rows = Math.max(left.length, right.length, 1);
   const height = rows * (BOX.height + BOX.gap) + 8;
   const place = new Map();
-  for (const [side, x] of [["prefill", 4], ["decode", WIDTH - BOX.width - 4]]) {
-    const top = (height - sides[side].length * (BOX.height + BOX.gap)) / 2;
-    sides[side].forEach((one, index) => place.set(one.id, { x, y: top + index * (BOX.height + BOX.gap) }));
+  for (const [side, x] of [[left, 4], [right, WIDTH - BOX.width - 4]]) {
+    const top = (height - side.length * (BOX.height + BOX.gap)) / 2;
+    side.forEach((one, index) => place.set(one.id, { x, y: top + index * (BOX.height + BOX.gap) }));
   }
   const busiest = Math.max(...flows.map(flow => flow[2]), 0.1);
   return html`<svg class="flow" viewBox="0 0 ${WIDTH} ${height}" role="group" aria-label="workers and the KV between them">
     ${flows.filter(([from, to]) => from !== to && place.has(from) && place.has(to)).map(flow => html`<${Link} key=${flow[0] + flow[1]} flow=${flow} place=${place} busiest=${busiest} />`)}
-    ${[...sides.prefill, ...sides.decode].map(one => html`<${Box} key=${one.id} worker=${one} at=${place.get(one.id)} choose=${choose} />`)}
+    ${[...left, ...right].map(one => html`<${Box} key=${one.id} worker=${one} at=${place.get(one.id)} choose=${choose} />`)}
   </svg>`;
 }
 
@@ -56,29 +60,29 @@ function Link({ flow: [from, to, requests, mib], place, busiest }) {
 
 function Box({ worker, at, choose }) {
   const colour = COLOURS[worker.role];
-  const work = worker.role === "prefill" ? `${count(worker.prefill_tokens_per_s)} tok/s · queue ${count(worker.queued_tokens)}` : `${worker.running}/${worker.slots} · ${count(worker.output_tokens_per_s)} tok/s`;
+  const work = worker.role === "prefill" || worker.kept ? `${count(worker.prefill_tokens_per_s)} tok/s · queue ${count(worker.queued_tokens)}` : `${worker.running}/${worker.slots} · ${count(worker.output_tokens_per_s)} tok/s`;
   const key = event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(worker.id); } };
   return html`<g class="worker ${worker.state}" tabindex="0" role="button" aria-label="${worker.name}: ${worker.role}, ${worker.state}" data-worker=${worker.id}
       transform="translate(${at.x},${at.y})" onClick=${() => choose(worker.id)} onKeyDown=${key}>
     <rect class="box" width=${BOX.width} height=${BOX.height} rx="7" stroke=${worker.alarm ? "var(--bad)" : colour} />
     <rect class="load" width=${BOX.width * fullness(worker)} height=${BOX.height} rx="7" fill=${colour} />
     <text x="9" y="19">${worker.name.slice(0, 24)}${worker.state === "ready" ? "" : ` (${worker.state})`}</text>
-    <text x="9" y="37" class="small">${work} · KV ${percent(worker.kv_usage)}</text>
+    <text x="9" y="37" class="small">${work} · ${held(worker)}</text>
   </g>`;
 }
 
 function Dots({ sides, flows, choose }) {
   const total = flows.reduce((sum, flow) => [sum[0] + flow[2], sum[1] + flow[3]], [0, 0]);
   return html`
-    ${["prefill", "decode"].map(side => html`
+    ${["prefill", "encode", "decode"].filter(side => side !== "encode" || sides.encode.length).map(side => html`
       <h3 class="quiet">${side}: ${sides[side].length}</h3>
       <div class="dots">${sides[side].map(one => html`<${Dot} key=${one.id} worker=${one} choose=${choose} />`)}</div>`)}
-    <p class="quiet">between them: ${count(total[0])} requests/s, ${count(total[1])} MiB/s</p>`;
+    <p class="quiet">between prefill and decode: ${count(total[0])} requests/s, ${count(total[1])} MiB/s</p>`;
 }
 
 function Dot({ worker, choose }) {
   const share = Math.round(15 + 85 * fullness(worker));
-  const title = `${worker.name}: ${worker.role}, ${worker.state}, ${worker.running}/${worker.slots} running, KV ${percent(worker.kv_usage)}`;
+  const title = `${worker.name}: ${worker.role}, ${worker.state}, ${worker.running}/${worker.slots} running, ${held(worker)}`;
   return html`<button class="dot ${worker.state} ${worker.alarm ? "alarm" : ""}" title=${title} aria-label=${title} data-worker=${worker.id}
     style="background: color-mix(in srgb, ${COLOURS[worker.role]} ${share}%, transparent)" onClick=${() => choose(worker.id)} />`;
 }

@@ -5,4 +5,4 @@ export const percent = value => value == null ? "–" : Math.round(100 * value) 
 export const clock = seconds => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 // Rows are arrays; the names of their columns come once.
 export const named = (columns, row) => Object.fromEntries(columns.map((name, index) => [name, row[index]]));
-export const COLOURS = { prefill: "var(--prefill)", decode: "var(--decode)", mixed: "var(--mixed)" };
+export const COLOURS = { prefill: "var(--prefill)", decode: "var(--decode)", mixed: "var(--mixed)", encode: "var(--encode)" };

@@ -7,7 +7,7 @@ export function Worker({ worker, forbidden, close }) {
   const [asked, ask] = useState(null);
   const [said, say] = useState("");
   useEffect(() => { dialog.current.showModal(); }, []);
-  const others = ["prefill", "decode", "mixed"].filter(role => role !== worker.role);
+  const others = worker.kept ? [] : ["prefill", "decode", "mixed"].filter(role => role !== worker.role);
   const actions = [
     worker.state === "drained" || worker.state === "draining" ? ["undrain", "", "take requests again"] : ["drain", "", "drain: finish what it has, then exit"],
     ...others.map(role => ["role", role, `become a ${role} worker`]),
@@ -26,9 +26,10 @@ export function Worker({ worker, forbidden, close }) {
       <dt>role, state</dt><dd>${worker.role}, ${worker.state}; last heartbeat ${worker.silent_s} s ago</dd>
       ${worker.gang && html`<dt>gang</dt><dd>${worker.gang}</dd>`}
       <dt>requests</dt><dd>${worker.running} of ${worker.slots} slots running, ${worker.waiting} waiting</dd>
-      <dt>prefill</dt><dd>${count(worker.prefill_tokens_per_s)} tokens/s, ${count(worker.queued_tokens)} queued</dd>
+      <dt>${worker.kept ? "encode" : "prefill"}</dt><dd>${count(worker.prefill_tokens_per_s)} tokens/s, ${count(worker.queued_tokens)} queued</dd>
+      ${worker.kept ? html`<dt>embeddings</dt><dd>${count(worker.kept[0])} images in ${worker.kept[1]} MiB; ${count(worker.kept[2])} computed, ${count(worker.kept[3])} found here again</dd>` : html`
       <dt>output</dt><dd>${count(worker.output_tokens_per_s)} tokens/s</dd>
-      <dt>KV cache</dt><dd>${percent(worker.kv_usage)} in use; ${worker.pinned_mib} MiB saved for others</dd>
+      <dt>KV cache</dt><dd>${percent(worker.kv_usage)} in use; ${worker.pinned_mib} MiB saved for others</dd>`}
       ${worker.method && html`<dt>drafts</dt><dd>${worker.method}: first position ${percent(worker.acceptance)} accepted, ${worker.accepted_length ?? "–"} tokens a step${worker.alarm ? html` <b class="bad">too few</b>` : ""}</dd>`}
     </dl>
     ${forbidden ? html`<p class="quiet">${forbidden}</p>` : html`
