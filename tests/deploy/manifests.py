@@ -25,7 +25,7 @@ from tests.deploy.network_policies import Doc, Place, matches
 FOLDER = ROOT / "deploy" / "kubernetes"
 PAGE = ROOT / "docs" / "clusters.md"
 NAMESPACE = "baton"
-WORKERS = ("prefill", "decode")
+WORKERS = ("prefill", "decode", "encode")
 FIELDS = {  # values of the downward API
     "status.podIP": "10.20.30.40",
     "metadata.name": "a-pod",

@@ -142,6 +142,8 @@ def test_only_workers_have_gpus_one_per_rank(every: Manifests) -> None:
     gpus = {one.name: int(one.limit("nvidia.com/gpu") or 0) for one in every.ours}
     on_gpus = image.endswith("gpu")
     ranks = {one.name: one.settings.engine.tensor_parallel_size if on_gpus else 0 for one in every.workers}
+    if "encode" in ranks:
+        ranks["encode"] = int(on_gpus)  # it has one rank
     assert gpus == {one.name: ranks.get(one.name, 0) for one in every.ours}
 
 
@@ -155,7 +157,7 @@ def test_one_namespace_has_each_part_once(manifests: Manifests) -> None:
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
     labels = manifests.named("Namespace", NAMESPACE)["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    parts = ["ca", "decode", "prefill", "redis", "router", "scheduler"]
+    parts = ["ca", "decode", "encode", "prefill", "redis", "router", "scheduler"]
     assert sorted(one.name for one in manifests.workloads) == parts
 
 
