@@ -107,6 +107,13 @@ def handoffs(avoided: str, recomputed: str) -> Series:
     }
 
 
+def embeddings(failed: str, images: str | None = None) -> Series:
+    return {
+        'baton_worker_embeddings_load_failed_total{error="SourceLost"}': failed,
+        'baton_router_images_computed_total{where="encode"}': images or growing(10),
+    }
+
+
 def waiting(requests: str, seconds: float) -> Series:
     return {"baton_router_waiting_requests": requests, "baton_router_waiting_estimate_seconds": flat(seconds)}
 
@@ -135,6 +142,9 @@ ALONE = "baton_router_placements_without_scheduler_total"
 REJECTED = 'baton_router_rejections_total{code="%s"}'
 OVERDUE = 'baton_worker_handoffs_pinned_overdue_seconds{instance="p"}'
 SILENT = 'baton_worker_acceptance_alarm{instance="d", method="mtp", role="decode"}'
+IDLE_ENCODERS = {
+    f'baton_worker_requests_{what}{{instance="e", role="encode"}}': flat(0) for what in ("running", "waiting")
+}
 OFFSET = 'baton_worker_clock_offset_seconds{instance="d"}'
 STORE, STORE_LOSSES = "baton_scheduler_store_up", "baton_scheduler_store_losses_total"
 # fmt: off
@@ -181,6 +191,7 @@ CASES: dict[str, list[Case]] = {
         quiet("both are busy", queues(0, 9, running=5)),
         quiet("for a moment", queues(0, 9), 30),
         quiet("both are idle", queues(0, 0)),
+        quiet("no image comes to the encode workers", queues(9, 9, running=5) | IDLE_ENCODERS),
     ],
     "BatonQueueGrowing": [
         fires("more each second", waiting(growing(1), 10), 200),
@@ -200,6 +211,11 @@ CASES: dict[str, list[Case]] = {
         fires("a pair is cut", handoffs(growing(1), flat(0))),
         fires("not saved", {"baton_worker_handoffs_save_failed_total": growing(1), PAIRS: growing(10)}),
         quiet("one in a thousand", handoffs(flat(0), growing(0.01))),
+    ],
+    "BatonEmbeddingsFailing": [
+        fires("one in ten", embeddings(growing(1))),
+        quiet("one in a thousand", embeddings(growing(0.01))),
+        quiet("no images", embeddings(flat(3), images=flat(9))),
     ],
     "BatonKVPinned": [
         fires("for a minute beyond its lease", {OVERDUE: growing(1)}, 60, instance="p"),

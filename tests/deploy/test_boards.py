@@ -194,9 +194,9 @@ def test_prometheus_finds_scheduler_alertmanager_and_rules() -> None:
 
 
 def test_every_process_of_the_deployment_serves_metrics_to_the_network() -> None:
-    for name in ("scheduler", "prefill", "decode", "router"):
+    for name in ("scheduler", "prefill", "decode", "encode", "router"):
         assert port_of(name) >= 1024
-    assert port_of("prefill") == port_of("decode")
+    assert port_of("prefill") == port_of("decode") == port_of("encode")
 
 
 def test_grafana_finds_its_sources_and_boards() -> None:
