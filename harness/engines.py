@@ -99,9 +99,9 @@ class Engine:
                 "num_speculative_tokens": 2,
             }
         if options.images:
-            from baton.services.engine.build import image_guard
+            from baton.services.engine.build import image_connector
 
-            arguments["ec_transfer_config"] = image_guard()
+            arguments["ec_transfer_config"] = image_connector()
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()

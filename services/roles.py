@@ -44,6 +44,26 @@ def role(name: str) -> Role:
     return ROLES[name]
 
 
+# What an encoder leaves of engine.*: it has one rank, and no language model.
+_ENCODER = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "nodes": 1,
+    "expert_parallel": False,
+    "enable_prefix_caching": False,
+    "speculative_config": None,
+    "lora": None,
+}
+
+
+def settled(one: Role, settings: Settings) -> Settings:
+    """Return the settings of a worker of this role."""
+    if one.generates:
+        return settings
+    return settings.model_copy(update={"engine": settings.engine.model_copy(update=_ENCODER)})
+
+
 def check(one: Role, settings: Settings) -> None:
     """Raise ConfigError if a role cannot serve with these settings."""
     engine, nodes = settings.engine, settings.engine.nodes
@@ -63,6 +83,11 @@ def check(one: Role, settings: Settings) -> None:
         raise ConfigError(
             f"fleet.node_rank (value {settings.fleet.node_rank}): engine.nodes is {nodes}: machines are 0 to "
             f"{nodes - 1}"
+        )
+    if not one.generates and not engine.images:
+        raise ConfigError(
+            f"engine.images is false, so {one.name} workers have nothing to do: leave the key out, or start "
+            "workers of other roles"
         )
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(

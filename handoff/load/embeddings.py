@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from baton.handoff import transports
+from baton.handoff.config import MIB, HandoffConfig
 from baton.handoff.embeddings import Embeddings, Form
 from baton.handoff.manifest import check_embedding
 from baton.handoff.transports.base import Cancellation, Pull, Transport
@@ -16,12 +17,11 @@ from baton.protos.handoff_pb2 import EmbeddingManifest
 class EmbeddingPuller:
     """Pulls embeddings into this process. Thread-safe."""
 
-    def __init__(self, worker_id: str, form: Form, names: Sequence[str] | None, chunk_bytes: int) -> None:
+    def __init__(self, worker_id: str, form: Form, names: Sequence[str] | None) -> None:
         """form: of this worker's own model; names: the transports to use, best first."""
         self._worker_id = worker_id
         self._form = form
         self._names = names
-        self._chunk_bytes = chunk_bytes
         self._transports: list[Transport] | None = None
         self._lock = threading.Lock()
 
@@ -44,7 +44,7 @@ class EmbeddingPuller:
             saved_blocks=manifest.num_records,
             first_block=0,
             num_blocks=manifest.num_records,
-            chunk_bytes=self._chunk_bytes,
+            chunk_bytes=HandoffConfig.chunk_mib * MIB,
             cancellation=cancellation,
         )
         data = pulled(transport, pull).reshape(-1)[: rows * self._form.row_bytes]

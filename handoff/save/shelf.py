@@ -52,6 +52,7 @@ class Shelf:
 
     def __init__(self, config: HandoffConfig, compatibility_hash: str) -> None:
         """Start to serve. Raises HandoffError if the service cannot listen."""
+        self.row_bytes = 0  # of the model's embeddings, once known
         self._config = config
         self._hash = compatibility_hash
         self._transports = transports.create(config.transports)
@@ -118,10 +119,10 @@ class Shelf:
             kept.leased_until = time.monotonic() + self._config.lease_s
             return kept.manifest
 
-    def has_room(self, size: int) -> bool:
-        """Return whether embeddings of `size` bytes fit now, if others may have to go."""
+    def has_room(self, rows: int) -> bool:
+        """Return whether an image of `rows` embeddings fits now, if others may have to go."""
         with self._lock:
-            return self._room(records_for(size))
+            return self._room(records_for(rows * self.row_bytes))
 
     def take_changes(self) -> Change | None:
         """Return what came and went since the last call, by the scheduler's keys; None: nothing."""

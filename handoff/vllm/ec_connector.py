@@ -25,6 +25,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import vllm
 from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
@@ -160,15 +161,17 @@ def form_of(vllm_config: Any, model_fingerprint: str) -> Form:
     return Form(digest, width, dtype)
 
 
-def shelf() -> Shelf | None:
-    """Return the shelf of the engine in this process; None unless it is an encode worker's."""
+def shelf_of(vllm_config: Any) -> Shelf | None:
+    """Return the shelf of the loaded engine in this process; None unless it is an encode worker's."""
     found: Shelf | None = get_ec_transfer().shelf if has_ec_transfer() else None
+    if found is not None:
+        found.row_bytes = form_of(vllm_config, "").row_bytes
     return found
 
 
 def _tensor(embeddings: Embeddings) -> torch.Tensor:
     """Return the embeddings on the rank's device: [rows, width]."""
-    data = torch.from_numpy(embeddings.data)
+    data = torch.from_numpy(np.require(embeddings.data, requirements=("A", "W")))  # read-only if it was sent
     values = data.view(getattr(torch, embeddings.dtype)).view(embeddings.rows, embeddings.width)
     return values.to(current_platform.device_type)
 

@@ -47,6 +47,11 @@ class WorkerMetrics(Metrics):
         "error",
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
+    _embeddings_computed = counter("Images whose embeddings were computed for other workers")
+    _embeddings_kept = counter("Images whose embeddings were still kept from an earlier request")
+    _embeddings_pulled = counter("Images whose embeddings were pulled from encode workers", "transport")
+    _embedding_bytes = counter("Bytes of pulled embeddings", "transport")
+    _embeddings_failed = counter("Embeddings that could not be kept or pulled, by error", "error")
     _dummy_steps = counter("Steps without requests, computed because another worker of the gang had some")
     _engine_steps_failed = counter("Engine steps that failed without ending the engine")
     _engine_step_seconds = histogram("Time of an engine step")
@@ -99,6 +104,16 @@ class WorkerMetrics(Metrics):
         else:
             self._handoffs_saved.inc()
             self._handoff_save_seconds.observe(saved.save_ms * _MS)
+
+    def on_encoded(self, *, kept: bool) -> None:
+        (self._embeddings_kept if kept else self._embeddings_computed).inc()
+
+    def on_embeddings(self, transport: str, size: int) -> None:
+        self._embeddings_pulled.labels(transport).inc()
+        self._embedding_bytes.labels(transport).inc(size)
+
+    def on_no_embeddings(self, error: str) -> None:
+        self._embeddings_failed.labels(error).inc()
 
     def on_not_loaded(self, problem: Problem) -> None:
         self._handoffs_load_failed.labels(problem.name).inc()
