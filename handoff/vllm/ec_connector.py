@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -116,14 +116,15 @@ class BatonECConnector(ECConnectorBase):
 
     def start_load_caches(self, encoder_cache: dict[str, Any], **kwargs: Any) -> None:
         """Load the step's embeddings."""
-        for name, one in self._images.loads.items():
+        step = cast(StepImages, self._get_connector_metadata())
+        for name, one in step.loads.items():
             encoder_cache[name] = _tensor(one)
 
     def start_save_caches(self, **kwargs: Any) -> None:
         """Put images on the shelf again that vLLM still has, because it does not compute these."""
         if self.shelf is not None:
-            cache = kwargs["encoder_cache"]
-            for name in self._images.new:
+            cache, step = kwargs["encoder_cache"], cast(StepImages, self._get_connector_metadata())
+            for name in step.new:
                 if name in cache:
                     self.save_caches(cache, name)
 
@@ -134,12 +135,6 @@ class BatonECConnector(ECConnectorBase):
                 self.shelf.put(mm_hash, _bytes(encoder_cache[mm_hash]))
             except StagingFull as error:
                 logger.warning("%s", error)
-
-    @property
-    def _images(self) -> StepImages:
-        found = self._get_connector_metadata()
-        assert isinstance(found, StepImages)
-        return found
 
 
 def is_whole(feature: Any) -> bool:

@@ -157,7 +157,7 @@ class EngineHost:
 
     @property
     def grammars(self) -> EngineGrammars:
-        """The grammar compilers. Raises EngineFailed before the engine is loaded."""
+        """The grammar compilers. Raises EngineFailed before loading."""
         if self._grammars is None:
             raise EngineFailed("the engine is not loaded")
         return self._grammars

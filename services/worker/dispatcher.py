@@ -230,8 +230,8 @@ class Dispatcher:
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
         if (start.phase == PHASE_ENCODE) == self._role.generates:
-            phase = Phase.Name(start.phase)
-            raise RequestRefused(Failed.CODE_INVALID, f"a worker of role {self._role.name} refuses {phase}")
+            what = f"{self._role.name} workers refuse {Phase.Name(start.phase)}"
+            raise RequestRefused(Failed.CODE_INVALID, what)
         older = self._attempts.begin(attempt)  # also gives back the older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])
@@ -369,9 +369,8 @@ class Dispatcher:
 
     def _encoded(self, attempt: RunningAttempt, manifest: EmbeddingManifest) -> None:
         """End an ENCODE whose embeddings were here."""
-        told = self._encodes.told(attempt, manifest, kept=True)
+        self._send(attempt.session, RunReply(saved=[self._encodes.told(attempt, manifest, kept=True)]))
         self._end(attempt)
-        self._send(attempt.session, RunReply(saved=[told]))
 
     def _no_save(self, attempt: RunningAttempt, problem: Problem) -> None:
         if attempt.phase != PHASE_DECODE:

@@ -2,7 +2,8 @@
 
 A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that
 needs the result. That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives,
-during the prompt or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon as possible.
+during the prompt or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon
+as possible.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
