@@ -154,7 +154,7 @@ class BlockHashing(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., algorithm: _Optional[str] = ..., root: _Optional[bytes] = ..., every: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts", "staging_bytes", "dummy_steps")
+    __slots__ = ("running", "waiting", "free_blocks", "pinned_handoffs", "pinned_bytes", "drafting", "deferred", "counts", "staging_bytes", "dummy_steps", "embeddings")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +165,7 @@ class WorkerLoad(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     DUMMY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     free_blocks: int
@@ -175,7 +176,22 @@ class WorkerLoad(_message.Message):
     counts: EngineCounts
     staging_bytes: int
     dummy_steps: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ..., staging_bytes: _Optional[int] = ..., dummy_steps: _Optional[int] = ...) -> None: ...
+    embeddings: Embeddings
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., pinned_handoffs: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., drafting: _Optional[_Union[Drafting, _Mapping]] = ..., deferred: _Optional[int] = ..., counts: _Optional[_Union[EngineCounts, _Mapping]] = ..., staging_bytes: _Optional[int] = ..., dummy_steps: _Optional[int] = ..., embeddings: _Optional[_Union[Embeddings, _Mapping]] = ...) -> None: ...
+
+class Embeddings(_message.Message):
+    __slots__ = ("images", "bytes", "capacity", "computed", "found")
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    images: int
+    bytes: int
+    capacity: int
+    computed: int
+    found: int
+    def __init__(self, images: _Optional[int] = ..., bytes: _Optional[int] = ..., capacity: _Optional[int] = ..., computed: _Optional[int] = ..., found: _Optional[int] = ...) -> None: ...
 
 class EngineCounts(_message.Message):
     __slots__ = ("prefix_queries", "prefix_hits", "external_queries", "external_hits", "drafts", "drafted_tokens", "accepted_by_position", "computed_tokens", "output_tokens", "busy_s", "request_s")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2
-from baton.services.config import Settings, suggest
+from baton.services.config import EngineSettings, Settings, suggest
+from baton.services.decode.proposers.checkpoint import config_of
 from baton.services.errors import ConfigError
 
 
@@ -44,24 +45,20 @@ def role(name: str) -> Role:
     return ROLES[name]
 
 
-# What an encoder leaves of engine.*: it has one rank, and no language model.
-_ENCODER = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
-    "nodes": 1,
-    "expert_parallel": False,
-    "enable_prefix_caching": False,
-    "speculative_config": None,
-    "lora": None,
-}
+def encoder_settings(settings: Settings) -> Settings:
+    """Return the settings of an encode worker."""
+    own = settings.model_copy(deep=True)
+    own.engine = encoder_engine(own.engine)
+    own.worker.gang, own.worker.gang_rank = "", 0
+    return own
 
 
-def settled(one: Role, settings: Settings) -> Settings:
-    """Return the settings of a worker of this role."""
-    if one.generates:
-        return settings
-    return settings.model_copy(update={"engine": settings.engine.model_copy(update=_ENCODER)})
+def encoder_engine(engine: EngineSettings) -> EngineSettings:
+    """Return the engine of an encode worker: one rank, and nothing of the language model's."""
+    one = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nodes"), 1)
+    off = dict.fromkeys(("expert_parallel", "enable_prefix_caching"), False)
+    none = dict.fromkeys(("speculative_config", "lora"))
+    return engine.model_copy(update=one | off | none, deep=True)
 
 
 def check(one: Role, settings: Settings) -> None:
@@ -84,15 +81,24 @@ def check(one: Role, settings: Settings) -> None:
             f"fleet.node_rank (value {settings.fleet.node_rank}): engine.nodes is {nodes}: machines are 0 to "
             f"{nodes - 1}"
         )
-    if not one.generates and not engine.images:
-        raise ConfigError(
-            f"engine.images is false, so {one.name} workers have nothing to do: leave the key out, or start "
-            "workers of other roles"
-        )
+    if not one.generates:
+        _check_images(engine)
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "
             "only mixed workers"
+        )
+
+
+def _check_images(engine: EngineSettings) -> None:
+    """Raise ConfigError if there is nothing to encode. A model from a hub is checked once it is loaded."""
+    if not engine.images:
+        raise ConfigError("engine.images is false, so nothing is to be encoded: leave out encode workers")
+    config = config_of(engine.model) if engine.model else {}
+    if config and "vision_config" not in config:
+        raise ConfigError(
+            f"the model {engine.model!r} takes no images (its config.json has no vision_config): leave out "
+            "encode workers"
         )
 
 

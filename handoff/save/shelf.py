@@ -143,6 +143,12 @@ class Shelf:
         size = sum(one.slots * RECORD_BYTES for one in leased)
         return Staged(len(leased), size, self._staging.capacity_bytes)
 
+    def size(self) -> tuple[int, int, int]:
+        """Return the number of images, their bytes, and the bytes that there are."""
+        with self._lock:
+            slots = sum(one.entry.slots for one in self._kept.values())
+            return len(self._kept), slots * RECORD_BYTES, self._staging.capacity_bytes
+
     def close(self) -> None:
         """Stop serving and remove the shared memory. Idempotent."""
         self._service.close()

@@ -114,7 +114,7 @@ class BatonECConnector(ECConnectorBase):
 
     # -- in the ranks
 
-    def start_load_caches(self, encoder_cache: dict[str, Any], **kwargs: Any) -> None:
+    def start_load_caches(self, encoder_cache: dict[str, Any], **_: Any) -> None:
         """Load the step's embeddings."""
         step = cast(StepImages, self._get_connector_metadata())
         for name, one in step.loads.items():
@@ -128,7 +128,7 @@ class BatonECConnector(ECConnectorBase):
                 if name in cache:
                     self.save_caches(cache, name)
 
-    def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **kwargs: Any) -> None:
+    def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **_: Any) -> None:
         """Put an image on the shelf. If there is no room, its request finds that out."""
         if self.shelf is not None:
             try:

@@ -91,7 +91,7 @@ class Dispatcher:
         self._next_session = 1  # 0 is vLLM's client index for requests without a client
         self._handoffs = HandoffClient()
         self.outgoing = Outgoing(self._release)
-        self._encodes = Encodes(host, self.outgoing, metrics)
+        self.encodes = Encodes(host, self.outgoing, metrics)
         self.images = MediaStore(wire.decode_item)
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
@@ -344,7 +344,7 @@ class Dispatcher:
             replies[attempt.session].failed.append(self._cut(attempt, code, message))
             return False
         if attempt.phase == PHASE_ENCODE:
-            replies[attempt.session].saved.append(self._encodes.finished(attempt))
+            replies[attempt.session].saved.append(self.encodes.finished(attempt))
             self._end(attempt)
             return False
         saved = saves.get(output.request_id)
@@ -369,7 +369,7 @@ class Dispatcher:
 
     def _encoded(self, attempt: RunningAttempt, manifest: EmbeddingManifest) -> None:
         """End an ENCODE whose embeddings were here."""
-        self._send(attempt.session, RunReply(saved=[self._encodes.told(attempt, manifest, kept=True)]))
+        self._send(attempt.session, RunReply(saved=[self.encodes.told(attempt, manifest, kept=True)]))
         self._end(attempt)
 
     def _no_save(self, attempt: RunningAttempt, problem: Problem) -> None:

@@ -7,6 +7,7 @@ import time
 from baton.handoff.errors import StagingFull
 from baton.handoff.reports import Problem
 from baton.protos.handoff_pb2 import EmbeddingManifest
+from baton.protos.scheduler_pb2 import Embeddings
 from baton.protos.worker_pb2 import Complete, Saved
 from baton.services.engine.host import EngineHost
 from baton.services.engine.requests import image_of
@@ -22,6 +23,16 @@ class Encodes:
         self._host = host
         self._outgoing = outgoing
         self._metrics = metrics
+        self._computed = self._found = 0  # images
+
+    def kept(self) -> Embeddings | None:
+        """Return what this worker keeps; None unless it is an encode worker."""
+        if self._host.shelf is None:
+            return None
+        images, size, capacity = self._host.shelf.size()
+        return Embeddings(
+            images=images, bytes=size, capacity=capacity, computed=self._computed, found=self._found
+        )
 
     def finished(self, attempt: RunningAttempt) -> Saved:
         """Handle the end of an image in the engine, which kept its embeddings if there was room."""
@@ -39,6 +50,7 @@ class Encodes:
             told.problem = str(problem)
         else:
             self._outgoing.complete(attempt.request_id, attempt.epoch, Complete(embedding=manifest))
-            self._metrics.on_encoded(kept=kept)
+            self._found += kept
+            self._computed += not kept
             told.saved_at_s = time.monotonic()
         return told

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from baton.handoff.reports import Loaded, Problem, Staged
 from baton.metrics import Metrics, counter, gauge, histogram, registry
+from baton.protos.scheduler_pb2 import Embeddings
 from baton.protos.worker_pb2 import Failed, Saved
 
 if TYPE_CHECKING:  # metrics are served before vLLM, which takes seconds to import
@@ -47,11 +48,13 @@ class WorkerMetrics(Metrics):
         "error",
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
-    _embeddings_computed = counter("Images whose embeddings were computed for other workers")
-    _embeddings_kept = counter("Images whose embeddings were still kept from an earlier request")
-    _embeddings_pulled = counter("Images whose embeddings were pulled from encode workers", "transport")
-    _embedding_bytes = counter("Bytes of pulled embeddings", "transport")
-    _embeddings_failed = counter("Embeddings that could not be kept or pulled, by error", "error")
+    _embeddings_images = gauge("Images whose embeddings this encode worker keeps")
+    _embeddings_bytes = gauge("Bytes of these embeddings")
+    _embeddings_computed = counter("Images computed here for other workers")
+    _embeddings_found = counter("Images whose embeddings were still here when they were asked for")
+    _embeddings_loaded = counter("Images whose embeddings came from an encode worker", "transport")
+    _embeddings_loaded_bytes = counter("Bytes of these embeddings", "transport")
+    _embeddings_load_failed = counter("Images whose embeddings did not come, by error", "error")
     _dummy_steps = counter("Steps without requests, computed because another worker of the gang had some")
     _engine_steps_failed = counter("Engine steps that failed without ending the engine")
     _engine_step_seconds = histogram("Time of an engine step")
@@ -65,6 +68,7 @@ class WorkerMetrics(Metrics):
         self._before = _BeforeScrape(self.registry)  # first: a scrape follows the order of registration
         super().__init__(self.registry)
         self._num_blocks = 0
+        self._kept = Embeddings()
         phases = ("draft", "verify", "rest")
         self._phases = tuple(self._engine_step_phase_seconds.labels(phase) for phase in phases)
 
@@ -105,16 +109,6 @@ class WorkerMetrics(Metrics):
             self._handoffs_saved.inc()
             self._handoff_save_seconds.observe(saved.save_ms * _MS)
 
-    def on_encoded(self, *, kept: bool) -> None:
-        (self._embeddings_kept if kept else self._embeddings_computed).inc()
-
-    def on_embeddings(self, transport: str, size: int) -> None:
-        self._embeddings_pulled.labels(transport).inc()
-        self._embedding_bytes.labels(transport).inc(size)
-
-    def on_no_embeddings(self, error: str) -> None:
-        self._embeddings_failed.labels(error).inc()
-
     def on_not_loaded(self, problem: Problem) -> None:
         self._handoffs_load_failed.labels(problem.name).inc()
 
@@ -124,6 +118,22 @@ class WorkerMetrics(Metrics):
         self._handoff_bytes.labels(transport).inc(loaded.bytes)
         self._handoff_move_seconds.observe(loaded.costs.move_ms * _MS)
         self._handoff_total_seconds.observe(loaded.total_ms * _MS)
+
+    def on_kept(self, kept: Embeddings) -> None:
+        """Show what an encode worker keeps; called with each heartbeat."""
+        before, self._kept = self._kept, kept
+        self._embeddings_images.set(kept.images)
+        self._embeddings_bytes.set(kept.bytes)
+        self._embeddings_computed.inc(kept.computed - before.computed)
+        self._embeddings_found.inc(kept.found - before.found)
+
+    def on_embeddings(self, transport: str, size: int) -> None:
+        """Count an image whose embeddings came, in `size` bytes."""
+        self._embeddings_loaded.labels(transport).inc()
+        self._embeddings_loaded_bytes.labels(transport).inc(size)
+
+    def on_no_embeddings(self, error: str) -> None:
+        self._embeddings_load_failed.labels(error).inc()
 
     def ask(self, staged_now: Callable[[], Staged | None], dummy_steps: Callable[[], int]) -> None:
         """Ask once per scrape, in the scrape's thread, for saved KV (None: unknown) and steps so far."""

@@ -386,11 +386,14 @@ class Node:
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
             dummy_steps=self._dispatcher.dummy_steps,
+            embeddings=self._dispatcher.encodes.kept(),
             drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
+        if self._dispatcher is not None and (kept := self._dispatcher.encodes.kept()) is not None:
+            self._metrics.on_kept(kept)
         if reply.clock_s and took_s < QUICK_S:
             self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:

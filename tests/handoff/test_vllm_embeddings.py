@@ -85,7 +85,7 @@ def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, 
 
 
 def computed_again(engine: Engine, mark: str) -> bool:
-    """Drop an image from the shelf, but not from vLLM's own cache; return whether it is there after a request."""
+    """Drop an image from the shelf, but not from vLLM's cache; return whether the next request brings it back."""
     [(name, rows, _)] = encoded(engine, mark, [A])
     shelf = shelf_of(engine.core.vllm_config)
     assert shelf is not None

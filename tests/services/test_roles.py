@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from baton.protos import scheduler_pb2
 from baton.services import roles
 from baton.services.config import load
 from baton.services.errors import ConfigError
+from harness.checkpoints import seeing
+from harness.deployment import MODEL
+
+
+def test_encode_workers_need_a_model_that_takes_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"weights' takes no images .* leave out encode workers"):
+        roles.check(roles.ENCODE, load({"engine": {"model": str(MODEL)}}))
+    engine = {"model": str(seeing(tmp_path))}
+    roles.check(roles.ENCODE, load({"engine": engine}))
+    with pytest.raises(ConfigError, match=r"^engine\.images is false"):
+        roles.check(roles.ENCODE, load({"engine": engine | {"images": False}}))
 
 
 def test_an_unspecified_role_has_no_name() -> None:
@@ -15,8 +28,10 @@ def test_an_unspecified_role_has_no_name() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed"):
-        roles.role("encode")
+    with pytest.raises(
+        ConfigError, match=r"did you mean 'decode'\?; allowed: prefill, decode, mixed, encode"
+    ):
+        roles.role("decoder")
 
 
 def test_ranks_on_several_machines_must_be_allowed() -> None:
