@@ -85,6 +85,15 @@ def compatibility_hash(facts: Facts) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def embeddings_hash(
+    vllm_version: str, model: Mapping[str, Any], model_fingerprint: str, dtype: str, quantization: str
+) -> str:
+    """Return 32 hex digits, equal for engines whose embeddings of an image are the same."""
+    content = [PROTOCOL, vllm_version, _essence(model), model_fingerprint, dtype, quantization]
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def _essence(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _essence(below) for key, below in value.items() if key not in _INCIDENTAL}

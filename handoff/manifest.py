@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from baton.handoff import digests, forms
+from baton.handoff import digests, embeddings, forms
 from baton.handoff.errors import CompatibilityMismatch, MalformedManifest, StaleEpoch, WrongRequest
 from baton.handoff.forms import CacheLayer, Form, Share
 from baton.handoff.groups import CacheGroup, described, num_records
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 
 _PLANS = 64  # number of (form, turn) pairs cached
 
@@ -32,7 +33,10 @@ class Puller:
         return functools.lru_cache(_PLANS)(functools.partial(forms.shares, self.layers, self.form, self.rank))
 
 
-def seal(manifest: Manifest) -> Manifest:
+AnyManifest = TypeVar("AnyManifest", Manifest, EmbeddingManifest)
+
+
+def seal(manifest: AnyManifest) -> AnyManifest:
     """Set the manifest's digest and return the manifest. Make no changes after this."""
     manifest.digest = _digest(manifest)
     return manifest
@@ -46,24 +50,14 @@ def is_of(manifest: Manifest, request_id: str, epoch: int) -> bool:
 
 def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tuple[Share, ...]:
     """Check a manifest for this attempt, and return the rank's shares. Raises ManifestError."""
-    source = f"the manifest of worker {manifest.worker_id!r}"
-    came = _digest(manifest)
-    if manifest.digest != came:
-        raise MalformedManifest(
-            f"{source}, wanted for request {request_id!r}, has digest {came:016x}; it was sealed with"
-            f" {manifest.digest:016x}"
-        )
+    source = _intact(manifest, f"request {request_id!r}")
     if manifest.request_id != request_id:
         raise WrongRequest(f"{source} is of request {manifest.request_id!r}; wanted here: {request_id!r}")
     if manifest.epoch != epoch:
         raise StaleEpoch(
             f"{source} is of epoch {manifest.epoch} of request {request_id!r}; wanted here: {epoch}"
         )
-    if manifest.compatibility_hash != puller.compatibility_hash:
-        raise CompatibilityMismatch(
-            f"{source} has compatibility hash {manifest.compatibility_hash}; worker {puller.worker_id!r} has"
-            f" {puller.compatibility_hash}: `baton doctor --config FILE` shows the difference"
-        )
+    _check_hash(manifest, source, puller.worker_id, puller.compatibility_hash)
     there = form_of(manifest)
     why = forms.unfit(puller.layers, puller.form, there)
     if why or there.shards != len(manifest.shards):
@@ -73,6 +67,26 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tu
     found = puller.shares(there, digests.seed(request_id, epoch) % there.ranks)
     _check_numbers(manifest, found, puller, source)
     return found
+
+
+def check_embedding(
+    manifest: EmbeddingManifest, identifier: str, rows: int, form: embeddings.Form, worker_id: str
+) -> None:
+    """Check the manifest of an image's embeddings, of which `rows` are needed here. Raises ManifestError."""
+    source = _intact(manifest, f"image {identifier!r}")
+    if manifest.identifier != identifier:
+        raise WrongRequest(f"{source} is of image {manifest.identifier!r}; wanted here: {identifier!r}")
+    _check_hash(manifest, source, worker_id, form.compatibility_hash)
+    expected: dict[str, tuple[object, object]] = {
+        "rows": (manifest.rows, rows),
+        "width": (manifest.width, form.width),
+        "dtype": (manifest.dtype, form.dtype),
+        "rank": (manifest.shard.rank, 0),
+        "slots": (manifest.shard.slots, 0),
+        "record_bytes": (manifest.shard.record_bytes, embeddings.RECORD_BYTES),
+        "num_records": (manifest.num_records, embeddings.records_for(rows * form.row_bytes)),
+    }
+    _compare(expected, f"{source} for image {identifier!r}")
 
 
 def form_of(manifest: Manifest) -> Form:
@@ -98,15 +112,36 @@ def _check_numbers(manifest: Manifest, found: tuple[Share, ...], puller: Puller,
     for number, (one, other) in enumerate(zip(manifest.groups, groups, strict=False)):
         for name in ("block_size", "first_block", "num_blocks"):
             expected[f"{name} of group {number}"] = getattr(one, name), getattr(other, name)
+    _compare(expected, f"{source} for request {manifest.request_id!r}")
+
+
+def _intact(manifest: AnyManifest, wanted: str) -> str:
+    """Return the source's name for messages. Raises MalformedManifest for a mangled manifest."""
+    source, came = f"the manifest of worker {manifest.worker_id!r}", _digest(manifest)
+    if manifest.digest != came:
+        raise MalformedManifest(
+            f"{source}, wanted for {wanted}, has digest {came:016x}; it was sealed with"
+            f" {manifest.digest:016x}"
+        )
+    return source
+
+
+def _check_hash(manifest: AnyManifest, source: str, worker_id: str, here: str) -> None:
+    if manifest.compatibility_hash != here:
+        raise CompatibilityMismatch(
+            f"{source} has compatibility hash {manifest.compatibility_hash}; worker {worker_id!r} has"
+            f" {here}: `baton doctor --config FILE` shows the difference"
+        )
+
+
+def _compare(expected: Mapping[str, tuple[object, object]], what: str) -> None:
     for name, (there, here) in expected.items():
         if there != here:
-            raise MalformedManifest(
-                f"{source} for request {manifest.request_id!r}: {name} is {there}; {here} is needed here"
-            )
+            raise MalformedManifest(f"{what}: {name} is {there}; {here} is needed here")
 
 
-def _digest(manifest: Manifest) -> int:
-    rest = Manifest()
+def _digest(manifest: AnyManifest) -> int:
+    rest = type(manifest)()
     rest.CopyFrom(manifest)
     rest.ClearField("digest")
     return digests.of_message(rest.SerializeToString(deterministic=True))

@@ -99,9 +99,9 @@ class Engine:
                 "num_speculative_tokens": 2,
             }
         if options.images:
-            from baton.services.engine.build import image_guard
+            from baton.services.engine.build import image_connector
 
-            arguments["ec_transfer_config"] = image_guard()
+            arguments["ec_transfer_config"] = image_connector()
         config = EngineArgs(**(arguments | options.engine)).create_engine_config()
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.get_kv_connector()
@@ -157,7 +157,8 @@ class Engine:
         """Run a step and record its outputs and reports. Return False if the engine is idle."""
         if not self.core.scheduler.has_requests() and not self.core.batch_queue:
             return False
-        self.connector.promote(self.core.scheduler)
+        if self.connector is not None:
+            self.connector.promote(self.core.scheduler)
         outputs, executed = self.core.step_fn()
         self.core.post_step(executed)  # takes the drafts
         if not executed:
@@ -173,6 +174,8 @@ class Engine:
                     answer.gaps += [float(best - second) for _, best, second in output.new_logprobs.logprobs]
                 if output.finish_reason is not None:
                     answer.finish_reason = str(output.finish_reason)
+        if self.connector is None:
+            return True
         reports = self.connector.take_reports()
         for begun in reports.begun:
             self.answers[begun.request_id].begun = begun

@@ -54,9 +54,11 @@ def encoder_settings(settings: Settings) -> Settings:
 
 
 def encoder_engine(engine: EngineSettings) -> EngineSettings:
-    """Return the engine of an encode worker: one rank, and no drafts."""
+    """Return the engine of an encode worker: one rank, and nothing of the language model's."""
     one = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nodes"), 1)
-    return engine.model_copy(update={**one, "speculative_config": None}, deep=True)
+    off = dict.fromkeys(("expert_parallel", "enable_prefix_caching"), False)
+    none = dict.fromkeys(("speculative_config", "lora"))
+    return engine.model_copy(update=one | off | none, deep=True)
 
 
 def check(one: Role, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""The default size of staging."""
+"""The default sizes of staging, and of an encode worker's shelf."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from baton.handoff.memory.segments import DIRECTORY
 from baton.handoff.memory.views import bytes_for
 
 CACHE_SHARE = 2  # 1/n of the KV cache: enough for a batch and the prompts queued after it
+SHELF_BYTES = 4 << 30  # some hundred images of a megapixel each
 FREE_SHARE = 4  # at most 1/n of free /dev/shm, as other ranks and workers start at the same time
 
 
@@ -34,6 +35,11 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
     return StagingSize(
         limit, f"a quarter of what {DIRECTORY} has free; {wanted.because} would take {wanted.bytes >> 20}"
     )
+
+
+def shelf_bytes(free_bytes: int) -> int:
+    """Return a shelf's size; its pages are taken as they are needed."""
+    return min(SHELF_BYTES, free_bytes // FREE_SHARE)
 
 
 def free_bytes() -> int:

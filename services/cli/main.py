@@ -154,6 +154,12 @@ def mixed(settings: Settings) -> None:
     _run_worker(settings, "mixed")
 
 
+@command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
+def encode(settings: Settings) -> None:
+    """Run an encode worker: compute images for the workers that run prompts."""
+    _run_worker(settings, "encode")
+
+
 @command(app, "engine", "worker", "scheduler", "handoff", "security", "fleet", of=Of.ONE)
 def node(
     settings: Settings,

@@ -257,6 +257,15 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
+def largest_image(model_config: Any) -> int:
+    """Return how many tokens the largest image takes."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
+
+    processor = MULTIMODAL_REGISTRY.create_processor(model_config)
+    return int(get_mm_max_toks_per_item(processor, {"image": 1}, None)["image"])
+
+
 def takes_images(model_config: Any) -> bool:
     modalities = model_config.multimodal_config
     return modalities is not None and modalities.get_limit_per_prompt("image") > 0

@@ -19,7 +19,7 @@ from baton.services.config import EngineSettings, Settings
 from baton.services.decode.proposers import validation
 from baton.services.engine import cache_events, cpu_mla, data_parallel, process
 from baton.services.engine.adapters import AdapterFiles
-from baton.services.engine.args import engine_args, from_hub, takes_images
+from baton.services.engine.args import engine_args, from_hub, largest_image, takes_images
 from baton.services.engine.data_parallel import GangRank
 from baton.services.engine.fingerprint import model_fingerprint
 from baton.services.engine.patches import continuation, draft_length, kept_images
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONNECTOR = "BatonConnector"
 CONNECTOR_MODULE = "baton.handoff.vllm.connector"
-GUARD, GUARD_MODULE = "BatonECConnector", "baton.handoff.vllm.ec_connector"
+IMAGE_CONNECTOR, IMAGE_CONNECTOR_MODULE = "BatonECConnector", "baton.handoff.vllm.ec_connector"
 # Tokens. The CPU kernels, except MLA's, need a multiple of 32; vLLM's default of 128 wastes space on short
 # prompts.
 CPU_BLOCK_SIZE = 32
@@ -82,6 +82,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
+    encodes: bool = False  # an encode worker's: the tower alone
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
     gang: GangRank | None = None  # if the engine is in a gang
@@ -105,7 +106,7 @@ def build_config(plan: EnginePlan) -> Any:
         _gpu_arguments(args, current_platform.get_device_total_memory())
     args.setdefault("use_tqdm_on_load", False)
     args["distributed_executor_backend"] = "uni" if alone else "mp"
-    if settings.handoff.enabled is not False:
+    if settings.handoff.enabled is not False and not plan.encodes:
         args["kv_transfer_config"] = _transfer_config(plan)
     if args["enable_prefix_caching"]:
         args["kv_events_config"] = cache_events.events_config(args.get("kv_events_config"))
@@ -115,8 +116,10 @@ def build_config(plan: EnginePlan) -> Any:
     model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if current_platform.is_cpu():
         _add_cpu_blocks(args, model_config)
-    if takes_images(model_config):
-        args["ec_transfer_config"] = image_guard()
+    if plan.encodes:
+        _add_encoding(args, plan, model_config)
+    elif takes_images(model_config):
+        args["ec_transfer_config"] = image_connector()
     data_parallel.add_arguments(args, settings.engine, plan.gang)
     config = AsyncEngineArgs(**args).create_engine_config()
     _refuse_embeddings(config)
@@ -163,24 +166,43 @@ def _refuse_embeddings(config: Any) -> None:
 def _transfer_config(plan: EnginePlan) -> Any:
     from vllm.config import KVTransferConfig
 
-    handoff = plan.settings.handoff
     return KVTransferConfig(
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
         kv_load_failure_policy="fail",  # the router decides what to do next
-        kv_connector_extra_config={
-            **handoff.model_dump(exclude={"enabled"}),
-            "lease_s": 2 * plan.settings.scheduler.placement_lease_s,
-            "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
-            "advertise_host": plan.kv_host,
-            "identity": str(rpc.identity_folder() or ""),
-            "insecure": plan.settings.security.insecure,
-            "worker_id": plan.worker_id,
-            "model_fingerprint": plan.fingerprint,
-            "drafter_fingerprint": _drafter_fingerprint(plan.settings.engine),
-        },
+        kv_connector_extra_config=_connector_config(plan),
     )
+
+
+def _connector_config(plan: EnginePlan) -> dict[str, Any]:
+    """Return the fields of HandoffConfig."""
+    handoff = plan.settings.handoff
+    return {
+        **handoff.model_dump(exclude={"enabled"}),
+        "lease_s": 2 * plan.settings.scheduler.placement_lease_s,
+        "host": handoff.host or addresses.split(plan.settings.worker.listen)[0],
+        "advertise_host": plan.kv_host,
+        "identity": str(rpc.identity_folder() or ""),
+        "insecure": plan.settings.security.insecure,
+        "worker_id": plan.worker_id,
+        "model_fingerprint": plan.fingerprint,
+        "drafter_fingerprint": _drafter_fingerprint(plan.settings.engine),
+    }
+
+
+def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
+    """Have the engine compute images alone. Raises ConfigError for a model that takes none."""
+    if not takes_images(model_config):
+        raise ConfigError(
+            f"model {plan.settings.engine.model!r} takes no images, so an encode worker has nothing to do: "
+            "start workers of other roles"
+        )
+    args["ec_transfer_config"] = image_connector("ec_producer", _connector_config(plan))
+    args["max_num_batched_tokens"] = max(largest_image(model_config), args.get("max_num_batched_tokens") or 0)
+    args["long_prefill_token_threshold"] = 0  # an image is computed whole
+    args["async_scheduling"] = False  # for its steps vLLM reports no work
+    args.pop("long_prefill_token_threshold_adaptive", None)
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
@@ -222,7 +244,7 @@ def measures_share(plan: EnginePlan) -> bool:
     from vllm.platforms import current_platform
 
     given = "long_prefill_token_threshold" in plan.settings.engine.extra
-    return not given and not current_platform.is_cpu()
+    return not given and not plan.encodes and not current_platform.is_cpu()
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
@@ -268,11 +290,16 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
         )
 
 
-def image_guard() -> Any:
-    """Return the connector that keeps a request without its images from ending the engine."""
+def image_connector(role: str = "ec_both", config: dict[str, Any] | None = None) -> Any:
+    """Return the configuration of handoff/vllm/ec_connector.py. config: of an encode worker's."""
     from vllm.config import ECTransferConfig
 
-    return ECTransferConfig(ec_connector=GUARD, ec_role="ec_both", ec_connector_module_path=GUARD_MODULE)
+    return ECTransferConfig(
+        ec_connector=IMAGE_CONNECTOR,
+        ec_role=role,
+        ec_connector_module_path=IMAGE_CONNECTOR_MODULE,
+        ec_connector_extra_config=config or {},
+    )
 
 
 def _add_cpu_blocks(args: dict[str, Any], model_config: Any) -> None:

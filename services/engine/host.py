@@ -18,8 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from baton.handoff.errors import HandoffError
+from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.handoff.params import asks_for_load
 from baton.handoff.reports import Staged
+from baton.handoff.save.shelf import Shelf
+from baton.handoff.vllm import ec_connector
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
@@ -28,7 +31,7 @@ from baton.services.engine.build import EnginePlan, build_engine, measures_share
 from baton.services.engine.data_parallel import GangRank, lockstep_of
 from baton.services.engine.errors import EngineFailed, RankLost, RequestRefused
 from baton.services.engine.grammars.engine import EngineGrammars
-from baton.services.engine.info import EngineInfo, info_of
+from baton.services.engine.info import EngineInfo, info_of, load_of
 from baton.services.engine.lockstep import Lockstep
 from baton.services.engine.patches import (
     draft_length,
@@ -76,10 +79,11 @@ class EngineHost:
         self._giving_way: giving_way.GivingWay | None = None
         self._failed_step: failed_step.FailedStep | None = None
         self._cache_events: cache_events.CacheEvents | None = None
+        self.shelf: Shelf | None = None  # an encode worker's
         self._lockstep: Lockstep | None = None  # None: not in a gang
         self._ring: Callable[[int], None] | None = None
         self._load = EngineLoad()
-        self._block_share = 1.0  # see EngineInfo
+        self._info: EngineInfo  # set when it is loaded
         self._step_began = 0.0  # time.monotonic; 0 between steps
         self._unseen: set[str] = set()  # requests without any output yet
 
@@ -153,7 +157,7 @@ class EngineHost:
 
     @property
     def grammars(self) -> EngineGrammars:
-        """The grammar compilers. Raises EngineFailed before the engine is loaded."""
+        """The grammar compilers. Raises EngineFailed before loading."""
         if self._grammars is None:
             raise EngineFailed("the engine is not loaded")
         return self._grammars
@@ -178,10 +182,20 @@ class EngineHost:
         """The naming of the reported blocks, or None if the engine reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
+    @property
+    def reports_blocks(self) -> bool:
+        """Whether it reports what it has cached: KV blocks, or images' embeddings."""
+        return self._cache_events is not None or self.shelf is not None
+
+    def embedding_puller(self) -> EmbeddingPuller:
+        """Return what pulls embeddings for this engine's model, which takes images."""
+        plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
+        return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports)
+
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
         if self._connector is None:
-            return Staged()
+            return self.shelf.staged() if self.shelf is not None else Staged()
         try:
             staged: Staged = self._connector.staged(timeout_s)
         except HandoffError as error:
@@ -205,6 +219,7 @@ class EngineHost:
         try:
             self._engine = build_engine(self._plan, lambda: self._messages.put(_rank_lost))
             self._connector = self._engine.scheduler.get_kv_connector()
+            self.shelf = ec_connector.shelf_of(self._engine.vllm_config)
             self._grammars = EngineGrammars(self._engine.structured_output_manager)
             if self._connector is not None:
                 self._woken = self._connector.wake_on_loads(lambda: self._messages.put(_look))
@@ -219,9 +234,8 @@ class EngineHost:
         except BaseException as error:  # noqa: BLE001 (raised where `load` is awaited)
             self._loaded.set_exception(error)
             return
-        info = info_of(self._engine)
-        self._block_share = info.block_share
-        self._loaded.set_result(info)
+        self._info = info_of(self._engine)
+        self._loaded.set_result(self._info)
         try:
             self._step_until_stopped()
         except BaseException as error:
@@ -378,10 +392,10 @@ class EngineHost:
             step.begun, step.saved, step.loaded = reports.begun, reports.saved, reports.loaded
         if self._cache_events is not None:
             step.blocks = self._cache_events.take()
+        elif self.shelf is not None:
+            step.blocks = self.shelf.take_changes()
         step.shared = self._shared(step)
-        running, waiting = engine.scheduler.get_request_counts()
-        free = int(engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * self._block_share)
-        step.load = EngineLoad(running, waiting, free, len(engine.scheduler.deferred_waiting))
+        step.load = load_of(engine, self._info)
         if step.matters or step.load != self._load:
             self._load = step.load
             self._tell(lambda listener: listener.on_step(step))
@@ -419,7 +433,7 @@ class EngineHost:
                 groups = self._engine.scheduler.kv_cache_manager.get_blocks(output.request_id).blocks
                 shared = sum(one.ref_cnt > 1 and not one.is_null for group in groups for one in group)
                 if shared and output.finish_reason is None:
-                    found[output.request_id] = int(shared * self._block_share)
+                    found[output.request_id] = int(shared * self._info.block_share)
         return found
 
     def _tell(self, what: Callable[[Listener], None]) -> None:

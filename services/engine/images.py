@@ -15,10 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from baton.handoff.embeddings import Embeddings
+
 MODALITY = "image"
 MOST_BYTES = 256 << 20  # limit of one request's prepared images
+MOST_EMBEDDING_BYTES = 512 << 20  # limit of the embeddings that one request brings
 
-FindImage = Callable[[str], Any]  # returns the prepared image with a name, or None
+FindImage = Callable[[str], Any]  # returns the prepared image with a name, its Embeddings, or None
 
 
 def metadata_of(feature: Any) -> Any:
@@ -54,12 +57,15 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
     """Return the features with those images that are here, and the name of the first missing one, or "".
 
-    An image whose metadata are others than the feature's was prepared in another way: it counts as missing.
+    If its embeddings are here, a feature stays as it is. An image whose metadata are others than the
+    feature's was prepared in another way: it counts as missing.
     """
     found, missing = [], ""
     for feature in features:
         item = find(feature.identifier)
-        if item is None or any(item.get(name) != field for name, field in feature.data.items()):
+        if isinstance(item, Embeddings):
+            found.append(feature)
+        elif item is None or any(item.get(name) != field for name, field in feature.data.items()):
             found.append(feature)
             missing = missing or feature.identifier
         else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.services.engine.args import takes_images
 from baton.services.engine.patches import undrafted
+from baton.services.engine.step import EngineLoad
 from baton.services.engine.step_checks import StepLimits
 
 
@@ -27,6 +28,7 @@ class EngineInfo:
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
     images: bool = False  # whether it takes images
+    encodes: bool = False  # whether it computes images alone
     image_tokens: int = 0  # tokens of the largest image; its encoder cache holds no larger one
 
     @property
@@ -34,8 +36,22 @@ class EngineInfo:
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
+# Of an engine without KV: more than can be booked, for a scheduler that counts blocks.
+_NO_LIMIT = 1 << 20
+
+
 def info_of(engine: Any) -> EngineInfo:
     """Return the size and limits of a loaded engine."""
+    config = engine.vllm_config
+    found = _info_of(engine)
+    if not config.is_mm_encoder_only:
+        return found
+    return replace(
+        found, encodes=True, block_size=found.max_model_len, num_blocks=_NO_LIMIT, free_blocks=_NO_LIMIT - 1
+    )
+
+
+def _info_of(engine: Any) -> EngineInfo:
     config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
@@ -55,6 +71,15 @@ def info_of(engine: Any) -> EngineInfo:
         images=takes_images(config.model_config),
         image_tokens=engine.scheduler.encoder_cache_manager.cache_size,
     )
+
+
+def load_of(engine: Any, info: EngineInfo) -> EngineLoad:
+    scheduler = engine.scheduler
+    running, waiting = scheduler.get_request_counts()
+    free = int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks() * info.block_share)
+    if info.encodes:
+        free = info.free_blocks
+    return EngineLoad(running, waiting, free, len(scheduler.deferred_waiting))
 
 
 def _block_size(cache: Any) -> int:

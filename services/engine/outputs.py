@@ -11,6 +11,7 @@ from baton.handoff import reports
 from baton.handoff.errors import SaveFailed
 from baton.handoff.vllm.ec_connector import IMAGE_LOST
 from baton.protos import worker_pb2
+from baton.protos.worker_pb2 import Failed
 from baton.services.engine import requests, wire
 from baton.services.engine.grammars.metered import problem_of
 from baton.services.engine.requests import Prepared
@@ -32,7 +33,7 @@ def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
     return pieces
 
 
-def is_too_large(output: Any) -> bool:
+def _is_too_large(output: Any) -> bool:
     """Return whether an output's log-probabilities are too large for any reply."""
     return _has_arrays(output) and size_of(output) > REPLY_BYTES
 
@@ -91,18 +92,37 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
     return sum(metrics.histogram), sum(metrics.histogram[1:])
 
 
+def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Code, str] | None:
+    """Return the failure (code, text) that an output stands for; None if it is a normal output.
+
+    loads: whether the request's KV is still on its way
+    """
+    if _is_too_large(output):
+        return Failed.CODE_INVALID, (
+            f"the log-probabilities of one step take {size_of(output) >> 20} MiB, and a message "
+            f"has room for {REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
+        )
+    if problem := _image_problem(output, prepared):
+        return Failed.CODE_MEDIA, problem
+    if loads and is_error(output):
+        return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
+    if problem := _grammar_problem(output, prepared):
+        return Failed.CODE_INVALID, problem
+    return None
+
+
 def is_error(output: Any) -> bool:
     """Return whether the engine gave up the request because its KV did not arrive or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
 
 
-def image_problem(output: Any, prepared: Prepared) -> str:
+def _image_problem(output: Any, prepared: Prepared) -> str:
     """Return which image the engine lacked when it gave the request up with this output, or ""."""
     lost = getattr(prepared.request, IMAGE_LOST, "")
-    return f"the image {lost[:12]} is needed again" if lost and is_error(output) else ""
+    return f"the image {lost} is needed again" if lost and is_error(output) else ""
 
 
-def grammar_problem(output: Any, prepared: Prepared) -> str:
+def _grammar_problem(output: Any, prepared: Prepared) -> str:
     """Return why the grammar ended the request with this output, or "". Another worker would fail too."""
     return problem_of(prepared.request) if is_error(output) else ""
 

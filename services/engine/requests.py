@@ -20,8 +20,10 @@ from vllm.v1.request import Request
 
 from baton.attempts import attempt_id
 from baton.handoff.params import KEY, Params, load_params, save_params
+from baton.handoff.vllm.ec_connector import EMBEDDINGS
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
+    PHASE_ENCODE,
     PHASE_PREFILL,
     PHASE_SAVE,
     Complete,
@@ -127,8 +129,11 @@ def prepare(
         _cut(core, start.prefix_tokens)
         generated = []
     if core.mm_features and not (decodes and follows):
-        _fill_in_images(core, limits, all_needed=start.phase != PHASE_SAVE)
+        needed = start.phase != PHASE_SAVE
+        core.mm_features = _with_images(core.mm_features, limits.find_image, all_needed=needed)
     request = _request(core, generated, internal_id, client_index, limits)
+    if start.encoded and (find := limits.find_image) is not None:
+        setattr(request, EMBEDDINGS, {one.identifier: find(one.identifier) for one in start.encoded})
     request.priority = _priority(start, len(core.prompt_token_ids), complete)
     if start.HasField("service"):
         request.standing = _standing(start.service)
@@ -151,6 +156,49 @@ def prepare(
     return Prepared(
         start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary, cut=alone, late=late
     )
+
+
+def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
+    """Build the request that computes one image's embeddings, with the image's metadata alone.
+
+    Raises RequestRefused(INVALID).
+    """
+    core = _decode(start)
+    # nothing is sampled: vLLM ends it after the prompt
+    core.sampling_params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
+    core.lora_request = core.cache_salt = None
+    _check(core, [], limits, more=False)
+    places = [(one.mm_position.offset, one.mm_position.length) for one in core.mm_features or ()]
+    if places != [(0, len(core.prompt_token_ids))]:
+        raise _invalid("the prompt of an ENCODE is one image's tokens")
+    request = _request(core, [], internal_id, client_index, limits)
+    request.priority = _priority(start, len(core.prompt_token_ids), None)
+    if start.HasField("service"):
+        request.standing = _standing(start.service)
+    return Prepared(start.request_id, start.epoch, request, 1, saves=False, vocabulary=limits.vocabulary)
+
+
+def image_of(prepared: Prepared) -> tuple[str, int]:
+    """Return the name of an ENCODE's image, and the number of its embeddings."""
+    [feature] = prepared.request.mm_features
+    return feature.identifier, feature.mm_position.get_num_embeds()
+
+
+def add_image(prepared: Prepared, find: FindImage | None) -> None:
+    """Put an ENCODE's image in. Raises RequestRefused(MEDIA)."""
+    prepared.request.mm_features = _with_images(prepared.request.mm_features, find, all_needed=True)
+
+
+def images_of(start: Start) -> dict[str, int]:
+    """Return the names of a request's images, with the number of embeddings of each.
+
+    Raises RequestRefused(INVALID).
+    """
+    core = _decode(start)
+    features = core.mm_features or ()
+    if problem := images.problem(features, len(core.prompt_token_ids or ())):
+        raise _invalid(problem)
+    return {one.identifier: one.mm_position.get_num_embeds() for one in features}
 
 
 def _request(
@@ -178,7 +226,7 @@ def _request(
 
 def _priority(start: Start, prompt: int, complete: Complete | None) -> int:
     """Return the priority in the queue; requests that only decode keep their order of arrival."""
-    prefills = start.phase == PHASE_PREFILL
+    prefills = start.phase in (PHASE_PREFILL, PHASE_ENCODE)
     loaded = start.source.tokens if complete is not None else 0
     return fair_share.priority(
         time.monotonic(),
@@ -336,11 +384,11 @@ def _cut(core: EngineCoreRequest, tokens: int) -> None:
     core.sampling_params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, detokenize=False)
 
 
-def _fill_in_images(core: EngineCoreRequest, limits: EngineLimits, *, all_needed: bool) -> None:
-    find = limits.find_image or (lambda _: None)
-    core.mm_features, missing = images.whole(core.mm_features, find)
+def _with_images(features: Sequence[Any], find: FindImage | None, *, all_needed: bool) -> list[Any]:
+    found, missing = images.whole(features, find or (lambda _: None))
     if missing and all_needed:
-        raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[:12]} is not here")
+        raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing} is not here")
+    return found
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:

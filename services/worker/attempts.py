@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.attempts import EPOCH_KEEP_S, attempt_id
-from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_ENCODE, PHASE_PREFILL, PHASE_SAVE, Failed, Phase
 from baton.services.engine.errors import RequestRefused
 from baton.services.trace_context import trace_id_of
 from baton.services.worker.admission import Share
 from baton.services.worker.incoming import Incoming
 from baton.services.worker.media import Received
 
-_ORDER = {PHASE_SAVE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # the order within one epoch
+_ORDER = {PHASE_SAVE: 1, PHASE_ENCODE: 1, PHASE_PREFILL: 1, PHASE_DECODE: 2}  # the order within one epoch
 ENDED_LIMIT = 65_536  # ended requests whose last epoch is remembered, for EPOCH_KEEP_S at most
 
 
@@ -38,12 +38,13 @@ class RunningAttempt:
     traceparent: str = ""  # appears in log lines
     arrived_s: float = field(default_factory=time.monotonic)
     prepared: Any = None  # services/engine/requests.py: Prepared
-    grammar: asyncio.Task[None] | None = None  # compiles its grammar, then submits it
+    preparing: asyncio.Task[None] | None = None  # brings embeddings, or compiles its grammar; then submits it
     inside: bool = False  # engine steps may include it
     alone: bool = False  # it must run without other requests in the engine
     more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)
     received: Received | None = None  # images that came on its router's stream
+    images: dict[str, Any] | None = None  # by name: prepared, or their embeddings; None: find them here
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -113,8 +114,8 @@ class Attempts:
     def end(self, attempt: RunningAttempt) -> None:
         """End an attempt; later outputs of the engine for it are dropped."""
         self._live.pop(attempt.internal_id, None)
-        if attempt.grammar is not None:
-            attempt.grammar.cancel()
+        if attempt.preparing is not None:
+            attempt.preparing.cancel()
         if self._of_request.get(attempt.request_id) is attempt:
             del self._of_request[attempt.request_id]
             self._remember(attempt)

@@ -18,13 +18,15 @@ from baton.handoff.channels import HandoffClient
 from baton.handoff.errors import NotCached
 from baton.handoff.reports import Loaded, Problem, Saved
 from baton.protos import scheduler_pb2
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import (
     PHASE_DECODE,
+    PHASE_ENCODE,
     PHASE_PREFILL,
     PHASE_SAVE,
     Complete,
     Failed,
+    Phase,
     RunReply,
     Shared,
     Start,
@@ -43,6 +45,7 @@ from baton.services.roles import Role
 from baton.services.worker.admission import Admission
 from baton.services.worker.attempts import Attempts, RunningAttempt
 from baton.services.worker.drafting import Drafting
+from baton.services.worker.encodes import Encodes
 from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.entrance import Entrance
 from baton.services.worker.grammars import Grammars
@@ -55,7 +58,7 @@ from baton.services.worker.router_session import RouterSession
 logger = logging.getLogger(__name__)
 
 Replies = defaultdict[int, RunReply]  # keyed by the number of the router's stream
-_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE})
+_PHASES = frozenset({PHASE_PREFILL, PHASE_DECODE, PHASE_SAVE, PHASE_ENCODE})
 
 
 class Dispatcher:
@@ -88,6 +91,7 @@ class Dispatcher:
         self._next_session = 1  # 0 is vLLM's client index for requests without a client
         self._handoffs = HandoffClient()
         self.outgoing = Outgoing(self._release)
+        self.encodes = Encodes(host, self.outgoing, metrics)
         self.images = MediaStore(wire.decode_item)
         self._max_model_len = 0
         self._closed_because = "this worker's engine is still loading"
@@ -98,6 +102,7 @@ class Dispatcher:
             metrics,
             fail=self._stop,
             refuse=self.on_refused,
+            encoded=self._encoded,
         )
 
     # Called by the lifecycle.
@@ -224,6 +229,9 @@ class Dispatcher:
             raise RequestRefused(Failed.CODE_DRAINING, self._closed_because)
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
+        if (start.phase == PHASE_ENCODE) == self._role.generates:
+            what = f"{self._role.name} workers refuse {Phase.Name(start.phase)}"
+            raise RequestRefused(Failed.CODE_INVALID, what)
         older = self._attempts.begin(attempt)  # also gives back the older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])
@@ -328,11 +336,16 @@ class Dispatcher:
             return False
         if attempt.share.prompt_tokens:
             self._admission.prefilled(attempt.share)
-        if (found := _failure_in(output, attempt)) is not None:
+        loads = attempt.incoming is not None and attempt.incoming.loads
+        if (found := outputs.failure(output, attempt.prepared, loads=loads)) is not None:
             code, message = found
             if code == Failed.CODE_INVALID:
                 self._metrics.on_refused(code)
             replies[attempt.session].failed.append(self._cut(attempt, code, message))
+            return False
+        if attempt.phase == PHASE_ENCODE:
+            replies[attempt.session].saved.append(self.encodes.finished(attempt))
+            self._end(attempt)
             return False
         saved = saves.get(output.request_id)
         if not outputs.finish(output, attempt.prepared):
@@ -353,6 +366,11 @@ class Dispatcher:
                 self._no_save(attempt, end)
         self._end(attempt)
         return True
+
+    def _encoded(self, attempt: RunningAttempt, manifest: EmbeddingManifest) -> None:
+        """End an ENCODE whose embeddings were here."""
+        self._send(attempt.session, RunReply(saved=[self.encodes.told(attempt, manifest, kept=True)]))
+        self._end(attempt)
 
     def _no_save(self, attempt: RunningAttempt, problem: Problem) -> None:
         if attempt.phase != PHASE_DECODE:
@@ -431,19 +449,3 @@ class Dispatcher:
     def _release(self, manifest: Manifest | None) -> None:
         if manifest is not None:
             self._handoffs.release_soon(manifest)
-
-
-def _failure_in(output: Any, attempt: RunningAttempt) -> tuple[Failed.Code, str] | None:
-    """Return the failure (code, text) that an engine output stands for; None if it is a normal output."""
-    if outputs.is_too_large(output):
-        return Failed.CODE_INVALID, (
-            f"the log-probabilities of one step take {outputs.size_of(output) >> 20} MiB, and a message "
-            f"has room for {outputs.REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
-        )
-    if problem := outputs.image_problem(output, attempt.prepared):
-        return Failed.CODE_MEDIA, problem
-    if attempt.incoming is not None and attempt.incoming.loads and outputs.is_error(output):
-        return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
-    if problem := outputs.grammar_problem(output, attempt.prepared):
-        return Failed.CODE_INVALID, problem
-    return None

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from baton.attempts import BEGINNING_S
 from baton.handoff.reports import Problem
-from baton.protos.handoff_pb2 import Manifest
-from baton.protos.worker_pb2 import PHASE_PREFILL, PHASE_SAVE, Complete, Failed, Start
+from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
+from baton.protos.worker_pb2 import PHASE_ENCODE, PHASE_PREFILL, PHASE_SAVE, Complete, Failed, Start
 from baton.services.engine import requests
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.host import EngineHost
+from baton.services.engine.images import FindImage
 from baton.services.engine.requests import EngineLimits, Prepared
 from baton.services.errors import describe
 from baton.services.worker.attempts import RunningAttempt
+from baton.services.worker.embeddings import EmbeddingsComing
 from baton.services.worker.engine_gate import EngineGate
 from baton.services.worker.following import Following
 from baton.services.worker.grammars import Grammars
@@ -41,31 +44,45 @@ class Entrance:
         *,
         fail: Fail,
         refuse: Callable[[str, Exception], None],
+        encoded: Callable[[RunningAttempt, EmbeddingManifest], None],
     ) -> None:
-        """Set up; `fail` and `refuse` end an attempt and tell its router."""
+        """Set up; `fail`, `refuse` and `encoded` (embeddings that were here) end an attempt, and tell."""
         self._host = host
         self._gate = gate
         self._grammars = grammars
         self._metrics = metrics
         self._fail = fail
         self._refuse = refuse
-        self._compiling: set[asyncio.Task[None]] = set()
+        self._encoded = encoded
+        self._preparing: set[asyncio.Task[None]] = set()
         self._following = Following()
+        self._embeddings = EmbeddingsComing(self._following, metrics)
         self._limits = EngineLimits(0, 0, None)
 
     def fit(self, limits: EngineLimits) -> None:
         self._limits = limits
+        if limits.find_image is not None and self._host.shelf is None:
+            self._embeddings.fit(self._host.embedding_puller())
 
     async def close(self) -> None:
         """Cancel everything that waits and close connections."""
-        for task in self._compiling:
+        for task in self._preparing:
             task.cancel()
         self._grammars.close()
         self._gate.close()
+        self._embeddings.close()
         await self._following.close()
 
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
-        """Begin an attempt, with KV from its source if it has one. Raises RequestRefused."""
+        """Begin an attempt, with what other workers compute for it. Raises RequestRefused."""
+        if start.phase == PHASE_ENCODE:
+            self._encode(attempt, start)
+        elif start.encoded:
+            self._wait_for_embeddings(attempt, start)
+        else:
+            self._begin(attempt, start)
+
+    def _begin(self, attempt: RunningAttempt, start: Start) -> None:
         if not start.HasField("source"):
             self.enter(attempt, start, None)
             return
@@ -91,9 +108,7 @@ class Entrance:
         attempt.prepared = self._prepare(attempt, start, complete)
         if attempt.prepared.request.use_structured_output:
             # Before the gate: an engine emptied for a request must not wait for its grammar.
-            task = attempt.grammar = asyncio.create_task(self._compile(attempt, start.party))
-            self._compiling.add(task)
-            task.add_done_callback(self._compiling.discard)
+            self._later(attempt, self._compile(attempt, start.party))
         else:
             self._let_in(attempt)
 
@@ -118,6 +133,67 @@ class Entrance:
         self._metrics.on_not_loaded(problem)
         logger.info("a prompt is computed from its beginning: %s", problem, extra=attempt.log_fields)
 
+    def _encode(self, attempt: RunningAttempt, start: Start) -> None:
+        """Answer with embeddings that are here, or have the engine compute the image."""
+        attempt.prepared = self._prepare(attempt, start, None)
+        name, rows = requests.image_of(attempt.prepared)
+        shelf = self._host.shelf
+        if shelf is None:
+            raise RequestRefused(Failed.CODE_INVALID, "this worker keeps no embeddings")
+        if (manifest := shelf.manifest(name, rows)) is not None:
+            self._encoded(attempt, manifest)
+            return
+        requests.add_image(attempt.prepared, self._finder(attempt))
+        if attempt.received is not None:
+            attempt.received.prepared()
+        if not shelf.has_room(rows):
+            raise RequestRefused(
+                Failed.CODE_FULL,
+                f"no room for the embeddings of image {name}: raise handoff.embeddings_mib or add encode "
+                "workers",
+            )
+        self._let_in(attempt)
+
+    def _wait_for_embeddings(self, attempt: RunningAttempt, start: Start) -> None:
+        rows = requests.images_of(start)
+        names = [one.identifier for one in start.encoded]
+        whole_prompt = start.phase == PHASE_PREFILL or not start.HasField("source")
+        if start.phase == PHASE_SAVE or not whole_prompt or len({*names} & {*rows}) != len(names):
+            raise RequestRefused(
+                Failed.CODE_INVALID, "`encoded` is for different images of a prompt that is computed here"
+            )
+        find = self._finder(attempt) or (lambda _: None)
+        attempt.images = {name: find(name) for name in rows if name not in names}
+        if attempt.received is not None:
+            attempt.received.prepared()
+        if missing := [name for name, item in attempt.images.items() if item is None]:
+            raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[0]} is not here")
+        self._later(attempt, self._bring(attempt, start, rows))
+
+    async def _bring(self, attempt: RunningAttempt, start: Start, rows: Mapping[str, int]) -> None:
+        """Bring an attempt's embeddings, then begin it. Cancelled when the attempt ends."""
+        try:
+            found = await self._embeddings.bring(start.encoded, rows, start.epoch, start.left_s)
+            attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
+            self._begin(attempt, start)
+        except RequestRefused as refused:
+            self._refuse(attempt.internal_id, refused)
+        except Exception as error:  # otherwise the request would wait forever
+            logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
+            self._refuse(attempt.internal_id, error)
+
+    def _later(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
+        task = attempt.preparing = asyncio.create_task(work)
+        self._preparing.add(task)
+        task.add_done_callback(self._preparing.discard)
+
+    def _finder(self, attempt: RunningAttempt) -> FindImage | None:
+        """Return where an attempt finds its images; None if the engine takes none."""
+        kept, received = self._limits.find_image, attempt.received
+        if kept is None or received is None:
+            return kept
+        return lambda name: received.find(name) or kept(name)
+
     def _let_in(self, attempt: RunningAttempt) -> None:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
@@ -136,7 +212,7 @@ class Entrance:
                     extra=attempt.log_fields,
                 )
             problem = RequestRefused(Failed.CODE_INVALID, describe(error))
-        attempt.grammar = None
+        attempt.preparing = None
         if problem is not None:
             self._refuse(attempt.internal_id, problem)
         else:
@@ -144,9 +220,13 @@ class Entrance:
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         limits, received = self._limits, attempt.received
-        if received and start.phase != PHASE_SAVE and (kept := limits.find_image) is not None:
-            limits = replace(limits, find_image=lambda name: received.find(name) or kept(name))
+        if attempt.images is not None:
+            limits, received = replace(limits, find_image=attempt.images.get), None
+        elif start.phase != PHASE_SAVE:
+            limits = replace(limits, find_image=self._finder(attempt))
         try:
+            if start.phase == PHASE_ENCODE:
+                return requests.prepare_encode(start, attempt.internal_id, attempt.session, limits)
             return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
         except RequestRefused:
             raise
@@ -155,5 +235,5 @@ class Entrance:
             logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
             raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
         finally:
-            if received:
+            if received is not None:
                 received.prepared()

@@ -1,4 +1,4 @@
-"""Follow attempts at other workers that compute or hold the KV of attempts here, with the Follow call.
+"""Follow attempts at other workers whose KV or embeddings are needed by attempts here, with the Follow call.
 
 Channels are kept and reused, because connecting takes longer than most calls. A call costs 0.25 to 0.5 ms of
 CPU at each end, and 15 KB while it is open. A broken connection breaks all its calls; each is retried once,
@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -30,10 +31,11 @@ from baton.handoff.errors import (
     WrongTicket,
 )
 from baton.handoff.reports import Problem
-from baton.protos.worker_pb2 import FollowReply, FollowRequest, Source
+from baton.protos.handoff_pb2 import Manifest
+from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest, Source
 from baton.protos.worker_pb2_grpc import WorkerStub
 from baton.services.errors import describe
-from baton.services.worker.incoming import Event, Incoming
+from baton.services.worker.incoming import Event
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,16 @@ class _FailureError(Exception):
         self.broke = broke  # an established connection was lost: try again
 
 
+class Follower(Protocol):
+    """What hears a source's replies. The last is `on_complete` or `on_failed`."""
+
+    call: asyncio.Task[None] | None
+
+    def on_begun(self, manifest: Manifest) -> None: ...
+    def on_complete(self, complete: Complete) -> None: ...
+    def on_failed(self, event: Event, problem: Problem) -> None: ...
+
+
 class Following:
     """The Follow calls of this worker, and their channels."""
 
@@ -72,7 +84,7 @@ class Following:
         self._calls: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def follow(self, incoming: Incoming, source: Source, epoch: int, within_s: float | None) -> None:
+    def follow(self, incoming: Follower, source: Source, epoch: int, within_s: float | None) -> None:
         """Pass the source's replies to `incoming`, for `within_s` seconds at most (None: no limit)."""
         call = incoming.call = asyncio.create_task(self._run(incoming, source, epoch, within_s))
         self._calls.add(call)
@@ -91,14 +103,14 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: Incoming, source: Source, epoch: int, within_s: float | None) -> None:
+    async def _run(self, incoming: Follower, source: Source, epoch: int, within_s: float | None) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
             async with asyncio.timeout(within_s):
                 await self._hear(incoming, source, epoch)
         except TimeoutError:
-            failure = _FailureError(Event.LATE, SourceTimeout(f"{who} did not save its KV in time"))
+            failure = _FailureError(Event.LATE, SourceTimeout(f"{who} was not done in time"))
         except _FailureError as error:
             failure = error
         except Exception as error:  # otherwise the attempt would wait forever
@@ -107,7 +119,7 @@ class Following:
         if failure is not None:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
-    async def _hear(self, incoming: Incoming, source: Source, epoch: int) -> None:
+    async def _hear(self, incoming: Follower, source: Source, epoch: int) -> None:
         """Pass on the source's replies until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
@@ -120,7 +132,7 @@ class Following:
         await asyncio.sleep(PAUSE_S * random.uniform(0.2, 1.0))  # noqa: S311 (spreads the retries)
         await self._call(incoming, source, epoch, AGAIN_S)
 
-    async def _call(self, incoming: Incoming, source: Source, epoch: int, connect_s: float) -> None:
+    async def _call(self, incoming: Follower, source: Source, epoch: int, connect_s: float) -> None:
         kept = self._channels.begin(source.address)
         connected = False
         try:
@@ -164,7 +176,7 @@ async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
     return state is grpc.ChannelConnectivity.READY
 
 
-def _pass_on(reply: FollowReply, incoming: Incoming) -> bool:
+def _pass_on(reply: FollowReply, incoming: Follower) -> bool:
     """Pass a reply on to `incoming`; return whether it was the last. Raises _FailureError."""
     said = reply.WhichOneof("message")
     if said == "begun":

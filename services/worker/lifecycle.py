@@ -72,6 +72,8 @@ def run_worker(settings: Settings, role: str) -> None:
     # First, because joining a CA may start threads.
     house = None if is_limb(settings) else GrammarHouse(fork_helper())
     the_role = roles.role(role)
+    if not the_role.generates:
+        settings = roles.encoder_settings(settings)
     roles.check(the_role, settings)
     check_model(settings.engine)
     settings.scheduler.check_shared()

@@ -157,6 +157,7 @@ class Node:
                 mine.worker_id,
                 mine.model_fingerprint,
                 needs_handoffs=self._role.needs_handoffs,
+                encodes=not self._role.generates,
                 adapters=self._adapters,
                 kv_host=self._kv_host,
             )
@@ -210,16 +211,16 @@ class Node:
                 loading.cancel()
                 return 0
             info = await loading
-            self._metrics.set_blocks(info.free_blocks)
+            self._metrics.set_blocks(info.free_blocks if self._role.generates else 0)
             self._metrics.ask(lambda: host.staged(STAGED_TIMEOUT_S), lambda: host.dummy_steps)
             await grammars.open()
             dispatcher.open(info, self._adapters)
             mine.capacity.CopyFrom(self._capacity(info, host))  # read by Hello
-            session.blocks = dispatcher.blocks if host.hashing else None
+            session.blocks = dispatcher.blocks if host.reports_blocks else None
             await session.ready(mine.capacity)
             await self._set_health(_SERVING)
-            blocks = (info.num_blocks, info.block_size)
-            logger.info("ready on %s: %d KV blocks of %d tokens", mine.address, *blocks)
+            room = f"{info.num_blocks} KV blocks of {info.block_size} tokens"
+            logger.info("ready on %s: %s", mine.address, room if self._role.generates else "images alone")
             lease_s = 2 * self._settings.scheduler.placement_lease_s
             for name, work in (
                 ("watch saved KV", partial(self._watch_pinned, host)),
@@ -355,6 +356,11 @@ class Node:
         """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
+        if role.generates != self._role.generates:
+            return (
+                f"a {self._role.name} worker cannot become a {role.name} worker, because encode workers have "
+                "the model's vision tower alone: start another worker"
+            )
         if not role.needs_handoffs or self._identity.capacity.compatibility_hash:
             return ""
         if self._settings.handoff.enabled is False:
@@ -380,11 +386,14 @@ class Node:
             pinned_bytes=self._staged.bytes,
             staging_bytes=self._staged.capacity,
             dummy_steps=self._dispatcher.dummy_steps,
+            embeddings=self._dispatcher.encodes.kept(),
             drafting=self._drafting.report() if self._drafting is not None and self._role.decodes else None,
         )
 
     def _on_heartbeat(self, reply: scheduler_pb2.HeartbeatReply, took_s: float) -> None:
         set_level(reply.log_level)
+        if self._dispatcher is not None and (kept := self._dispatcher.encodes.kept()) is not None:
+            self._metrics.on_kept(kept)
         if reply.clock_s and took_s < QUICK_S:
             self._metrics.clock_offset_seconds.set(reply.clock_s + took_s / 2 - time.time())
         if self._drafting is not None:

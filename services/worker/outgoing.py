@@ -1,8 +1,9 @@
-"""Offer the KV of prompts computed here to the workers that follow them.
+"""Offer the KV of prompts, or the embeddings of images, computed here to the workers that follow them.
 
-A router draws a key for a PREFILL or a SAVE and gives it to this worker and to the one that needs the KV.
-That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives, during the prompt
-or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon as possible.
+A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that
+needs the result. That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives,
+during the prompt or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon
+as possible.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
@@ -165,16 +166,18 @@ class Outgoing:
         """Tell the follower that it can begin to pull. This lease may end before the prompt does."""
         handoff = self._of(request_id, epoch)
         if handoff is not None and handoff.move(State.BEGUN):
-            self._lease(handoff, manifest)
+            self._lease(handoff, manifest, manifest.lease_s)
             handoff.tell(FollowReply(begun=manifest))
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
         """Tell the follower, and later ones, that all KV is saved."""
         handoff = self._of(request_id, epoch)
+        manifest = complete.manifest if complete.HasField("manifest") else None
         if handoff is None or not handoff.move(State.KEPT):
-            self._release(complete.manifest)  # its router has released it already
+            if manifest is not None:
+                self._release(manifest)  # its router has released it already
             return
-        self._lease(handoff, complete.manifest)
+        self._lease(handoff, manifest, (manifest or complete.embedding).lease_s)
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
 
@@ -323,9 +326,10 @@ class Outgoing:
         handoff = self._handoffs.get(request_id)
         return handoff if handoff is not None and handoff.epoch == epoch else None
 
-    def _lease(self, handoff: _Handoff, manifest: Manifest) -> None:
+    def _lease(self, handoff: _Handoff, manifest: Manifest | None, lease_s: float) -> None:
+        """Start a lease. manifest: of KV to be released; embeddings need no release."""
         self.forget_expired()
-        handoff.manifest, handoff.until_s = manifest, time.monotonic() + manifest.lease_s
+        handoff.manifest, handoff.until_s = manifest, time.monotonic() + lease_s
         self._leased[handoff.request_id] = handoff
         self._leased.move_to_end(handoff.request_id)
 

@@ -186,7 +186,8 @@ class FailedStep:
                     break
                 if time.monotonic() > deadline:
                     break
-        if request.num_output_tokens < 2:
+        enough = 0 if engine.is_mm_encoder_only else 2  # it makes no tokens
+        if not request.is_finished() or request.num_output_tokens < enough:
             raise EngineFailed("it does not answer after a failed step")
 
     def _own_request(self) -> Any:

@@ -1,0 +1,214 @@
+"""Keep the embeddings of images for the workers that run their prompts.
+
+Embeddings stay for later requests until their room is needed; the least recently used ones go first. A
+manifest starts a lease, during which they stay. Pulls over TCP keep them, too; with other transports pullers
+read the memory themselves and notice if it was reused.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from baton.addresses import join
+from baton.block_log import Change
+from baton.handoff import transports
+from baton.handoff.config import MIB, HandoffConfig
+from baton.handoff.embeddings import RECORD_BYTES, Embeddings, records_for
+from baton.handoff.errors import StagingFull
+from baton.handoff.manifest import seal
+from baton.handoff.memory import segments
+from baton.handoff.memory.arena import Arena
+from baton.handoff.reports import Staged
+from baton.handoff.save import sizing
+from baton.handoff.save.saver import shard_of
+from baton.handoff.save.service import HandoffService
+from baton.handoff.save.staging import Entry, Staging
+from baton.kernels import kv_pack
+from baton.prefix_keys import image_key
+from baton.protos.handoff_pb2 import EmbeddingManifest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Kept:
+    entry: Entry
+    manifest: EmbeddingManifest
+    leased_until: float = 0.0  # time.monotonic
+
+    def may_go(self, now: float) -> bool:
+        return self.leased_until <= now and not self.entry.readers
+
+
+class Shelf:
+    """The embeddings of one encode worker. `put` belongs to the engine's thread; all else is thread-safe."""
+
+    def __init__(self, config: HandoffConfig, compatibility_hash: str) -> None:
+        """Start to serve. Raises HandoffError if the service cannot listen."""
+        self.row_bytes = 0  # of the model's embeddings, once known
+        self._config = config
+        self._hash = compatibility_hash
+        self._transports = transports.create(config.transports)
+        segments.remove_stale()
+        size = (
+            config.embeddings_mib * MIB
+            if config.embeddings_mib is not None
+            else sizing.shelf_bytes(sizing.free_bytes())
+        )
+        logger.info("%d MiB of shared memory for embeddings of images", size // MIB)
+        register = functools.partial(transports.register, self._transports)
+        self._staging = Staging(
+            Arena(size, RECORD_BYTES, pin=register),
+            threading.TIMEOUT_MAX,  # the shelf has its own leases
+            functools.partial(transports.withdraw, self._transports),
+        )
+        self._service = HandoffService(
+            self._staging, 0, join(config.host, config.port_of(0)), config.chunk_bytes, config.published_host
+        )
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by identifier, least recently used first
+        self._touched: dict[str, None] = {}  # what came or went since `take_changes`
+        self._epoch = 0
+        self._lock = threading.Lock()  # guards _kept and _touched; taken before staging's
+
+    def put(self, identifier: str, embeddings: Embeddings) -> None:
+        """Keep an image's embeddings, if they are not here. Raises StagingFull."""
+        if self._find(identifier, embeddings.rows) is not None:
+            return
+        self._epoch += 1
+        entry = self._reserve(identifier, records_for(embeddings.data.nbytes))
+        try:
+            self._fill(entry, embeddings)
+        except BaseException:
+            self._staging.discard(entry)
+            raise
+        self._staging.publish(entry)
+        shard = shard_of(self._staging, self._transports, entry, 0, self._config.chunk_bytes)
+        shard.address = self._service.address
+        manifest = EmbeddingManifest(
+            identifier=identifier,
+            worker_id=self._config.worker_id,
+            compatibility_hash=self._hash,
+            rows=embeddings.rows,
+            width=embeddings.width,
+            dtype=embeddings.dtype,
+            epoch=entry.epoch,
+            num_records=entry.num_blocks,
+            shard=shard,
+            lease_s=self._config.lease_s,
+        )
+        with self._lock:
+            if (older := self._kept.pop(identifier, None)) is not None:
+                self._staging.release(*older.entry.key)
+            self._kept[identifier] = _Kept(entry, seal(manifest))
+            self._touched[identifier] = None
+
+    def manifest(self, identifier: str, rows: int) -> EmbeddingManifest | None:
+        """Return the manifest of an image's embeddings and start their lease; None if they are not here."""
+        with self._lock:
+            kept = self._find(identifier, rows)
+            if kept is None:
+                return None
+            self._kept.move_to_end(identifier)
+            kept.leased_until = time.monotonic() + self._config.lease_s
+            return kept.manifest
+
+    def has_room(self, rows: int) -> bool:
+        """Return whether an image of `rows` embeddings fits now, if others may have to go."""
+        with self._lock:
+            return self._room(records_for(rows * self.row_bytes))
+
+    def take_changes(self) -> Change | None:
+        """Return what came and went since the last call, by the scheduler's keys; None: nothing."""
+        if not self._touched:
+            return None
+        with self._lock:
+            touched, self._touched = self._touched, {}
+            return Change(
+                removed=[image_key(one) for one in touched if one not in self._kept],
+                stored=[image_key(one) for one in touched if one in self._kept],
+            )
+
+    def staged(self) -> Staged:
+        """Return what is under a lease."""
+        now = time.monotonic()
+        with self._lock:
+            leased = [one.entry for one in self._kept.values() if not one.may_go(now)]
+        size = sum(one.slots * RECORD_BYTES for one in leased)
+        return Staged(len(leased), size, self._staging.capacity_bytes)
+
+    def size(self) -> tuple[int, int, int]:
+        """Return the number of images, their bytes, and the bytes that there are."""
+        with self._lock:
+            slots = sum(one.entry.slots for one in self._kept.values())
+            return len(self._kept), slots * RECORD_BYTES, self._staging.capacity_bytes
+
+    def close(self) -> None:
+        """Stop serving and remove the shared memory. Idempotent."""
+        self._service.close()
+        self._staging.close()
+        for transport in self._transports:
+            try:
+                transport.close()
+            except Exception:  # a bug in another package must not keep the others open
+                logger.exception("transport %r failed to close", transport.name)
+
+    def _find(self, identifier: str, rows: int) -> _Kept | None:
+        kept = self._kept.get(identifier)
+        if kept is None or kept.manifest.rows != rows or kept.entry.ended:
+            return None
+        return kept
+
+    def _room(self, records: int) -> bool:
+        free, now = self._staging.free_blocks, time.monotonic()
+        for one in self._kept.values():
+            if free >= records:
+                break
+            free += one.entry.slots if one.may_go(now) else 0
+        return free >= records
+
+    def _reserve(self, identifier: str, records: int) -> Entry:
+        """Allocate room, and drop other embeddings for it. Raises StagingFull."""
+        with self._lock:
+            if self._room(records):
+                while True:
+                    try:
+                        return self._staging.reserve(identifier, self._epoch, records)
+                    except StagingFull:
+                        if not self._drop_one():
+                            break
+        raise StagingFull(
+            f"no room for the embeddings of image {identifier}: {records * RECORD_BYTES} bytes are needed, of"
+            f" {self._staging.capacity_bytes}; raise handoff.embeddings_mib or add encode workers"
+        )
+
+    def _drop_one(self) -> bool:
+        now = time.monotonic()
+        oldest = next((name for name, one in self._kept.items() if one.may_go(now)), None)
+        if oldest is None:
+            return False
+        self._staging.release(*self._kept.pop(oldest).entry.key)
+        self._touched[oldest] = None
+        return True
+
+    def _fill(self, entry: Entry, embeddings: Embeddings) -> None:
+        """Copy the bytes into the entry's records; the last one is padded with zeros."""
+        fill, data = self._staging.filling(entry), embeddings.data
+        try:
+            most = max(1, self._config.chunk_bytes // RECORD_BYTES)
+            for first, stop in entry.view.pieces(0, entry.num_blocks, most):
+                records = entry.view.records(first, stop)
+                flat, part = records.reshape(-1), data[first * RECORD_BYTES : stop * RECORD_BYTES]
+                flat[: len(part)] = part
+                flat[len(part) :] = 0
+                own = np.empty(stop - first, np.uint64)
+                kv_pack.digest(records, own)
+                fill.add(own)
+        finally:
+            fill.close()

@@ -1,0 +1,208 @@
+"""Embeddings from an encode-only engine, pulled by an engine that runs the prompts.
+
+WHOLE_TABLE=1 runs all families.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton.handoff.embeddings import Embeddings
+from baton.handoff.errors import StagingFull
+from baton.handoff.load.embeddings import EmbeddingPuller
+from baton.handoff.transports.base import Cancellation
+from baton.handoff.vllm.ec_connector import EMBEDDINGS, form_of, shelf_of
+from baton.protos.handoff_pb2 import EmbeddingManifest
+from baton.services.config import HandoffSettings
+from baton.services.engine.build import image_connector
+from baton.services.engine.patches import failed_step
+from harness.architectures.registry import VISIONS, Architecture
+from harness.engines import Answer, Engine, EngineProcess, Options
+from harness.seeing import cold, metadata, options, preempt, prompt
+
+WRITTEN = 10
+A, B = 1, 2  # images of one size
+MODELS = list(VISIONS) if "WHOLE_TABLE" in os.environ else ["qwen2.5-vl"]
+
+pytestmark = pytest.mark.timeout(300)
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Architecture:
+    return VISIONS[request.param]
+
+
+@pytest.fixture(scope="module")
+def encoder(model: Architecture) -> Iterator[EngineProcess]:
+    with EngineProcess(encoding(model)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def engine(model: Architecture) -> Iterator[EngineProcess]:
+    with EngineProcess(options(model, "prompts")) as one:
+        yield one
+
+
+def encoding(model: Architecture) -> Options:
+    own = HandoffSettings(host="127.0.0.1", embeddings_mib=8, transports=["shm", "tcp"])
+    config = own.model_dump(exclude={"enabled"}) | {"worker_id": "encoder", "lease_s": 0.0}
+    changes = {
+        "kv_transfer_config": None,
+        "ec_transfer_config": image_connector("ec_producer", config),
+        "enable_prefix_caching": False,
+    }
+    return options(model, "encoder", **changes)
+
+
+# In the encode worker's process.
+
+
+def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, int, bytes]]:
+    """Encode images, one request each. Return their names, numbers of embeddings and manifests."""
+    found = []
+    for feature in prompt(engine, mark, seeds)[1]:
+        place = feature.mm_position
+        alone = replace(feature, mm_position=replace(place, offset=0))
+        answer = engine.add(f"encode-{next(_names)}", [5] * place.length, 1, features=[alone])
+        engine.run()
+        assert (answer.tokens, answer.finish_reason) == ([], "stop")
+        shelf = shelf_of(engine.core.vllm_config)
+        assert shelf is not None
+        manifest = shelf.manifest(feature.identifier, place.get_num_embeds())
+        assert manifest is not None
+        found.append((feature.identifier, manifest.rows, manifest.SerializeToString()))
+    return found
+
+
+def computed_again(engine: Engine, mark: str) -> bool:
+    """Drop an image from the shelf, but not from vLLM's cache; return whether the next request brings it back."""
+    [(name, rows, _)] = encoded(engine, mark, [A])
+    shelf = shelf_of(engine.core.vllm_config)
+    assert shelf is not None
+    filler = Embeddings(np.zeros(8 << 20, np.uint8), 1, 1, "float32")
+    with pytest.raises(StagingFull):
+        shelf.put("filler", filler)  # headers take some of the 8 MiB
+    while shelf.manifest(name, rows) is not None:
+        shelf._drop_one()
+    return bool(encoded(engine, mark, [A]))
+
+
+def behind_a_failed_step(engine: Engine, mark: str) -> bool:
+    """Fail a step of an encode, and encode another image. Return whether it is on the shelf."""
+    recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
+    [feature] = prompt(engine, mark, [7])[1]
+    alone = replace(feature, mm_position=replace(feature.mm_position, offset=0))
+    engine.add("failing", [5] * alone.mm_position.length, 1, features=[alone])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as failed:
+            engine.step()
+    assert recovery.recover(failed.value) == ["failing"]
+    return bool(encoded(engine, mark, [7]))
+
+
+# In the process of the engine that runs prompts.
+
+
+def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
+    """Answer without an encode worker."""
+    ids, features = prompt(engine, mark, seeds)
+    answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
+    engine.run()
+    cold(engine)
+    return answer.tokens
+
+
+def pulled(engine: Engine, images: Sequence[tuple[str, int, bytes]], transport: str) -> dict[str, Embeddings]:
+    puller = EmbeddingPuller("prompts", form_of(engine.core.vllm_config, ""), [transport])
+    found = {}
+    for name, rows, manifest in images:
+        given = EmbeddingManifest.FromString(manifest), name, rows
+        found[name], used = puller.pull(*given, Cancellation(time.monotonic() + 10))
+        assert used == transport
+    puller.close()
+    return found
+
+
+def answers(
+    engine: Engine,
+    mark: str,
+    asked: Sequence[Sequence[int]],
+    images: Any,
+    transport: str,
+    *,
+    lost: bool = False,
+) -> list[tuple[list[int], str | None]]:
+    """Answer prompts at once, with pulled embeddings and the images' metadata. lost: preempt them all."""
+    brought, running = pulled(engine, images, transport), []
+    for seeds in asked:
+        ids, features = prompt(engine, mark, seeds)
+        made = engine.made(name := f"brought-{next(_names)}", ids, WRITTEN, features=metadata(features))
+        setattr(made, EMBEDDINGS, {one.identifier: brought[one.identifier] for one in features})
+        engine.answers[name] = answer = Answer()
+        engine.core.add_request(made)
+        running.append(answer)
+    if lost:
+        engine.run(lambda: all(len(one.tokens) >= 3 for one in running))
+        preempt(engine)
+    engine.run()
+    cold(engine)
+    return [(one.tokens, one.finish_reason) for one in running]
+
+
+@pytest.fixture(scope="module")
+def images(encoder: EngineProcess, model: Architecture) -> list[tuple[str, int, bytes]]:
+    return encoder.call(encoded, model.mark, [A, B])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_answers_are_equal_to_one_engines(
+    encoder: EngineProcess, engine: EngineProcess, model: Architecture, images: Any, transport: str
+) -> None:
+    for asked in ([[A]], [[A, B]], [[B, A]], [[A, A]]):
+        expected = engine.call(alone, model.mark, asked[0])
+        assert engine.call(answers, model.mark, asked, images, transport) == [(expected, "length")]
+
+
+def test_several_requests_with_the_same_image_at_once(
+    engine: EngineProcess, model: Architecture, images: Any
+) -> None:
+    asked = [[A], [B, A], [A]]
+    found = engine.call(answers, model.mark, asked, images, "shm")
+    if model.dtype == "bfloat16":  # a batch is rounded differently
+        assert [end for _, end in found] == ["length"] * 3
+    else:
+        assert found == [(engine.call(alone, model.mark, one), "length") for one in asked]
+
+
+def test_a_preempted_request_loads_its_embeddings_again(
+    engine: EngineProcess, model: Architecture, images: Any
+) -> None:
+    [(tokens, end)] = engine.call(answers_of_a_lost_one, model.mark, [[A, B]], images, "shm")
+    assert end == "length"
+    if model.dtype != "bfloat16":  # tokens that are computed again are rounded differently
+        assert tokens == engine.call(alone, model.mark, [A, B])
+
+
+def answers_of_a_lost_one(engine: Engine, *given: Any) -> list[tuple[list[int], str | None]]:
+    return answers(engine, *given, lost=True)
+
+
+def test_an_image_that_only_vllm_still_has_comes_to_the_shelf(
+    encoder: EngineProcess, model: Architecture, images: Any
+) -> None:
+    assert encoder.call(computed_again, model.mark)
+
+
+def test_an_encoder_survives_a_failed_step(encoder: EngineProcess, model: Architecture) -> None:
+    assert encoder.call(behind_a_failed_step, model.mark)
