@@ -11,7 +11,7 @@ from typing import Any
 
 from harness import zygote
 
-WORKER_KINDS = ("prefill", "decode", "mixed")
+WORKER_KINDS = ("prefill", "decode", "mixed", "encode")
 
 
 def run(

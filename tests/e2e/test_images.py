@@ -1,4 +1,7 @@
-"""Images through a prefill and a decode worker, with drafts: answers equal those of stock vLLM."""
+"""Images through a prefill and a decode worker, with drafts, and later an encode worker beside them.
+
+Answers equal those of stock vLLM.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from harness.deployment import MODEL_NAME, Deployment, deployment, idle, stock_v
 from harness.features import CHAT, Feature
 from harness.greedy import GREEDY, token_ids
 from harness.pictures import data_url, noise, png, saved
+from harness.scheduling import until
 from harness.scrape import samples
 from harness.support import CALL_S, eventually
 
@@ -52,6 +56,29 @@ ASKED = {
 }
 
 
+def encoded() -> dict[str, list[dict[str, Any]]]:
+    """Return conversations with images that no prefix cache has, so that an encode worker computes them.
+
+    Where an image comes after other text than before, its KV is not cached, but its embeddings are kept.
+    """
+    c, d, e, f, g = (data_url(saved(noise(seed))) for seed in range(3, 8))
+    after = {"role": "user", "content": [*turn()["content"], *turn(c, d)["content"]]}
+    return {
+        "C": [turn(c)],
+        "C again": [turn(c)],
+        "D, C": [turn(d, c)],
+        "later": [turn(d), reply("It is a square."), turn(), reply("And this?"), turn(c)],
+        "after text": [after],
+        "encode": [turn(c, e)],
+        "prefill": [turn(c, f)],
+        "decode": [turn(c, g)],
+    }
+
+
+ENCODED = encoded()
+VICTIMS = ("encode", "prefill", "decode")
+
+
 async def ask(client: openai.AsyncOpenAI, messages: list[dict[str, Any]], tokens: int = TOKENS) -> list[int]:
     done = await client.chat.completions.create(
         model=MODEL_NAME,
@@ -62,10 +89,12 @@ async def ask(client: openai.AsyncOpenAI, messages: list[dict[str, Any]], tokens
     return token_ids(done)
 
 
-async def answers(client: openai.AsyncOpenAI) -> dict[str, list[int]]:
+async def answers(
+    client: openai.AsyncOpenAI, asked: dict[str, list[dict[str, Any]]] = ASKED
+) -> dict[str, list[int]]:
     """Ask one after another, so that what is cached is the same everywhere."""
     async with client:
-        return {name: await ask(client, messages) for name, messages in ASKED.items()}
+        return {name: await ask(client, messages) for name, messages in asked.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +102,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     """Return stock vLLM's answers."""
     folder, model = tmp_path_factory.mktemp("stock"), str(MODEL.target(MODEL.checkpoint()))
     with stock_vllm(folder, {"VLLM_CPU_OMP_THREADS_BIND": "0"}, model=model) as (url, _):
-        return asyncio.run(answers(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S)))
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S)
+        return asyncio.run(answers(client, ASKED | ENCODED))
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +118,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         },
         # Every prompt is handed over.
         "scheduler": {"idle_decode_tokens": 0, "worker_lease_s": 3.0, "heartbeat_s": 0.2},
+        "router": {"media": {"encode_min_tokens": 1}},
     }
     with deployment(tmp_path_factory.mktemp("one-pair"), **config) as one:
         yield one.up()
@@ -97,7 +128,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 async def test_token_for_token(deployed: Deployment, expected: dict[str, list[int]]) -> None:
     found = await answers(deployed.async_client())
     assert [name for name in ASKED if found[name] != expected[name]] == []
-    assert len({tuple(ids) for ids in expected.values()}) == len(ASKED) - 2  # A comes three times
+    assert len({tuple(expected[name]) for name in ASKED}) == len(ASKED) - 2  # A comes three times
     handed_over = [one for one in deployed.status()["handoffs"] if one["cost"].get("transport")]
     assert len(handed_over) == len(ASKED)
 
@@ -106,7 +137,7 @@ async def test_token_for_token(deployed: Deployment, expected: dict[str, list[in
 async def test_many_at_once(deployed: Deployment, expected: dict[str, list[int]]) -> None:
     async with deployed.async_client() as client:
         found = await asyncio.gather(*(ask(client, messages) for messages in ASKED.values()))
-    assert dict(zip(ASKED, found, strict=True)) == expected
+    assert dict(zip(ASKED, found, strict=True)) == {name: expected[name] for name in ASKED}
 
 
 @pytest.mark.timeout(300)
@@ -191,6 +222,63 @@ def test_every_api_refuses_by_name(deployed: Deployment) -> None:
                 10.0,
                 "vLLM keeps no decoded image while it answers",
             )
+
+
+@pytest.fixture(scope="module")
+def with_encoder(deployed: Deployment) -> Deployment:
+    """Add an encode worker."""
+    deployed.start("node", "node", "--encode", "1", "--log-dir", str(deployed.folder / "node"))
+    deployed.worker("encode")
+    return deployed
+
+
+def computed(one: Deployment) -> dict[str, float]:
+    """Return how many images were computed, by where."""
+    name = "baton_router_images_computed_total"
+    return {found.labels["where"]: found.value for found in samples(one.url) if found.name == name}
+
+
+@pytest.mark.timeout(120)
+async def test_an_encode_worker_computes_images(
+    with_encoder: Deployment, expected: dict[str, list[int]]
+) -> None:
+    before, wanted = computed(with_encoder), [name for name in ENCODED if name not in VICTIMS]
+    found = await answers(with_encoder.async_client(), {name: ENCODED[name] for name in wanted})
+    assert [name for name in wanted if found[name] != expected[name]] == []
+    after = computed(with_encoder)
+    assert after["prompt"] == before["prompt"]
+    assert after["encode"] - before["encode"] == 2
+    assert after["held"] - before["held"] >= 3
+    kept = with_encoder.worker("encode")["load"]["embeddings"]
+    assert kept["images"] == 2
+    assert int(kept["computed"]) == 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("role", VICTIMS)
+async def test_a_worker_dies_before_the_answer(
+    with_encoder: Deployment, expected: dict[str, list[int]], role: str
+) -> None:
+    """Kill it while it has the request. What it did is done by others."""
+    for each in VICTIMS:
+        with_encoder.worker(each)
+    victim = with_encoder.worker_process(with_encoder.worker(role)["identity"]["worker_id"])
+    async with with_encoder.async_client(timeout=BACK_S) as client:
+        victim.suspend()
+        asking = asyncio.create_task(ask(client, ENCODED[role]))
+
+        async def booked() -> bool:
+            status = [
+                one
+                for one in with_encoder.describe().workers
+                if one.identity.worker_id.endswith(f".{victim.pid}")
+            ]
+            return bool(status and status[0].reserved_requests)
+
+        await until(booked, CALL_S)
+        victim.kill()
+        assert await asking == expected[role]
+    eventually(lambda: idle(with_encoder), BACK_S, "nothing is left")
 
 
 def shown(number: int, _: str) -> dict[str, Any]:
