@@ -108,13 +108,11 @@ class Encodes:
     def _failed(self, encode: _Encode, message: str, *, lacked: bool) -> None:
         """End the attempt. lacked: the encode worker has neither the image nor its embeddings."""
         failed, worker_id = self._state.encodes_failed, encode.worker_id
-        if lacked and not failed[encode.image.identifier]:
-            failed[encode.image.identifier] = _LACKED
-        else:
+        how = _LACKED if lacked and not failed[encode.image.identifier] else _FAILED
+        if how == _FAILED:
             self._state.excluded.add(worker_id)
-            for one in self._encodes:
-                if one.worker_id == worker_id:
-                    failed[one.image.identifier] = _FAILED
+        for name in [one.image.identifier for one in self._encodes if one.worker_id == worker_id]:
+            failed[name] = max(failed[name], how)
         on_failed = self._on_failed
         self.close()
         if on_failed is not None:
@@ -182,9 +180,11 @@ class _Encode(StreamListener):
             key=self._key,
             left_s=max(0.001, state.deadline - time.monotonic()),
         )
-        sends = not self._held or state.encodes_failed[self.image.identifier] == _LACKED
+        lacked = state.encodes_failed[self.image.identifier] == _LACKED
+        if lacked:
+            stream.sent.forget(self.image.identifier)
         self._stream = stream
-        if not stream.begin(self, start, (self.image,) if sends else ()):
+        if not stream.begin(self, start, (self.image,) if lacked or not self._held else ()):
             self._fail("its queue is full")
 
     def _end(self, outcome: str) -> None:
@@ -218,10 +218,7 @@ class _Encode(StreamListener):
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         if self._over:
             return
-        lacked = failed.code == worker_pb2.Failed.CODE_MEDIA
-        if lacked and self._stream is not None:
-            self._stream.sent.forget(self.image.identifier)
-        self._fail(failed.message, lacked=lacked)
+        self._fail(failed.message, lacked=failed.code == worker_pb2.Failed.CODE_MEDIA)
 
     def on_lost(self, message: str) -> None:
         if not self._over:
