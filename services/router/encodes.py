@@ -39,8 +39,7 @@ class Encodes:
         self._placements = relay.parts.placements
         self._prompt_worker = relay.placement.prefill or relay.placement.decode
         self._encodes: list[_Encode] = []
-        self._on_failed: Callable[[Failure], None] = lambda _: None
-        self._closed = False
+        self._on_failed: Callable[[Failure], None] | None = None  # None: it is closed, or not started
 
     async def place(self) -> None:
         """Place the images that the prompt's worker would have to compute and that are large enough."""
@@ -78,9 +77,7 @@ class Encodes:
             one.start()
 
     def came(self) -> None:
-        """Abort what still runs: the prompt is computed, or its worker had it cached."""
-        if self._closed:
-            return
+        """End all: the prompt is computed, or its worker had it cached while some still run."""
         for one in self._encodes:
             if one.saved:
                 self._placements.pairs.passed((one.worker_id, self._prompt_worker.worker_id))
@@ -88,7 +85,7 @@ class Encodes:
 
     def did_not_come(self) -> bool:
         """Handle the prompt's worker lacking an image. Return whether it may be one of these."""
-        if self._closed or not self._encodes:
+        if not self._encodes:
             return False
         for one in self._encodes:
             self._state.encodes_failed[one.image.identifier] = _FAILED
@@ -97,10 +94,11 @@ class Encodes:
         return True
 
     def close(self) -> None:
-        """Abort what is not saved, and end its bookings. Idempotent."""
-        self._closed = True
+        """Abort what still runs, release what is kept, and end the bookings. Idempotent."""
+        self._on_failed = None
         for one in self._encodes:
             one.close()
+        self._encodes = []
 
     async def _place(self, number: int, exclude: frozenset[str]) -> None:
         placed = await self._placements.encode(self._state, number, self._relay.placement, exclude)
@@ -110,15 +108,15 @@ class Encodes:
     def _failed(self, encode: _Encode, message: str, *, lacked: bool) -> None:
         """End the attempt. lacked: the encode worker has neither the image nor its embeddings."""
         failed, worker_id = self._state.encodes_failed, encode.worker_id
-        if lacked and not failed[encode.image.identifier]:
-            failed[encode.image.identifier] = _LACKED
-        else:
+        how = _LACKED if lacked and not failed[encode.image.identifier] else _FAILED
+        if how == _FAILED:
             self._state.excluded.add(worker_id)
-            for one in self._encodes:
-                if one.worker_id == worker_id:
-                    failed[one.image.identifier] = _FAILED
+        for name in [one.image.identifier for one in self._encodes if one.worker_id == worker_id]:
+            failed[name] = max(failed[name], how)
+        on_failed = self._on_failed
         self.close()
-        self._on_failed(Failure(Trouble.ENCODE, worker_id, f"encode worker {worker_id}: {message}"))
+        if on_failed is not None:
+            on_failed(Failure(Trouble.ENCODE, worker_id, f"encode worker {worker_id}: {message}"))
 
 
 class _Encode(StreamListener):
@@ -152,10 +150,9 @@ class _Encode(StreamListener):
             self._relay.parts.pool.reach(self._placement.decode, self._reached)
 
     def close(self) -> None:
-        """Abort it unless it is over. Idempotent."""
-        if self._over:
-            return
-        self._end("abort")
+        """Abort it if it still runs; release the embeddings, which stay there as long as there is room."""
+        if not self._over:
+            self._end("abort")
         if self._stream is not None:
             self._stream.abort(self.request_id)
 
@@ -183,9 +180,11 @@ class _Encode(StreamListener):
             key=self._key,
             left_s=max(0.001, state.deadline - time.monotonic()),
         )
-        sends = not self._held or state.encodes_failed[self.image.identifier] == _LACKED
+        lacked = state.encodes_failed[self.image.identifier] == _LACKED
+        if lacked:
+            stream.sent.forget(self.image.identifier)
         self._stream = stream
-        if not stream.begin(self, start, (self.image,) if sends else ()):
+        if not stream.begin(self, start, (self.image,) if lacked or not self._held else ()):
             self._fail("its queue is full")
 
     def _end(self, outcome: str) -> None:
@@ -219,10 +218,7 @@ class _Encode(StreamListener):
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         if self._over:
             return
-        lacked = failed.code == worker_pb2.Failed.CODE_MEDIA
-        if lacked and self._stream is not None:
-            self._stream.sent.forget(self.image.identifier)
-        self._fail(failed.message, lacked=lacked)
+        self._fail(failed.message, lacked=failed.code == worker_pb2.Failed.CODE_MEDIA)
 
     def on_lost(self, message: str) -> None:
         if not self._over:

@@ -205,7 +205,8 @@ class RequestState:
 
     def goes_without(self, trouble: Trouble) -> None:
         """Continue the attempt without a cached prefix or an image that did not come from another worker."""
-        self.timings.ended = 0.0
+        self.timings.ended = self.timings.encoded = 0.0
+        self.timings.images = 0
         self._goes_on(f"without {trouble.value}", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self, alone: scheduler_pb2.Worker | None = None) -> None:

@@ -163,7 +163,8 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
         fetched = min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
         chain.to("fetch", fetched, attempt=number)
     if attempt.encoded:
-        chain.to("encode", attempt.encoded, attempt.encoder, number, {"images": attempt.images})
+        encoded = min(attempt.encoded, attempt.queued or attempt.encoded)
+        chain.to("encode", encoded, attempt.encoder, number, {"images": attempt.images})
     chain.to("send", attempt.queued, attempt=number)
     chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE
