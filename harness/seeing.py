@@ -26,6 +26,11 @@ def options(model: Architecture, worker_id: str, **more: Any) -> Options:
 
 def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:
     """Return a prompt's tokens and vLLM's features of its images, one for each of `seeds`."""
+    return prepared(engine.core.vllm_config.model_config, mark, seeds, tail)
+
+
+def prepared(config: Any, mark: str, seeds: Sequence[int], tail: str = TAIL) -> tuple[list[int], list[Any]]:
+    """Do the same without an engine. config: vLLM's ModelConfig."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.multimodal.processing.context import TimingContext
@@ -33,7 +38,6 @@ def prompt(engine: Engine, mark: str, seeds: Sequence[int], tail: str = TAIL) ->
     from vllm.multimodal.utils import argsort_mm_positions
     from vllm.tokenizers import cached_tokenizer_from_config
 
-    config = engine.core.vllm_config.model_config
     processor = MULTIMODAL_REGISTRY.create_processor(config)
     text = "\n".join([mark] * len(seeds)) + tail
     ids = cached_tokenizer_from_config(config).encode(text, add_special_tokens=False)

@@ -95,8 +95,7 @@ class EngineHost:
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
 
-        gang: its rank, if it is one engine of a gang; `ring` then tells the others, from the loop, that this
-        one has work in a wave
+        gang: its rank, if it is in a gang; `ring` then tells the others, from the loop, of a wave with work
         """
         self._plan, self._ring = replace(self._plan, gang=gang), ring
         self._loop = asyncio.get_running_loop()

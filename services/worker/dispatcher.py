@@ -26,7 +26,6 @@ from baton.protos.worker_pb2 import (
     PHASE_SAVE,
     Complete,
     Failed,
-    Phase,
     RunReply,
     Shared,
     Start,
@@ -230,8 +229,7 @@ class Dispatcher:
         if start.phase not in _PHASES:
             raise RequestRefused(Failed.CODE_INVALID, f"phase {start.phase} is not known here")
         if (start.phase == PHASE_ENCODE) == self._role.generates:
-            what = f"{self._role.name} workers refuse {Phase.Name(start.phase)}"
-            raise RequestRefused(Failed.CODE_INVALID, what)
+            raise RequestRefused(Failed.CODE_INVALID, f"this is a worker of role {self._role.name}")
         older = self._attempts.begin(attempt)  # also gives back the older attempt's room
         if older is not None:
             self._host.abort([older.internal_id])

@@ -67,13 +67,19 @@ def encoding(model: Architecture) -> Options:
 # In the encode worker's process.
 
 
+def add(engine: Engine, name: str, feature: Any) -> Answer:
+    """Queue a request that has one image alone."""
+    place = feature.mm_position
+    only = replace(feature, mm_position=replace(place, offset=0))
+    return engine.add(name, [5] * place.length, 1, features=[only])
+
+
 def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, int, bytes]]:
     """Encode images, one request each. Return their names, numbers of embeddings and manifests."""
     found = []
     for feature in prompt(engine, mark, seeds)[1]:
         place = feature.mm_position
-        alone = replace(feature, mm_position=replace(place, offset=0))
-        answer = engine.add(f"encode-{next(_names)}", [5] * place.length, 1, features=[alone])
+        answer = add(engine, f"encode-{next(_names)}", feature)
         engine.run()
         assert (answer.tokens, answer.finish_reason) == ([], "stop")
         shelf = shelf_of(engine.core.vllm_config)
@@ -85,7 +91,7 @@ def encoded(engine: Engine, mark: str, seeds: Sequence[int]) -> list[tuple[str, 
 
 
 def computed_again(engine: Engine, mark: str) -> bool:
-    """Drop an image from the shelf, but not from vLLM's cache; return whether the next request brings it back."""
+    """Drop an image from the shelf, but not from vLLM's cache. Return whether a request brings it back."""
     [(name, rows, _)] = encoded(engine, mark, [A])
     shelf = shelf_of(engine.core.vllm_config)
     assert shelf is not None
@@ -101,8 +107,7 @@ def behind_a_failed_step(engine: Engine, mark: str) -> bool:
     """Fail a step of an encode, and encode another image. Return whether it is on the shelf."""
     recovery, executor = failed_step.FailedStep(engine.core), engine.core.model_executor
     [feature] = prompt(engine, mark, [7])[1]
-    alone = replace(feature, mm_position=replace(feature.mm_position, offset=0))
-    engine.add("failing", [5] * alone.mm_position.length, 1, features=[alone])
+    add(engine, "failing", feature)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executor, "execute_model", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError) as failed:

@@ -30,6 +30,7 @@ class Engine:
     """Generates nothing; fails if a request is submitted or given its token twice."""
 
     block_hasher = None
+    shelf = None
 
     def __init__(self) -> None:
         self.submitted: list[str] = []

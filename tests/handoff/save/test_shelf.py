@@ -1,0 +1,280 @@
+"""A shelf of embeddings: what it keeps and drops, and what pullers refuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from baton.handoff import manifest as manifests
+from baton.handoff.config import HandoffConfig
+from baton.handoff.embeddings import RECORD_BYTES, Embeddings, Form
+from baton.handoff.errors import (
+    CompatibilityMismatch,
+    DigestMismatch,
+    HandoffError,
+    MalformedManifest,
+    NoCommonTransport,
+    PullTimeout,
+    StagingFull,
+    WrongRequest,
+)
+from baton.handoff.load.embeddings import EmbeddingPuller
+from baton.handoff.manifest import seal
+from baton.handoff.save.shelf import Shelf
+from baton.handoff.transports.base import Cancellation
+from baton.prefix_keys import image_key
+from baton.protos.handoff_pb2 import EmbeddingManifest
+from harness.support import PATIENCE
+from tests.handoff.caches import TRANSPORTS
+
+FORM = Form("abc123", 1000, "float32")
+ROWS = 50  # 200,000 bytes: four records, the last one in part
+FITS = 3  # images of five records in a MiB, whose headers take some of it
+A, B, C, D = (f"{'0' * 62}{n:02x}" for n in range(4))
+
+
+def shelf(lease_s: float = 30.0) -> Shelf:
+    config = HandoffConfig(
+        "encoder", ["shm", "tcp"], "127.0.0.1", 0, None, "auto", lease_s=lease_s, embeddings_mib=1
+    )
+    made = Shelf(config, FORM.compatibility_hash)
+    made.row_bytes = FORM.row_bytes
+    return made
+
+
+def image(seed: int = 1, rows: int = ROWS) -> Embeddings:
+    noise = np.random.default_rng(seed).integers(0, 256, rows * FORM.row_bytes, np.uint8)
+    return Embeddings(noise, rows, FORM.width, FORM.dtype)
+
+
+def put(shelf: Shelf, *names: str, rows: int = 80) -> None:
+    for name in names:
+        shelf.put(name, image(int(name, 16), rows))
+
+
+def held(shelf: Shelf, *names: str, rows: int = 80) -> list[bool]:
+    """Return which are there, without a lease or a use of them."""
+    return [shelf._find(name, rows) is not None for name in names]
+
+
+@pytest.fixture
+def kept() -> Iterator[Shelf]:
+    with closing(shelf()) as made:
+        yield made
+
+
+@pytest.fixture
+def unleased() -> Iterator[Shelf]:
+    with closing(shelf(lease_s=0.0)) as made:
+        yield made
+
+
+@pytest.fixture
+def puller() -> Iterator[EmbeddingPuller]:
+    with closing(EmbeddingPuller("prompts", FORM, ["shm", "tcp"])) as made:
+        yield made
+
+
+def pull(puller: EmbeddingPuller, manifest: EmbeddingManifest, name: str = A, rows: int = ROWS) -> Embeddings:
+    return puller.pull(manifest, name, rows, Cancellation(time.monotonic() + 10 * PATIENCE))[0]
+
+
+def manifest_of(shelf: Shelf, name: str, rows: int = ROWS) -> EmbeddingManifest:
+    found = shelf.manifest(name, rows)
+    assert found is not None
+    copy = EmbeddingManifest()
+    copy.CopyFrom(found)
+    return copy
+
+
+def offering(manifest: EmbeddingManifest, offer: str) -> EmbeddingManifest:
+    """Leave a manifest one of its offers."""
+    for other in set(manifest.shard.offers) - {offer}:
+        del manifest.shard.offers[other]
+    return seal(manifest)
+
+
+@pytest.mark.parametrize("transport", [one for one in TRANSPORTS if isinstance(one, str)])
+def test_what_is_put_is_what_comes(kept: Shelf, transport: str) -> None:
+    kept.put(A, image())
+    with closing(EmbeddingPuller("prompts", FORM, [transport])) as puller:
+        found, used = puller.pull(manifest_of(kept, A), A, ROWS, Cancellation(time.monotonic() + 10))
+    assert used == transport
+    assert (found.rows, found.width, found.dtype) == (ROWS, FORM.width, FORM.dtype)
+    assert (found.data == image().data).all()
+
+
+def test_the_least_recently_used_goes_when_room_is_needed(unleased: Shelf) -> None:
+    put(unleased, A, B, C)
+    assert unleased.manifest(A, 80) is not None
+    put(unleased, D)
+    assert held(unleased, A, B, C, D) == [True, False, True, True]
+
+
+def test_a_lease_and_a_reader_keep_an_image(kept: Shelf, unleased: Shelf) -> None:
+    put(kept, A, B, C)
+    for name in (A, B, C):
+        kept.manifest(name, 80)
+    assert not kept.has_room(80)
+    with pytest.raises(StagingFull, match="or add encode workers"):
+        put(kept, D)
+    assert held(kept, A, B, C) == [True] * FITS
+    put(unleased, A, B, C)
+    with unleased._staging.opened(*unleased._kept[A].entry.key):
+        put(unleased, D)
+        assert held(unleased, A, B, C, D) == [True, False, True, True]
+
+
+def test_without_a_manifest_there_is_no_lease(kept: Shelf) -> None:
+    put(kept, A, B, C)
+    assert kept.has_room(80)
+    put(kept, D)
+    assert held(kept, A, B, C, D) == [False, True, True, True]
+    assert (kept.staged().handoffs, kept.size()[0]) == (0, 3)
+    kept.manifest(B, 80)
+    assert kept.staged().handoffs == 1
+
+
+def test_an_image_larger_than_the_shelf_drops_no_other(unleased: Shelf) -> None:
+    put(unleased, A, B)
+    assert not unleased.has_room(1000)
+    with pytest.raises(StagingFull):
+        put(unleased, C, rows=1000)
+    assert held(unleased, A, B) == [True, True]
+
+
+def test_it_reports_what_came_and_went(unleased: Shelf) -> None:
+    put(unleased, A, B, C)
+    change = unleased.take_changes()
+    assert change is not None
+    assert set(change.stored) == {image_key(name) for name in (A, B, C)}
+    assert unleased.take_changes() is None
+    put(unleased, D)
+    change = unleased.take_changes()
+    assert change is not None
+    assert (change.stored, change.removed) == ([image_key(D)], [image_key(A)])
+
+
+def test_another_number_of_rows_is_not_the_same_image(kept: Shelf) -> None:
+    kept.put(A, image())
+    assert kept.manifest(A, ROWS + 1) is None
+    kept.put(A, image(2, ROWS + 1))
+    assert kept.manifest(A, ROWS) is None
+    assert kept.manifest(A, ROWS + 1) is not None
+
+
+def resealed(change: Callable[[EmbeddingManifest], object]) -> Callable[[EmbeddingManifest], object]:
+    def changed(manifest: EmbeddingManifest) -> None:
+        change(manifest)
+        seal(manifest)
+
+    return changed
+
+
+WRONG: list[tuple[Callable[[EmbeddingManifest], object], type[HandoffError]]] = [
+    (lambda m: setattr(m, "rows", m.rows + 1), MalformedManifest),  # not sealed again
+    (lambda m: setattr(m, "digest", m.digest ^ 1), MalformedManifest),
+    (resealed(lambda m: setattr(m, "identifier", B)), WrongRequest),
+    (resealed(lambda m: setattr(m, "rows", ROWS + 1)), MalformedManifest),
+    (resealed(lambda m: setattr(m, "width", 500)), MalformedManifest),
+    (resealed(lambda m: setattr(m, "dtype", "bfloat16")), MalformedManifest),
+    (resealed(lambda m: setattr(m, "compatibility_hash", "abc124")), CompatibilityMismatch),
+    (resealed(lambda m: setattr(m, "num_records", m.num_records + 1)), MalformedManifest),
+    (resealed(lambda m: setattr(m.shard, "record_bytes", RECORD_BYTES // 2)), MalformedManifest),
+    (resealed(lambda m: setattr(m.shard, "rank", 1)), MalformedManifest),
+    (resealed(lambda m: setattr(m.shard, "slots", 2)), MalformedManifest),
+    (resealed(lambda m: setattr(m, "epoch", m.epoch + 1)), HandoffError),
+    (resealed(lambda m: setattr(m.shard, "ticket", b"sixteen others ."[:16])), HandoffError),
+    (resealed(lambda m: m.shard.offers.clear()), NoCommonTransport),
+]
+
+
+@pytest.mark.parametrize("offer", ["shm", "tcp"])
+def test_changed_manifests_are_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+    kept.put(A, image())
+    for change, error in WRONG:
+        manifest = offering(manifest_of(kept, A), offer)
+        assert (pull(puller, manifest).data == image().data).all()
+        change(manifest)
+        with pytest.raises(error):
+            pull(puller, manifest)
+
+
+@pytest.mark.parametrize("offer", ["shm", "tcp"])
+def test_another_images_records_are_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+    """Even if the shard and its ticket are right ones."""
+    kept.put(A, image(1))
+    kept.put(B, image(2))
+    one, other = manifest_of(kept, A), manifest_of(kept, B)
+    one.shard.CopyFrom(other.shard)
+    with pytest.raises(HandoffError):
+        pull(puller, offering(one, offer))
+    one.epoch = other.epoch
+    with pytest.raises(HandoffError):
+        pull(puller, seal(one))
+
+
+@pytest.mark.parametrize("offer", ["shm", "tcp"])
+def test_a_changed_record_is_refused(kept: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+    kept.put(A, image())
+    manifest = offering(manifest_of(kept, A), offer)
+    records = kept._kept[A].entry.view.records(0, 1)
+    for at in (0, RECORD_BYTES // 2, RECORD_BYTES - 1):
+        records[0, at] ^= 1
+        with pytest.raises(DigestMismatch):
+            pull(puller, manifest)
+        records[0, at] ^= 1
+    assert (pull(puller, manifest).data == image().data).all()
+
+
+@pytest.mark.parametrize("offer", ["shm", "tcp"])
+def test_a_dropped_image_is_refused(unleased: Shelf, puller: EmbeddingPuller, offer: str) -> None:
+    """Also if it is there again, as another copy."""
+    put(unleased, A)
+    manifest = offering(manifest_of(unleased, A, 80), offer)
+    put(unleased, B, C, D)
+    for _ in range(2):
+        with pytest.raises(HandoffError):
+            pull(puller, manifest, rows=80)
+        put(unleased, A)
+    assert (pull(puller, manifest_of(unleased, A, 80), rows=80).data == image(0, 80).data).all()
+
+
+def test_an_earlier_encoders_manifest_is_refused(puller: EmbeddingPuller) -> None:
+    with closing(shelf()) as before:
+        before.put(A, image())
+        manifest = manifest_of(before, A)
+    with closing(shelf()) as after:
+        after.put(A, image())
+        manifest.shard.address = after._service.address
+        assert (pull(puller, manifest_of(after, A)).data == image().data).all()
+        for offer in ("shm", "tcp"):
+            one = manifest_of(after, A)
+            one.shard.CopyFrom(manifest.shard)
+            with pytest.raises(HandoffError):
+                pull(puller, offering(one, offer))
+
+
+def test_a_late_pull_ends(kept: Shelf, puller: EmbeddingPuller) -> None:
+    kept.put(A, image())
+    with pytest.raises(PullTimeout):
+        puller.pull(manifest_of(kept, A), A, ROWS, Cancellation(time.monotonic() - 1))
+
+
+def test_a_released_image_is_put_again(kept: Shelf, puller: EmbeddingPuller) -> None:
+    kept.put(A, image())
+    manifest = manifest_of(kept, A)
+    kept._staging.release(A, manifest.epoch)
+    assert kept.manifest(A, ROWS) is None
+    kept.put(A, image())
+    assert (pull(puller, manifest_of(kept, A)).data == image().data).all()
+
+
+def test_manifests_are_checked_before_anything_is_pulled() -> None:
+    manifest = seal(EmbeddingManifest(identifier=A, worker_id="e"))
+    with pytest.raises(CompatibilityMismatch, match="worker 'prompts'"):
+        manifests.check_embedding(manifest, A, ROWS, FORM, "prompts")

@@ -1,0 +1,243 @@
+"""An encode worker computes images for a mixed worker, which pulls their embeddings and answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from baton.protos import worker_pb2 as pb
+from baton.protos import worker_pb2_grpc
+from baton.protos.scheduler_pb2 import ROLE_ENCODE, ROLE_MIXED
+from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_ENCODE, PHASE_PREFILL, Failed
+from baton.rpc import aio_channel
+from baton.security.names import Role
+from baton.services.engine import wire
+from baton.services.engine.images import metadata_of
+from baton.services.router.images import Image
+from harness.architectures.registry import VISIONS
+from harness.seeing import prepared
+from harness.support import eventually
+from harness.workers import Fleet, Worker, fleet
+from tests.services.worker.router import KEY, FinishReason, Got, Stream, connected, request
+
+MODEL = VISIONS["qwen2.5-vl"]
+A, B, C = 1, 2, 3
+NEVER = "127.0.0.1:9"  # nobody listens
+_names = itertools.count()
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Pair:
+    encoder: Stream
+    mixed: Stream
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
+    folder = tmp_path_factory.mktemp("encode")
+    with fleet(MODEL.target(MODEL.checkpoint()), folder) as one:
+        yield started(one)
+
+
+def started(one: Fleet) -> tuple[Worker, Worker]:
+    # what an encode worker leaves out of engine.*
+    of_others = {"tensor_parallel_size": 2, "speculative_config": {"method": "ngram", **MODEL.spec}}
+    encoder = one.start("encode", engine=of_others, handoff={"embeddings_mib": 4})
+    mixed = one.start("mixed", handoff={"enabled": False})
+    for worker in (encoder, mixed):
+        eventually(worker.serving, 120, f"{worker.name} serves")
+    return encoder, mixed
+
+
+@pytest.fixture
+async def pair(workers: tuple[Worker, Worker]) -> AsyncIterator[Pair]:
+    encoder, mixed = workers
+    async with connected(encoder.address) as one, connected(mixed.address) as other:
+        yield Pair(one, other)
+
+
+@pytest.fixture(scope="module")
+def config() -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return AsyncEngineArgs(model=str(MODEL.target(MODEL.checkpoint()))).create_model_config()
+
+
+def asked(config: Any, *seeds: int) -> tuple[Any, list[Any]]:
+    """Return a request with images as metadata, and the images' features."""
+    ids, features = prepared(config, MODEL.mark, seeds)
+    core = request(f"r{next(_names)}", ids, max_tokens=8)
+    core.mm_features = [metadata_of(one) for one in features]
+    return core, features
+
+
+async def media(stream: Stream, feature: Any) -> None:
+    for part in Image(feature.identifier, b"".join(wire.encode_item(feature.data))).parts():
+        await stream.send(part)
+
+
+def encoding(feature: Any, name: str, epoch: int = 1) -> pb.Start:
+    place = feature.mm_position
+    core = request("image", [5] * place.length, max_tokens=1)
+    core.mm_features = [metadata_of(replace(feature, mm_position=replace(place, offset=0)))]
+    encoded = wire.encode_request(core)
+    return pb.Start(request_id=name, epoch=epoch, phase=PHASE_ENCODE, engine_request=encoded, key=KEY)
+
+
+async def encode(pair: Pair, feature: Any, name: str) -> Got:
+    await media(pair.encoder, feature)
+    got = await pair.encoder.run_raw(encoding(feature, name))
+    assert got.saved is not None, got.failed
+    assert got.saved.problem == ""
+    return got
+
+
+def brought(
+    pair: Pair, core: Any, names: dict[str, str], phase: Any = PHASE_DECODE, **source: Any
+) -> pb.Start:
+    """Return the Start of a prompt whose images come from encodes. names: of the encodes, by image."""
+    start = pb.Start(
+        request_id=core.request_id, epoch=1, phase=phase, engine_request=wire.encode_request(core)
+    )
+    for image, name in names.items():
+        given = {"worker_id": "e", "address": pair.encoder.address, "request_id": name, "key": KEY, **source}
+        start.encoded.add(identifier=image, source=pb.Source(**given))
+    return start
+
+
+async def whole(pair: Pair, config: Any, *seeds: int) -> list[int]:
+    """Answer with the images themselves."""
+    core, features = asked(config, *seeds)
+    for feature in features:
+        await media(pair.mixed, feature)
+    got = await pair.mixed.run(core, PHASE_DECODE)
+    assert got.finish == FinishReason.LENGTH, got.failed
+    return got.tokens
+
+
+async def test_a_prompt_starts_once_its_embeddings_are_here(
+    pair: Pair, config: Any, workers: tuple[Worker, Worker]
+) -> None:
+    core, features = asked(config, A, B)
+    names = {one.identifier: f"{core.request_id}/i{at}" for at, one in enumerate(features)}
+    start = brought(pair, core, names)
+    answer = asyncio.create_task(pair.mixed.run_raw(start))  # before the encodes
+    for feature in features:
+        await encode(pair, feature, names[feature.identifier])
+    got = await answer
+    assert got.finish == FinishReason.LENGTH, got.failed
+    assert got.tokens == await whole(pair, config, A, B)
+    encoder, mixed = workers
+    assert mixed.figure("baton_worker_embeddings_loaded_total") == 2
+    eventually(lambda: encoder.figure("baton_worker_embeddings_computed_total") >= 2, 10, "it tells")
+    assert encoder.figure("baton_worker_embeddings_images") >= 2
+
+
+async def test_an_image_again_comes_from_the_shelf(
+    pair: Pair, config: Any, workers: tuple[Worker, Worker]
+) -> None:
+    core, [feature] = asked(config, A)
+    await encode(pair, feature, f"{core.request_id}/first")
+    for name in ("second", "third"):
+        got = await pair.encoder.run_raw(encoding(feature, f"{core.request_id}/{name}"))  # no Media
+        assert got.saved is not None
+        assert got.saved.problem == ""
+    got = await pair.mixed.run_raw(brought(pair, core, {feature.identifier: f"{core.request_id}/third"}))
+    assert got.tokens == await whole(pair, config, A)
+    eventually(
+        lambda: workers[0].figure("baton_worker_embeddings_found_total") >= 2, 10, "it tells what it found"
+    )
+
+
+async def test_an_image_that_nobody_sent(pair: Pair, config: Any) -> None:
+    core, [feature] = asked(config, C)
+    got = await pair.encoder.run_raw(encoding(feature, f"{core.request_id}/i0"))
+    assert got.failed is not None
+    assert (got.failed.code, feature.identifier in got.failed.message) == (Failed.CODE_MEDIA, True)
+    start = brought(pair, core, {feature.identifier: f"{core.request_id}/i0"})
+    got = await pair.mixed.run_raw(start)
+    assert got.failed is not None
+    assert (got.failed.code, feature.identifier in got.failed.message) == (Failed.CODE_MEDIA, True)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key": b"sixteen others ."}, {"address": NEVER}], ids=["another key", "nobody there"]
+)
+async def test_a_source_that_cannot_be_followed(pair: Pair, config: Any, wrong: dict[str, Any]) -> None:
+    core, [feature] = asked(config, A)
+    await encode(pair, feature, name := f"{core.request_id}/i0")
+    got = await pair.mixed.run_raw(brought(pair, core, {feature.identifier: name}, **wrong))
+    assert got.failed is not None
+    assert (got.failed.code, feature.identifier in got.failed.message) == (Failed.CODE_MEDIA, True)
+
+
+async def test_one_of_two_images_fails_the_attempt(pair: Pair, config: Any) -> None:
+    core, [one, other] = asked(config, A, B)
+    await encode(pair, one, f"{core.request_id}/i0")
+    start = brought(pair, core, {one.identifier: f"{core.request_id}/i0"})
+    start.encoded.add(
+        identifier=other.identifier, source=pb.Source(address=NEVER, request_id="none", key=KEY)
+    )
+    got = await pair.mixed.run_raw(start)
+    assert got.failed is not None
+    assert (got.failed.code, other.identifier in got.failed.message) == (Failed.CODE_MEDIA, True)
+
+
+async def test_embeddings_and_images_in_one_prompt(pair: Pair, config: Any) -> None:
+    core, [one, other] = asked(config, A, C)
+    await encode(pair, one, name := f"{core.request_id}/i0")
+    start = brought(pair, core, {one.identifier: name})
+    got = await pair.mixed.run_raw(start)
+    assert got.failed is not None
+    assert (got.failed.code, other.identifier in got.failed.message) == (Failed.CODE_MEDIA, True)
+    await media(pair.mixed, other)
+    start.epoch = 2
+    await pair.encoder.run_raw(encoding(one, name, epoch=2))
+    got = await pair.mixed.run_raw(start)
+    assert got.tokens == await whole(pair, config, A, C), got.failed
+
+
+async def test_what_makes_no_sense_is_refused(pair: Pair, config: Any) -> None:
+    core, [feature] = asked(config, A)
+    sent = brought(pair, core, {"f" * 64: "none"})
+    two = encoding(feature, "two")
+    prompt = request("text", [1, 2, 3])
+    text = pb.Start(
+        request_id="text", epoch=1, phase=PHASE_ENCODE, engine_request=wire.encode_request(prompt), key=KEY
+    )
+    for stream, start in ((pair.mixed, sent), (pair.mixed, two), (pair.encoder, text)):
+        got = await stream.run_raw(start)
+        assert got.failed is not None
+        assert got.failed.code == Failed.CODE_INVALID
+    for phase in (PHASE_PREFILL, PHASE_DECODE):
+        got = await pair.encoder.run(request(f"text-{phase}", [1, 2, 3]), phase)
+        assert got.failed is not None
+        assert got.failed.code == Failed.CODE_INVALID
+
+
+async def test_a_prompt_that_waits_is_aborted_or_replaced(
+    pair: Pair, config: Any, workers: tuple[Worker, Worker]
+) -> None:
+    core, [feature] = asked(config, A)
+    start = brought(pair, core, {feature.identifier: "late"})
+    await pair.mixed.send(pb.RunRequest(start=start))
+    start.epoch = 2
+    await pair.mixed.send(pb.RunRequest(start=start))
+    await pair.mixed.abort(core.request_id)
+    await media(pair.mixed, feature)
+    got = await pair.mixed.run(core, PHASE_DECODE, epoch=3)
+    assert got.finish == FinishReason.LENGTH, got.failed
+
+
+async def test_roles_stay(workers: tuple[Worker, Worker]) -> None:
+    for worker, role in zip(workers, (ROLE_MIXED, ROLE_ENCODE), strict=True):
+        async with aio_channel(worker.address, Role.WORKER) as channel:
+            reply = await worker_pb2_grpc.WorkerStub(channel).SetRole(pb.SetRoleRequest(role=role), timeout=5)
+        assert "cannot become" in reply.refusal
