@@ -43,6 +43,7 @@ UNHEARD = {
     **dict.fromkeys(("pause-worker", "interrupt-network"), "it is shorter than a lease"),
     **dict.fromkeys((*_PLANNED, "drain-scheduler", "drain-router"), "an operator does it"),
     "kill-watcher": "no request needs it (kill-decode covers the worker that dies with it)",
+    **dict.fromkeys(("kill-encode", "hang-encode"), "kill-decode and hang-decode cover a lost worker"),
     "late-member": "kill-decode covers the worker that dies, and the board of workers shows the rest",
     "delay-network": "everything stays within its deadline; the time to first token shows it",
     "slow-redis": "no request needs it",

@@ -265,7 +265,7 @@ async def corrupt_handoffs(act: Act) -> None:
 
 def disturb(*, drop: bool) -> Run:
     async def run(act: Act) -> None:
-        victim = act.pick("prefill", "decode")
+        victim = act.pick("prefill", "decode", "encode")
         if victim.proxy is None:
             raise RuntimeError("the plan has no proxies")
         await act.moment(victim)
@@ -317,7 +317,9 @@ _FAULTS = (
     Fault("kill-decode", "Kill a decode worker.", kill("decode"), (HANDOFF, STREAM)),
     Fault("hang-decode", "Stop a decode worker for longer than its lease.", hang("decode"),
           (HANDOFF, STREAM), LONG),
-    Fault("pause-worker", "Stop any worker for less than its lease.", hang("prefill|decode"),
+    Fault("kill-encode", "Kill an encode worker.", kill("encode")),
+    Fault("hang-encode", "Stop an encode worker for longer than its lease.", hang("encode"), hold_s=LONG),
+    Fault("pause-worker", "Stop any worker for less than its lease.", hang("prefill|decode|encode"),
           hold_s=SHORT),
     Fault("kill-watcher", "Kill the watcher of `baton up`, which tells when workers are ready; then a decode "
           "worker.",

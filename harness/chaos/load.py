@@ -188,7 +188,7 @@ class Load:
         if self._http is None:
             raise RuntimeError("the load has not begun")
         headers = {"X-Request-Id": answer.request_id}
-        url = f"{self.site.url(answer.router)}/v1/completions"
+        url = self.site.url(answer.router) + answer.case.path
         async with self._http.post(url, json=answer.case.body(), headers=headers) as response:
             if response.status == 503:
                 answer.refused.append(time.monotonic())

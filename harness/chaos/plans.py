@@ -13,6 +13,7 @@ from harness.chaos.victims import Shape
 MTP = {"method": "mtp", "num_speculative_tokens": "auto", "max_speculative_tokens": 4}
 FIXED = {"method": "mtp", "num_speculative_tokens": 2}
 HYBRID = {"method": "mtp", "mtp_strategy": "with_ngram", "num_speculative_tokens": 5}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 GAP_S = (0.3, 1.5)  # the next fault comes this long after the site is whole
 
 DEATHS = ("kill-prefill", "kill-decode", "hang-prefill", "hang-decode")
@@ -95,6 +96,10 @@ _PLANS = (
          (*DEATHS, "pause-worker", "late-member", "drop-network", "interrupt-network",
           "drain-prefill", "drain-decode", "operator-drain", "flip-role"), 180.0, 8,
          "a worker of a prefill or decode gang dies, hangs, is cut off or comes late; gangs drain and flip"),
+    Plan("images", Shape(1, 1, encode=1, proxied=True, speculation=NGRAM),
+         (*DEATHS, "kill-encode", "hang-encode", "pause-worker", "drop-network", "interrupt-network"),
+         120.0, 8,
+         "images beside text: the encode worker, or the only one of another role, dies, hangs or is cut off"),
     Plan("handoffs-1p1d", Shape(1, 1, staging_mib=12, speculation=MTP),
          ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"), 120.0, 8,
          "corrupted KV, and hardly any room for saved KV"),

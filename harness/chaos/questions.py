@@ -18,11 +18,14 @@ from baton.services.engine.fingerprint import model_fingerprint
 from harness import prompts as texts
 from harness.architectures import language
 from harness.deployment import ENGINE, MODEL_NAME
+from harness.pictures import data_url, noise, saved
 
 SHORTEST, LONGEST = 20, 900  # tokens in a prompt
 FEWEST, MOST = 16, 300  # tokens in an answer
 LIMIT = int(ENGINE["max_model_len"])
 AT_ONCE = 8
+MOST_SHOWN = 100  # tokens in an answer to a question with images
+IMAGES = 8  # questions with images, of one or two
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "baton-chaos"
 
 
@@ -36,10 +39,20 @@ class Case:
     salt: str = ""  # if set, the prefix cache is not used
     batch: bool = False  # batch work, which yields to interactive requests
 
+    @property
+    def images(self) -> tuple[int, ...]:
+        """The seeds of its images. The prompt of such a question has these numbers, negative."""
+        return tuple(-one for one in self.prompt if one < 0)
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.images else "/v1/completions"
+
     def body(self) -> dict[str, Any]:
+        asked = {"messages": [_turn(self.images)]} if self.images else {"prompt": list(self.prompt)}
         return {
             "model": MODEL_NAME,
-            "prompt": list(self.prompt),
+            **asked,
             "max_tokens": self.tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -72,18 +85,28 @@ class Questions:
         return self._known[case.prompt][: case.tokens]
 
 
-def sample(every: int, *, tiny: bool = False) -> list[tuple[int, ...]]:
-    """Return every `every`-th prompt, of all lengths. tiny: for the models of harness/architectures."""
+def _turn(images: tuple[int, ...]) -> dict[str, Any]:
+    urls = (data_url(saved(noise(seed))) for seed in images)
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}
+
+
+def sample(every: int, *, tiny: bool = False, images: bool = False) -> list[tuple[int, ...]]:
+    """Return every `every`-th prompt, of all lengths. tiny: for the models of harness/architectures.
+
+    images: and as many questions with images.
+    """
     known = texts.prompts()
     if tiny:
         known = [language.prompt(number, length) for number, length in enumerate(texts.LENGTHS)]
     chosen = [tuple(prompt) for prompt in known if SHORTEST <= len(prompt) <= LONGEST]
-    return chosen[::-every]
+    shown = [(-1 - number, *([-101 - number] if number % 2 else ())) for number in range(IMAGES)]
+    return chosen[::-every] + (shown if images else [])
 
 
-async def questions(url: str, every: int, model: str = ENGINE["model"]) -> Questions:
+async def questions(url: str, every: int, model: str = ENGINE["model"], *, images: bool = False) -> Questions:
     """Return prompts with the model's answers. Missing answers are requested at `url`."""
-    prompts = sample(every, tiny=model != ENGINE["model"])
+    prompts = sample(every, tiny=model != ENGINE["model"], images=images)
     file = CACHE / f"{_digest(model, prompts)}.json"
     if file.exists():
         answers = json.loads(file.read_text())
@@ -105,8 +128,9 @@ async def take(url: str, prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def take(http: aiohttp.ClientSession, prompt: tuple[int, ...]) -> list[int]:
-        case = Case(prompt, min(MOST, LIMIT - len(prompt)), stream=False)
-        async with room, http.post(f"{url}/v1/completions", json=case.body()) as answer:
+        most = MOST_SHOWN if prompt[0] < 0 else min(MOST, LIMIT - len(prompt))
+        case = Case(prompt, most, stream=False)
+        async with room, http.post(url + case.path, json=case.body()) as answer:
             body = await answer.json()
             if answer.status != 200:
                 raise RuntimeError(f"no reference: HTTP {answer.status}: {body}")

@@ -96,7 +96,8 @@ class _Run:
         async with site:
             self.say(f"{plan.name}: {site.shape.name} serves")
             await asyncio.to_thread(serves, site)
-            known = await questions(site.url(site.routers[0]), plan.every, site.engine["model"])
+            url, images = site.url(site.routers[0]), bool(site.shape.encode)
+            known = await questions(url, plan.every, site.engine["model"], images=images)
             if (found := await self._left(time.monotonic() + IDLE_S)).any:
                 raise AssertionError(f"the deployment does not become idle within {IDLE_S:g} s: {found}")
             async with (

@@ -24,6 +24,7 @@ from baton.services.fleet import devices
 from baton.services.leave import ENGINE_FAILED
 from harness import zygote
 from harness.architectures.experts import glm4_moe
+from harness.architectures.registry import VISIONS
 from harness.chaos.proxy import Proxy
 from harness.chaos.victims import DRAIN_S, Part, Shape
 from harness.deployment import ENGINE
@@ -99,7 +100,7 @@ class Site:
     def note_cover(self) -> None:
         """Update the times in which no worker can serve. Called when a part goes or comes back."""
         now = time.monotonic()
-        covered = any(not part.away for part in self.workers)
+        covered = any(not part.away for part in self.workers if part.kind != "encode")
         if covered:
             self.uncovered, self._uncovered_since = self.uncovered_until(now), 0.0
         else:
@@ -136,6 +137,7 @@ class Site:
             own = {"engine": {}, "handoff": {}, "scheduler": scheduler}
             self.parts.append(Part(f"scheduler-{number}", "scheduler", {**common, **own}, self))
         kinds = ["prefill"] * shape.prefill + ["decode"] * shape.decode + ["mixed"] * shape.mixed
+        kinds += ["encode"] * shape.encode
         shares = iter(devices.assign([1] * len(kinds) * shape.gang) if kinds else [])
         for number, kind in enumerate(kinds):
             place = f"{kind}-{kinds[:number].count(kind)}"
@@ -148,7 +150,12 @@ class Site:
                     await part.proxy.start()
                 self.parts.append(part)
         for number in range(shape.routers):
-            router = {"port": free_port(), "processes": shape.processes, "drain_timeout_s": DRAIN_S}
+            router = {
+                "port": free_port(),
+                "processes": shape.processes,
+                "drain_timeout_s": DRAIN_S,
+                "media": {"encode_min_tokens": 1},
+            }
             own = {"router": router, "ops": {"listen": f"127.0.0.1:{free_port()}"}}
             self.parts.append(Part(f"router-{number}", "router", common | own, self))
         for part in self.parts:
@@ -162,6 +169,9 @@ class Site:
             glm4_moe(self.folder / "model")
             gang = {"data_parallel_size": shape.gang, "expert_parallel": True}
             self.engine |= {"model": str(self.folder / "model"), "tool_call_parser": None, **gang}
+        if shape.encode:
+            sees = VISIONS["qwen2.5-vl"]
+            self.engine |= {"model": str(sees.target(sees.checkpoint())), "tool_call_parser": None}
         return {
             "engine": {
                 **self.engine,

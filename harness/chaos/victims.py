@@ -28,6 +28,7 @@ class Shape:
     prefill: int = 1
     decode: int = 1
     mixed: int = 0
+    encode: int = 0  # if not 0, half of the questions have images
     routers: int = 1
     processes: int = 1  # per router
     schedulers: int = 1
@@ -47,9 +48,10 @@ class Shape:
     def name(self) -> str:
         if not self.prefill + self.decode + self.mixed:
             return "no engines"
+        encode = f"{self.encode}E" if self.encode else ""
         mixed = f"+{self.mixed}M" if self.mixed else ""
         gangs = f" (gangs of {self.gang})" if self.gang > 1 else ""
-        return f"{self.prefill}P{self.decode}D{mixed}{gangs}"
+        return f"{encode}{self.prefill}P{self.decode}D{mixed}{gangs}"
 
     @property
     def lease_limit_s(self) -> float:

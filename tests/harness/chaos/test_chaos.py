@@ -295,7 +295,7 @@ def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: P
 def test_the_whole_set_takes_half_an_hour() -> None:
     assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 35
     assert {PLANS[name].shape.name for name in plans.ALL} == {
-        *("1P1D", "2P2D", "1P1D (gangs of 2)", "no engines")
+        *("1P1D", "2P2D", "1E1P1D", "1P1D (gangs of 2)", "no engines")
     }
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
 
@@ -306,6 +306,17 @@ def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
     drawn = {(one.tokens, one.stream) for one in (known.draw(draw, long=True) for _ in range(50))}
     assert drawn == {(280, True), (questions.MOST, True)}
     assert len({known.draw(draw).tokens for _ in range(50)}) > 10
+
+
+def test_questions_with_images_are_chats() -> None:
+    prompts = questions.sample(9, tiny=True, images=True)
+    cases = [Case(prompt, 9, stream=True) for prompt in prompts]
+    assert sum(bool(one.images) for one in cases) == questions.IMAGES
+    shown = next(one for one in cases if len(one.images) == 2)
+    assert (shown.path, shown.images) == ("/v1/chat/completions", (2, 102))
+    parts = shown.body()["messages"][0]["content"]
+    assert [one["type"] for one in parts] == ["image_url", "image_url", "text"]
+    assert "prompt" in cases[0].body()
 
 
 def test_questions_are_of_all_lengths() -> None:
