@@ -98,7 +98,7 @@ _PLANS = (
          "a worker of a prefill or decode gang dies, hangs, is cut off or comes late; gangs drain and flip"),
     Plan("images", Shape(1, 1, encode=1, proxied=True, speculation=NGRAM),
          (*DEATHS, "kill-encode", "hang-encode", "pause-worker", "drop-network", "interrupt-network"),
-         120.0, 8,
+         90.0, 8,
          "images beside text: the encode worker, or the only one of another role, dies, hangs or is cut off"),
     Plan("handoffs-1p1d", Shape(1, 1, staging_mib=12, speculation=MTP),
          ("corrupt-handoffs", "kill-prefill", "kill-decode", "hang-prefill"), 120.0, 8,

@@ -293,7 +293,7 @@ def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: P
 
 
 def test_the_whole_set_takes_half_an_hour() -> None:
-    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 35
+    assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 36
     assert {PLANS[name].shape.name for name in plans.ALL} == {
         *("1P1D", "2P2D", "1E1P1D", "1P1D (gangs of 2)", "no engines")
     }
