@@ -353,9 +353,15 @@ def free_blocks(one: Deployment) -> dict[str, int]:
 
 
 def idle(one: Deployment) -> bool:
-    """Return whether no request is running or placed and no handoff is pinned."""
+    """Return whether no request is running or placed and no handoff is pinned.
+
+    Encode workers keep embeddings for longer, on purpose.
+    """
     description = one.describe()
+    encode = scheduler_pb2.ROLE_ENCODE
     return not description.attempts and not any(
-        worker.load.running or worker.load.waiting or worker.load.pinned_handoffs
+        worker.load.running
+        or worker.load.waiting
+        or (worker.load.pinned_handoffs and worker.identity.role != encode)
         for worker in description.workers
     )
