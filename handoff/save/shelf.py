@@ -1,8 +1,8 @@
 """Keep the embeddings of images for the workers that run their prompts.
 
 Embeddings stay for later requests until their room is needed; the least recently used ones go first. New ones
-are under a lease, which each manifest renews, and stay until its end. Pulls over TCP keep them, too; with other
-transports pullers read the memory themselves and notice if it was reused.
+are under a lease, which each manifest renews, and stay until its end. Pulls over TCP keep them, too; with
+other transports pullers read the memory themselves and notice if it was reused.
 """
 
 from __future__ import annotations
