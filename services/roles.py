@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from baton.protos import scheduler_pb2
 from baton.services.config import EngineSettings, Settings, suggest
-from baton.services.decode.proposers.checkpoint import config_of
 from baton.services.errors import ConfigError
 
 
@@ -81,24 +80,12 @@ def check(one: Role, settings: Settings) -> None:
             f"fleet.node_rank (value {settings.fleet.node_rank}): engine.nodes is {nodes}: machines are 0 to "
             f"{nodes - 1}"
         )
-    if not one.generates:
-        _check_images(engine)
+    if not (one.generates or engine.images):
+        raise ConfigError("engine.images is false, so nothing is to be encoded: leave out encode workers")
     if one.needs_handoffs and settings.handoff.enabled is False:
         raise ConfigError(
             f"handoff.enabled is false, but a {one.name} worker needs handoffs: leave the key out, or start "
             "only mixed workers"
-        )
-
-
-def _check_images(engine: EngineSettings) -> None:
-    """Raise ConfigError if there is nothing to encode. A model from a hub is checked once it is loaded."""
-    if not engine.images:
-        raise ConfigError("engine.images is false, so nothing is to be encoded: leave out encode workers")
-    config = config_of(engine.model) if engine.model else {}
-    if config and "vision_config" not in config:
-        raise ConfigError(
-            f"the model {engine.model!r} takes no images (its config.json has no vision_config): leave out "
-            "encode workers"
         )
 
 

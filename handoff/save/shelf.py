@@ -1,8 +1,8 @@
 """Keep the embeddings of images for the workers that run their prompts.
 
-Embeddings stay for later requests until their room is needed; the least recently used ones go first. A
-manifest starts a lease, during which they stay. Pulls over TCP keep them, too; with other transports pullers
-read the memory themselves and notice if it was reused.
+Embeddings stay for later requests until their room is needed; the least recently used ones go first. New ones
+are under a lease, which each manifest renews, and stay until its end. Pulls over TCP keep them, too; with
+other transports pullers read the memory themselves and notice if it was reused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class _Kept:
     entry: Entry
     manifest: EmbeddingManifest
-    leased_until: float = 0.0  # time.monotonic
+    leased_until: float  # time.monotonic
 
     def may_go(self, now: float) -> bool:
         return self.leased_until <= now and not self.entry.readers
@@ -106,7 +106,7 @@ class Shelf:
         with self._lock:
             if (older := self._kept.pop(identifier, None)) is not None:
                 self._staging.release(*older.entry.key)
-            self._kept[identifier] = _Kept(entry, seal(manifest))
+            self._kept[identifier] = _Kept(entry, seal(manifest), self._lease_end())
             self._touched[identifier] = None
 
     def manifest(self, identifier: str, rows: int) -> EmbeddingManifest | None:
@@ -116,7 +116,7 @@ class Shelf:
             if kept is None:
                 return None
             self._kept.move_to_end(identifier)
-            kept.leased_until = time.monotonic() + self._config.lease_s
+            kept.leased_until = self._lease_end()
             return kept.manifest
 
     def has_room(self, rows: int) -> bool:
@@ -158,6 +158,9 @@ class Shelf:
                 transport.close()
             except Exception:  # a bug in another package must not keep the others open
                 logger.exception("transport %r failed to close", transport.name)
+
+    def _lease_end(self) -> float:
+        return time.monotonic() + self._config.lease_s
 
     def _find(self, identifier: str, rows: int) -> _Kept | None:
         kept = self._kept.get(identifier)

@@ -195,8 +195,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
     """Have the engine compute images alone. Raises ConfigError for a model that takes none."""
     if not takes_images(model_config):
         raise ConfigError(
-            f"model {plan.settings.engine.model!r} takes no images, so an encode worker has nothing to do: "
-            "start workers of other roles"
+            f"the model {plan.settings.engine.model!r} takes no images: leave out encode workers"
         )
     args["ec_transfer_config"] = image_connector("ec_producer", _connector_config(plan))
     args["max_num_batched_tokens"] = max(largest_image(model_config), args.get("max_num_batched_tokens") or 0)

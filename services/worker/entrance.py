@@ -176,10 +176,10 @@ class Entrance:
             found = await self._embeddings.bring(start.encoded, rows, start.epoch, start.left_s)
             attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
             self._begin(attempt, start)
-        except RequestRefused as refused:
-            self._refuse(attempt.internal_id, refused)
         except Exception as error:  # otherwise the request would wait forever
-            logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
+            if not isinstance(error, RequestRefused):
+                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
+            attempt.preparing = None
             self._refuse(attempt.internal_id, error)
 
     def _later(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:

@@ -23,7 +23,7 @@ from baton.handoff.vllm.ec_connector import EMBEDDINGS, form_of, shelf_of
 from baton.protos.handoff_pb2 import EmbeddingManifest
 from baton.services.config import HandoffSettings
 from baton.services.engine.build import image_connector
-from baton.services.engine.patches import failed_step
+from baton.services.engine.patches import failed_step, kept_images
 from harness.architectures.registry import VISIONS, Architecture
 from harness.engines import Answer, Engine, EngineProcess, Options
 from harness.seeing import cold, metadata, options, preempt, prompt
@@ -201,6 +201,21 @@ def test_a_preempted_request_loads_its_embeddings_again(
 
 def answers_of_a_lost_one(engine: Engine, *given: Any) -> list[tuple[list[int], str | None]]:
     return answers(engine, *given, lost=True)
+
+
+@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes long")
+def test_two_ranks_load_them(model: Architecture, images: Any) -> None:
+    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with EngineProcess(replace(options(model, "ranks", **ranks), cores="0|1", prepare=several_ranks)) as two:
+        for asked in ([[A]], [[A, B]], [[B], [A, B]]):
+            found = two.call(answers, model.mark, asked, images, "shm")
+            assert [end for _, end in found] == ["length"] * len(asked)
+            if model.dtype != "bfloat16":  # rounded differently from run to run of a batch
+                assert [tokens for tokens, _ in found] == [two.call(alone, model.mark, one) for one in asked]
+
+
+def several_ranks() -> None:
+    kept_images.several_ranks = True
 
 
 def test_an_image_that_only_vllm_still_has_comes_to_the_shelf(

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from baton.protos import scheduler_pb2
 from baton.services import roles
 from baton.services.config import load
 from baton.services.errors import ConfigError
-from harness.checkpoints import seeing
-from harness.deployment import MODEL
 
 
-def test_encode_workers_need_a_model_that_takes_images(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"weights' takes no images .* leave out encode workers"):
-        roles.check(roles.ENCODE, load({"engine": {"model": str(MODEL)}}))
-    engine = {"model": str(seeing(tmp_path))}
-    roles.check(roles.ENCODE, load({"engine": engine}))
+def test_encode_workers_need_images() -> None:
+    roles.check(roles.ENCODE, load({}))
     with pytest.raises(ConfigError, match=r"^engine\.images is false"):
-        roles.check(roles.ENCODE, load({"engine": engine | {"images": False}}))
+        roles.check(roles.ENCODE, load({"engine": {"images": False}}))
+
+
+def test_an_encode_worker_has_one_rank_and_no_language_model() -> None:
+    engine = {"tensor_parallel_size": 2, "expert_parallel": True, "speculative_config": {"method": "ngram"}}
+    own = roles.encoder_settings(load({"engine": engine, "worker": {"gang": "g"}}))
+    assert (own.engine.ranks, own.engine.members, own.worker.gang) == (1, 1, "")
+    assert (own.engine.speculative_config, own.engine.enable_prefix_caching) == (None, False)
 
 
 def test_an_unspecified_role_has_no_name() -> None:

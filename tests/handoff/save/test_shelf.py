@@ -117,8 +117,6 @@ def test_the_least_recently_used_goes_when_room_is_needed(unleased: Shelf) -> No
 
 def test_a_lease_and_a_reader_keep_an_image(kept: Shelf, unleased: Shelf) -> None:
     put(kept, A, B, C)
-    for name in (A, B, C):
-        kept.manifest(name, 80)
     assert not kept.has_room(80)
     with pytest.raises(StagingFull, match="or add encode workers"):
         put(kept, D)
@@ -129,14 +127,16 @@ def test_a_lease_and_a_reader_keep_an_image(kept: Shelf, unleased: Shelf) -> Non
         assert held(unleased, A, B, C, D) == [True, False, True, True]
 
 
-def test_without_a_manifest_there_is_no_lease(kept: Shelf) -> None:
+def test_each_manifest_renews_the_lease(kept: Shelf) -> None:
     put(kept, A, B, C)
-    assert kept.has_room(80)
+    assert (kept.staged().handoffs, kept.size()[0]) == (3, 3)
+    for one in kept._kept.values():
+        one.leased_until = 0.0
+    assert kept.staged().handoffs == 0
+    kept.manifest(A, 80)
+    assert (kept.staged().handoffs, kept.staged().bytes) == (1, 5 * RECORD_BYTES)
     put(kept, D)
-    assert held(kept, A, B, C, D) == [False, True, True, True]
-    assert (kept.staged().handoffs, kept.size()[0]) == (0, 3)
-    kept.manifest(B, 80)
-    assert kept.staged().handoffs == 1
+    assert held(kept, A, B, C, D) == [True, False, True, True]
 
 
 def test_an_image_larger_than_the_shelf_drops_no_other(unleased: Shelf) -> None:

@@ -87,6 +87,12 @@ def request(args: dict[str, Any], free_gib: float) -> int:
     return int(request_memory(snapshot, CacheConfig(**args)))  # type: ignore[arg-type]
 
 
+def test_an_encode_worker_of_a_model_without_images() -> None:
+    plan = EnginePlan(load({"engine": {"model": str(MODEL)}}), "w", "f", needs_handoffs=False, encodes=True)
+    with pytest.raises(ConfigError, match="takes no images: leave out encode workers"):
+        build_config(plan)
+
+
 def test_a_worker_starts_on_a_gpu_that_others_use() -> None:
     """Others use 50 of 80 GiB, and the worker's KV cache fits into the rest."""
     args: dict[str, Any] = {"kv_cache_memory_bytes": 20 * GIB}

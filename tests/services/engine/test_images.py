@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.multimodal.inputs import (
@@ -15,6 +16,7 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
+from baton.handoff.embeddings import Embeddings
 from baton.services.engine import images, wire
 
 
@@ -27,6 +29,14 @@ def item(value: float = 1.0, height: int = 2) -> MultiModalKwargsItem:
 def feature(offset: int, length: int, name: str = "a", **changed: Any) -> MultiModalFeatureSpec:
     one = MultiModalFeatureSpec(item(), "image", name, PlaceholderRange(offset, length), name)
     return replace(one, **changed)
+
+
+def test_an_image_whose_embeddings_are_here_stays_metadata() -> None:
+    metadata, other = images.metadata_of(feature(0, 4)), images.metadata_of(feature(4, 4, "b"))
+    found = {"a": Embeddings(np.zeros(64, np.uint8), 4, 4, "float32"), "b": item()}
+    (one, two), missing = images.whole([metadata, other], found.get)
+    assert (one, missing) == (metadata, "")
+    assert set(two.data) == {"pixel_values", "image_grid_thw"}
 
 
 def test_metadata_lack_the_pixels_alone() -> None:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
+from baton.handoff.embeddings import Form
+from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.protos.handoff_pb2 import Manifest
 from baton.protos.worker_pb2 import PHASE_DECODE, Complete, Failed, Phase, RunReply, Source, Start
 from baton.services.config import SchedulerSettings
@@ -39,6 +41,9 @@ class Engine:
         self.resumed: list[str] = []
         self.requests: dict[str, Any] = {}  # requests in the engine, by internal id
         self.loading: dict[str, str] = {}  # state of their loads: begun or given
+
+    def embedding_puller(self) -> EmbeddingPuller:
+        return EmbeddingPuller("idle", Form("", 1, "float32"), ["tcp"])
 
     def submit(self, request: Any) -> None:
         assert request.request_id not in self.requests, "submitted twice"

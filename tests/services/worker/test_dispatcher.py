@@ -47,7 +47,7 @@ async def test_a_request_aborted_while_its_grammar_is_compiled_never_reaches_the
 ) -> None:
     worker.compilers.compiled.clear()
     worker.start("a", **GRAMMAR)
-    [task] = worker.dispatcher._entrance._compiling
+    [task] = worker.dispatcher._entrance._preparing
     await asyncio.sleep(0)
     worker.dispatcher.abort(["a"])
     async with asyncio.timeout(5 * PATIENCE):
@@ -61,7 +61,7 @@ async def test_clients_of_one_router_take_turns_as_it_numbers_them(worker: Worke
         message.party = party
         worker.start(message)
     async with asyncio.timeout(5 * PATIENCE):
-        await asyncio.gather(*worker.dispatcher._entrance._compiling)
+        await asyncio.gather(*worker.dispatcher._entrance._preparing)
     # A router that does not number its clients counts as one.
     assert worker.compilers.parties == [7, -worker.session.number]
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 from baton.services.worker import outgoing as module
 from baton.services.worker.outgoing import Follower, NotFollowedError, Outgoing
@@ -291,3 +291,17 @@ async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site: Site)
     assert names(site) == ["a#1"]
     assert (await said(follower)).HasField("begun")
     assert (await said(follower)).complete == complete
+
+
+async def test_embeddings_are_told_and_never_released(site: Site) -> None:
+    site.begin("image")
+    early = site.follow("image")
+    complete = Complete(embedding=EmbeddingManifest(identifier="i", lease_s=60.0))
+    site.outgoing.complete("image", 1, complete)
+    assert (await early.next()).complete == complete
+    assert (await site.follow("image").next()).complete == complete
+    assert site.outgoing.to_renew() == []
+    site.outgoing.release("image")
+    site.outgoing.complete("image", 1, complete)  # too late
+    assert site.released == []
+    assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
