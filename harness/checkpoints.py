@@ -2,7 +2,6 @@
 
 tiny_qwen2(folder)   loads at once, and its answers vary: for tests
 qwen2_80m(folder)    80 million parameters, enough to keep a core busy: for benchmarks
-seeing(folder)       the settings of a model that takes images, which cannot be loaded
 qwen3_shape(folder)  a large model without weights, for `load_format: dummy`
 """
 
@@ -27,11 +26,6 @@ def tiny_qwen2(
 ) -> Path:
     """Write a Qwen2 model with float32 weights into the new folder `folder`, and return it."""
     return _qwen2(folder, layers, hidden, 2 * hidden, vocabulary, seed)
-
-
-def seeing(folder: Path) -> Path:
-    (folder / "config.json").write_text('{"vision_config": {}}')
-    return folder
 
 
 def qwen2_80m(folder: Path) -> Path:

@@ -12,7 +12,6 @@ from baton.services.config import Settings, load
 from baton.services.errors import ConfigError
 from baton.services.ray.config import ClusterSettings, read
 from baton.services.ray.sections import SERVES_OWN, Autoscaling
-from harness.checkpoints import seeing
 from harness.deployment import MODEL
 from harness.support import CALL_S, PYTHON, ROOT
 
@@ -57,9 +56,9 @@ def test_the_shape_of_an_engine_by_vllms_names() -> None:
     assert engine.extra == {}
 
 
-def test_encode_workers_are_there_if_they_are_configured(tmp_path: Path) -> None:
+def test_encode_workers_are_there_if_they_are_configured() -> None:
     """They have the prefill workers' engine, on one rank."""
-    one = str(seeing(tmp_path))
+    one = str(MODEL)
     drafts = {"method": "ngram", "num_speculative_tokens": 2}
     tree = {"engine": {"model": one, "tensor_parallel_size": 2, "speculative_config": drafts}}
     assert read(tree).deploying("encode").initial == 0
@@ -68,8 +67,6 @@ def test_encode_workers_are_there_if_they_are_configured(tmp_path: Path) -> None
     assert (engine.model, engine.ranks, engine.max_num_seqs, engine.speculative_config) == (one, 1, 2, None)
     assert (settings.deploying("encode").initial, settings.bounds("encode")) == (1, (0, None))
     assert sum(settings.bundle("encode").values()) == 1
-    with pytest.raises(ConfigError, match=r"takes no images .* leave out encode workers"):
-        read(cluster(encode_config={"deployment_config": {"num_replicas": 1}}))
 
 
 HALF = {"placement_group_config": {"bundle_per_worker": {"CPU": 1, "GPU": 0.5}}}

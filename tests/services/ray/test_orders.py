@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from baton.services.ray import orders
 from baton.services.ray.config import read
 from baton.services.ray.desk import Remote
 from baton.services.ray.orders import OrderedWorkers, Room
-from harness.checkpoints import seeing
 from harness.deployment import MODEL
 
 CPU = {"CPU": 1.0}
@@ -97,11 +95,11 @@ async def test_late_orders_and_unknown_places_are_ignored(monkeypatch: pytest.Mo
     assert await told(8) == {}
 
 
-async def test_encode_workers_get_no_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_encode_workers_get_no_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
     limits = {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}}
     tree = {
-        "engine": {"model": str(seeing(tmp_path))},
+        "engine": {"model": str(MODEL)},
         "autoscale": {"mode": "on"},
         "prefill_config": limits,
         "decode_config": limits,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from baton.services.ray.serve import UNBOUNDED, build_pd_openai_app, by_requests
-from harness.checkpoints import seeing
 from harness.deployment import MODEL
 
 
@@ -30,10 +28,10 @@ def test_as_many_as_bring_the_requests_down_to_the_target(placed: dict[str, floa
     assert by_requests(context) == (1, {})
 
 
-def deployments(model: Path = MODEL, **more: Any) -> dict[str, Any]:
+def deployments(**more: Any) -> dict[str, Any]:
     """Return an application's deployments in Serve, by name."""
     side = {
-        "model_loading_config": {"model_id": "demo", "model_source": str(model)},
+        "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},
         "label_selector": {"zone": "a"},
     }
@@ -74,8 +72,8 @@ def test_workers_reserve_their_bundle_and_keep_the_options_given() -> None:
     assert found["prefill"].num_replicas == 1
 
 
-def test_encode_workers_are_a_deployment_of_their_own(tmp_path: Path) -> None:
+def test_encode_workers_are_a_deployment_of_their_own() -> None:
     assert "encode" not in deployments()
     given = {"deployment_config": {"num_replicas": 2}, "placement_group_config": {"bundles": [{"CPU": 3}]}}
-    encode = deployments(seeing(tmp_path), encode_config=given)["encode"]
+    encode = deployments(encode_config=given)["encode"]
     assert (encode.name, encode.num_replicas, encode.ray_actor_options["num_cpus"]) == ("Encode", 2, 3.0)

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from baton.services.errors import ConfigError
 from baton.services.ray.serve_args import read
-from harness.checkpoints import seeing
 from harness.deployment import MODEL
 
 KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -87,12 +86,12 @@ def test_every_way_to_give_a_side_is_the_same(
     assert not caplog.records
 
 
-def test_encode_workers_are_there_if_they_are_configured(tmp_path: Path) -> None:
+def test_encode_workers_are_there_if_they_are_configured() -> None:
     assert "encode" not in read(args()).options
-    side = {"model_loading_config": {"model_id": "demo", "model_source": str(seeing(tmp_path))}}
+    side = {"model_loading_config": {"model_id": "demo", "model_source": str(MODEL)}}
     found = read(args(side, side, encode_config={"deployment_config": {"num_replicas": 2}}))
     assert found.options["encode"] == {"num_replicas": 2}
-    assert found.settings.engine_of("encode").model == str(seeing(tmp_path))
+    assert found.settings.engine_of("encode").model == str(MODEL)
 
 
 def test_serves_options_are_kept_for_serve() -> None:
