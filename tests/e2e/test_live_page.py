@@ -127,11 +127,10 @@ async def test_load_a_kill_and_an_operator(watched: Deployment) -> None:
 @pytest.mark.timeout(90)
 async def test_a_thousand_workers_stay_readable(tmp_path: Path) -> None:
     draw = random.Random(7)
-    names = [f"{'prefill' if number < 400 else 'decode'}-{number}" for number in range(1_000)]
+    roles = [pb.ROLE_PREFILL] * 390 + [pb.ROLE_ENCODE] * 10 + [pb.ROLE_DECODE] * 600
+    names = [f"{pb.Role.Name(role)[5:].lower()}-{number}" for number, role in enumerate(roles)]
     async with live_page() as live, browser_page(viewport={"width": 390, "height": 800}) as (page, problems):
-        await live.register(
-            *((name, pb.ROLE_PREFILL if "prefill" in name else pb.ROLE_DECODE) for name in names)
-        )
+        await live.register(*zip(names, roles, strict=True))
         await live.beat(*names, draw=draw)
         await page.goto(f"{live.url}/ops")
         await page.wait_for_selector("[data-worker]", timeout=WAIT_MS)

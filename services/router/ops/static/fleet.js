@@ -30,7 +30,7 @@ function summary(workers) {
 
 const fullness = one => one.role === "prefill" || one.kept ? Math.min(1, one.queued_tokens / 8192) : one.slots ? Math.min(1, one.running / one.slots) : 0;
 
-const held = one => one.kept ? `${count(one.kept[0])} images, ${count(one.kept[1])} MiB` : `KV ${percent(one.kv_usage)}`;
+const held = one => one.kept ? `${count(one.kept[1])} MiB` : `KV ${percent(one.kv_usage)}`;
 
 function Boxes({ sides, flows, choose }) {
   const left = [...sides.prefill, ...sides.encode], right = sides.decode;
