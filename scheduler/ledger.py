@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush, nlargest
 
-from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.attempts import EPOCH_KEEP_S, Attempt, is_image
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.types import (
     Booking,
@@ -117,7 +117,8 @@ class Ledger:
         for attempt, event in report.finished:
             if live := self._find(attempt, result):
                 self._release(attempt.request_id, over=True)
-                self._handoffs.appendleft((_past(live.booking, event), self._clock()))
+                if not is_image(attempt.request_id):
+                    self._handoffs.appendleft((_past(live.booking, event), self._clock()))
             elif not self._fenced(attempt):  # its booking may still arrive, and must be refused
                 self._replace(attempt)
                 self._note(attempt.request_id, attempt.epoch, over=True)

@@ -15,6 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from baton.attempts import is_image
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerUnavailable
@@ -96,7 +97,7 @@ def run_action(address: str, kind: Kind, worker: str, role: str = "") -> None:
 
 def render(description: pb.Description, width: int) -> Group:
     """Lay out the tables of workers, speculation and last requests for `width` columns."""
-    in_flight = len(description.attempts)
+    in_flight = sum(not is_image(one.attempt.request_id) for one in description.attempts)
     models = sorted({worker.identity.model for worker in description.workers})
     head = (
         f"model {', '.join(models) or '(no worker)'}, topic {description.topic}, store {description.store}, "

@@ -39,3 +39,9 @@ def prefix_id(request_id: str) -> str:
 def image_id(request_id: str, number: int) -> str:
     """Return the id under which an encode worker computes one of a request's images."""
     return f"{request_id}/i{number}"
+
+
+def is_image(request_id: str) -> bool:
+    """Return whether this is the id of a request's image."""
+    _, mark, number = request_id.rpartition("/i")
+    return bool(mark) and number.isdecimal()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.attempts import EPOCH_KEEP_S, Attempt
+from baton.attempts import EPOCH_KEEP_S, Attempt, image_id
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.ledger import HANDOFFS_KEPT, Ledger, Sums
 from baton.scheduler.types import Booking, ReportResult, Reserved, RouterReport
@@ -221,6 +221,14 @@ def test_history_is_newest_first_and_bounded(ledger: Ledger, clock: Clock) -> No
     live = [(one.attempt.request_id, one.prefilled, one.lease_left_s) for one in attempts]
     assert live == [("later", True, BOOKING_LEASE_S), ("earlier", False, BOOKING_LEASE_S - 1)]
     assert [len(few) for few in ledger.history(1)] == [1, 1]
+
+
+def test_images_are_not_in_the_history(ledger: Ledger) -> None:
+    image = image_id("r", 0)
+    ledger.place(known(image))
+    assert [one.attempt.request_id for one in ledger.history(1)[0]] == [image]
+    ledger.report(report(finished=[Attempt(image, 1)]))
+    assert ledger.history(1) == ([], [])
 
 
 def test_epochs_are_remembered_for_a_while(ledger: Ledger, clock: Clock) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
+from baton.attempts import image_id
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.errors import SchedulerUnavailable
 from baton.scheduler.service import SchedulerServer
@@ -65,6 +66,12 @@ def test_encode_workers_have_a_table_of_embeddings_and_no_blocks() -> None:
     assert blocks[:6] == ["encode-0", "encode", "ready", "0", "0", "-"]
     assert kept == ["encode-0", "3", "5.0", "64", "7", "2"]
     assert not any("embeddings" in line for line in shown(worker("prefill-0", pb.ROLE_PREFILL)))
+
+
+def test_images_are_no_requests() -> None:
+    ids = ("a", image_id("a", 0), image_id("a", 1), "b/i", "i1")
+    attempts = [pb.LiveAttempt(attempt=pb.Attempt(request_id=one)) for one in ids]
+    assert "3 requests in flight" in printed(pb.Description(attempts=attempts), 160)[0]
 
 
 def test_each_of_several_schedulers_gets_the_message() -> None:
