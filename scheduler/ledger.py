@@ -117,8 +117,7 @@ class Ledger:
         for attempt, event in report.finished:
             if live := self._find(attempt, result):
                 self._release(attempt.request_id, over=True)
-                if not is_image(attempt.request_id):
-                    self._handoffs.appendleft((_past(live.booking, event), self._clock()))
+                self._keep(live.booking, event)
             elif not self._fenced(attempt):  # its booking may still arrive, and must be refused
                 self._replace(attempt)
                 self._note(attempt.request_id, attempt.epoch, over=True)
@@ -222,6 +221,10 @@ class Ledger:
         share = Reserved(requests=1, blocks=booking.blocks, decoding=1)
         self._give_back(booking, booking.decode_id, share)
         self._note(request_id, booking.attempt.epoch, over=over)
+
+    def _keep(self, booking: Booking, event: pb.Finished) -> None:
+        if not is_image(booking.attempt.request_id):
+            self._handoffs.appendleft((_past(booking, event), self._clock()))
 
     def _note(self, request_id: str, epoch: int, *, over: bool) -> None:
         self._past.pop(request_id, None)  # the newest goes to the end
