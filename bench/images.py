@@ -14,7 +14,8 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,34 +62,26 @@ class _Load:
         """Return the replies to text, to new images, and to images shown before."""
         client = Client(port)
         again = self._image()
-        await client.post("/v1/chat/completions", self._chat(again, draw))
-        text, *shown = await asyncio.gather(
+        await client.post("/v1/chat/completions", self._chat(lambda: again, draw))
+        asks = [partial(self._chat, self._image, draw), partial(self._chat, lambda: again, draw)]
+        text, new, old = await asyncio.gather(
             closed(
                 client,
                 lambda: body(draw, PROMPT, ANSWER, model=MODEL_NAME, vocabulary=(32, 127)),
                 self.streams,
                 self.seconds,
             ),
-            *(
-                opened(
-                    client,
-                    lambda url=url: self._chat(url or self._image(), draw),
-                    self.per_s / 2,
-                    self.seconds,
-                    draw,
-                )
-                for url in ("", again)
-            ),
+            *(opened(client, ask, self.per_s / 2, self.seconds, draw) for ask in asks),
         )
         await client.close()
-        return text, shown[0], shown[1]
+        return text, new, old
 
     def _image(self) -> str:
         return data_url(saved(noise(next(self._numbers), (self._side, self._side))))
 
-    def _chat(self, url: str, draw: random.Random) -> dict[str, Any]:
+    def _chat(self, image: Callable[[], str], draw: random.Random) -> dict[str, Any]:
         words = {"type": "text", "text": f"{draw.getrandbits(64):016x} What is this?"}
-        parts = [words, {"type": "image_url", "image_url": {"url": url}}]
+        parts = [words, {"type": "image_url", "image_url": {"url": image()}}]
         asked = body(draw, 0, SHOWN, model=MODEL_NAME)
         return {key: value for key, value in asked.items() if key != "prompt"} | {
             "messages": [{"role": "user", "content": parts}]
