@@ -1,9 +1,13 @@
-"""An encode worker computes images for a mixed worker, which pulls their embeddings and answers."""
+"""An encode worker computes images for a mixed worker, which pulls their embeddings and answers.
+
+Runs with WHOLE_TABLE=1; tests/e2e/test_images.py does the same through a router.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +33,10 @@ MODEL = VISIONS["qwen2.5-vl"]
 A, B, C = 1, 2, 3
 _names = itertools.count()
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="starts two workers"),
+]
 
 
 @dataclass
