@@ -36,6 +36,14 @@ loads of ranks in separate processes, reach vLLM a step later through `WorkerSid
 9. `Loads.update` merges the ShardLoads of all ranks into a `Loaded`, which `BatonConnector.take_reports`
 hands to services/engine/host.py.
 
+Embeddings of images, from encode workers, are pulled before their request is in the engine:
+
+1. In an encode worker, vllm/ec_connector.py puts an image's embeddings on the shelf (save/shelf.py), after
+the step that computed them. services/worker/encodes.py sends the manifest to the worker that follows.
+2. That worker pulls them with load/embeddings.py and attaches them to the request.
+3. `BatonECConnector.ensure_cache_available` offers them to vLLM's scheduler, and `start_load_caches` gives
+them to each rank in the step that needs them.
+
 save/staging.py holds saved KV under a lease and save/service.py serves it; docs/reliability.md says what ends
 the lease if no release arrives. Imports go one way: vllm -> save, load -> transports -> memory -> the modules
 next to this file. Only vllm/ imports vLLM.

@@ -9,7 +9,9 @@ from types import MappingProxyType
 from baton.handoff.records import Bytes
 
 RECORD_BYTES = 64 << 10
-ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})  # by dtype
+ITEM_BYTES: Mapping[str, int] = MappingProxyType(
+    {"float32": 4, "bfloat16": 2, "float16": 2}
+)  # keyed by dtype
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Shelf:
 
     def __init__(self, config: HandoffConfig, compatibility_hash: str) -> None:
         """Start to serve. Raises HandoffError if the service cannot listen."""
-        self.row_bytes = 0  # of the model's embeddings, once known
+        self.row_bytes = 0  # bytes of one embedding; set once known
         self._config = config
         self._hash = compatibility_hash
         self._transports = transports.create(config.transports)
@@ -72,7 +72,7 @@ class Shelf:
         self._service = HandoffService(
             self._staging, 0, join(config.host, config.port_of(0)), config.chunk_bytes, config.published_host
         )
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by identifier, least recently used first
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # keyed by identifier, least recently used first
         self._touched: dict[str, None] = {}  # what came or went since `take_changes`
         self._epoch = 0
         self._lock = threading.Lock()  # guards _kept and _touched; taken before staging's

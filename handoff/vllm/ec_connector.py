@@ -65,7 +65,7 @@ class BatonECConnector(ECConnectorBase):
         transfer = vllm_config.ec_transfer_config
         self._encodes = transfer.is_encode_only
         self._lost: set[str] = set()  # requests to end
-        self._offered: dict[str, Embeddings] = {}  # of the requests in this step, by image
+        self._offered: dict[str, Embeddings] = {}  # keyed by image; those of the requests in this step
         self._step = StepImages()
         self.shelf: Shelf | None = None  # in the rank of an encode worker
         if self._encodes and role == ECConnectorRole.WORKER:

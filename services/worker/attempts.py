@@ -44,7 +44,7 @@ class RunningAttempt:
     more_alone: bool = False  # its router has another such request
     share: Share = field(default_factory=Share)
     received: Received | None = None  # images that came on its router's stream
-    images: dict[str, Any] | None = None  # by name: prepared, or their embeddings; None: find them here
+    images: dict[str, Any] | None = None  # name -> prepared image, or its embeddings; None: find them here
 
     @property
     def mark(self) -> tuple[int, int]:

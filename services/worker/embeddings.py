@@ -113,7 +113,7 @@ class EmbeddingsComing:
 
 
 class _Told:
-    """What an encode worker says about one image."""
+    """An encode worker's reply about one image."""
 
     def __init__(self) -> None:
         self.call: asyncio.Task[None] | None = None

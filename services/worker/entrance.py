@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -155,7 +156,8 @@ class Entrance:
         self._let_in(attempt)
 
     def _wait_for_embeddings(self, attempt: RunningAttempt, start: Start) -> None:
-        rows = requests.images_of(start)
+        with _building(attempt):
+            rows = requests.images_of(start)
         names = [one.identifier for one in start.encoded]
         whole_prompt = start.phase == PHASE_PREFILL or not start.HasField("source")
         if start.phase == PHASE_SAVE or not whole_prompt or len({*names} & {*rows}) != len(names):
@@ -225,15 +227,22 @@ class Entrance:
         elif start.phase != PHASE_SAVE:
             limits = replace(limits, find_image=self._finder(attempt))
         try:
-            if start.phase == PHASE_ENCODE:
-                return requests.prepare_encode(start, attempt.internal_id, attempt.session, limits)
-            return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
-        except RequestRefused:
-            raise
-        except Exception as error:
-            # Otherwise one bad request would end the router's stream and all requests on it.
-            logger.exception("request %s cannot be built", start.request_id, extra=attempt.log_fields)
-            raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None
+            with _building(attempt):
+                if start.phase == PHASE_ENCODE:
+                    return requests.prepare_encode(start, attempt.internal_id, attempt.session, limits)
+                return requests.prepare(start, attempt.internal_id, attempt.session, limits, complete)
         finally:
             if received is not None:
                 received.prepared()
+
+
+@contextmanager
+def _building(attempt: RunningAttempt) -> Iterator[None]:
+    """Refuse a request that cannot be built: otherwise it would end the router's stream with all others."""
+    try:
+        yield
+    except RequestRefused:
+        raise
+    except Exception as error:
+        logger.exception("request %s cannot be built", attempt.request_id, extra=attempt.log_fields)
+        raise RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}") from None

@@ -67,7 +67,7 @@ class _FailureError(Exception):
 
 
 class Follower(Protocol):
-    """What hears a source's replies. The last is `on_complete` or `on_failed`."""
+    """A receiver of a source's replies. The last is `on_complete` or `on_failed`."""
 
     call: asyncio.Task[None] | None
 

@@ -34,8 +34,8 @@ from tests.services.worker.idle_worker import KEY, Worker, start, with_kv
 class Site(Worker):
     """A worker that serves gRPC."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, engine: Any = None, **sizes: int) -> None:
+        super().__init__(engine, **sizes)
         self.server = rpc.aio_server()
         nobody = cast(Any, None)
         service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody)
