@@ -75,3 +75,12 @@ async def test_an_unknown_worker_costs_only_a_few_snapshots(cluster, monkeypatch
         assert 2 <= taken <= 2 + clusters.HURRY_S / clusters.HURRY_POLL_S
     finally:
         watching.cancel()
+
+
+async def test_encode_workers_alone_serve_nothing(cluster):
+    await cluster.members.add(FakeWorker("e0", pb.ROLE_ENCODE))
+    assert await cluster.view.health()
+    assert cluster.view.ready() == 0
+    await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+    await cluster.scheduler.refresh()
+    assert cluster.view.ready() == 1
