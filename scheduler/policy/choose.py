@@ -52,7 +52,7 @@ class WorkerChoice:
     """The chosen workers."""
 
     prefill: WorkerRecord | None  # None: the decode worker also prefills
-    decode: WorkerRecord  # of an encode: the encode worker
+    decode: WorkerRecord  # an encode worker if an image is placed
     source: Source | None = None
 
 

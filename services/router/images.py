@@ -22,7 +22,7 @@ class Image:
 
     identifier: str
     item: bytes  # as the engine's wire encodes it
-    tokens: int = 0  # of a prompt
+    tokens: int = 0  # how many tokens of a prompt it becomes
     request: bytes = b""  # vLLM's EngineCoreRequest with this image alone, as metadata, msgpack
 
     @property

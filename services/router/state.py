@@ -92,7 +92,7 @@ class RequestState:
     failures: Toll = field(default_factory=Toll)  # workers that failed it since its last progress
     suspicion: Suspicion = field(default_factory=Suspicion)
     excluded: set[str] = field(default_factory=set)  # workers that failed it, to be avoided
-    encodes_failed: Counter[str] = field(default_factory=Counter)  # by image; see encodes.py
+    encodes_failed: Counter[str] = field(default_factory=Counter)  # keyed by image name: see encodes.py
     prefill_workers: list[str] = field(default_factory=list)  # each worker that prefilled it, once
     decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
     model_fingerprint: str = ""  # fingerprint of the last decode worker's weights

@@ -22,6 +22,7 @@ from baton.services.router.encodes import Encodes
 from baton.services.router.leg import Leg
 from baton.services.router.placement import Placements
 from baton.services.router.relay import Relay
+from harness import scheduling
 from harness.fake_worker import FakeWorker, Fault, answer, until
 from harness.router import Answer, Cluster, engine_request
 from tests.services.router.asking import booked, share
@@ -44,7 +45,12 @@ async def encoders(cluster: Cluster, number: int = 1, *, connect: bool = True) -
     found = [await cluster.members.add(FakeWorker(name, pb.ROLE_ENCODE)) for name in names]
     for worker in found if connect else ():
         await cluster.connect(worker)
-    await cluster.scheduler.refresh()
+
+    async def known() -> bool:
+        await cluster.scheduler.refresh()
+        return sum(one.identity.role == pb.ROLE_ENCODE for one in cluster.scheduler.standby.workers) == number
+
+    await scheduling.until(known)
     return found
 
 
