@@ -153,7 +153,7 @@ async def closed(client: Client, make: Make, streams: int, seconds: float) -> li
 
     async def loop() -> None:
         while time.perf_counter() < until:
-            replies.append(await client.post(*_request(make)))
+            replies.append(await client.post("/v1/completions", make()))
 
     await asyncio.gather(*(loop() for _ in range(streams)))
     return replies
@@ -167,7 +167,7 @@ async def opened(
 
     async def ask() -> None:
         try:
-            replies.append(await client.post(*_request(make)))
+            replies.append(await client.post("/v1/completions", make()))
         except OSError:  # includes TimeoutError
             replies.append(Reply(time.perf_counter()))
 
@@ -179,11 +179,6 @@ async def opened(
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
     return replies
-
-
-def _request(make: Make) -> tuple[str, dict[str, Any]]:
-    made = make()
-    return ("/v1/chat/completions" if "messages" in made else "/v1/completions"), made
 
 
 def ttfts(replies: list[Reply]) -> list[float]:

@@ -270,7 +270,7 @@ class Node:
         deadline = began + self._settings.worker.drain_timeout_s
         logger.info("draining: %d requests, %d handoffs to pull", dispatcher.requests, self._staged.handoffs)
         while time.monotonic() < deadline and not dispatcher.failed.done():
-            if dispatcher.idle and await self._nothing_staged(host):
+            if dispatcher.idle and await self._nothing_to_pull(dispatcher, host):
                 logger.info("drained in %.1f s", time.monotonic() - began)
                 return
             await asyncio.sleep(POLL_S)
@@ -278,8 +278,10 @@ class Node:
         logger.warning("the drain timed out: %d requests are returned to their routers", self._handed_back)
 
     @staticmethod
-    async def _nothing_staged(host: EngineHost) -> bool:
-        """Return whether no saved KV waits; False if that is unknown."""
+    async def _nothing_to_pull(dispatcher: Dispatcher, host: EngineHost) -> bool:
+        """Return whether no saved KV and no embeddings wait; False if that is unknown."""
+        if host.shelf is not None:  # it also keeps embeddings that nobody waits for
+            return not dispatcher.outgoing.leased
         staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
         return staged is not None and staged.handoffs == 0
 

@@ -224,6 +224,12 @@ class Outgoing:
 
     # Leases.
 
+    @property
+    def leased(self) -> bool:
+        """Whether anything is kept that its router has not released."""
+        self.forget_expired()
+        return bool(self._leased)
+
     def to_renew(self) -> list[Manifest]:
         """Return the manifests of KV that is not released and whose request may still run."""
         self.forget_expired()

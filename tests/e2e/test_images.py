@@ -281,6 +281,11 @@ async def test_a_worker_dies_before_the_answer(
     eventually(lambda: idle(with_encoder), BACK_S, "nothing is left")
 
 
+def test_an_encode_worker_drains_at_once(with_encoder: Deployment) -> None:
+    """Embeddings stay for half a minute after their last use, but nobody waits for these."""
+    assert with_encoder.processes["node"].end(15.0) == 0
+
+
 def shown(number: int, _: str) -> dict[str, Any]:
     return {"messages": [turn(*((A, B), (B,))[number])], "ignore_eos": True}
 
