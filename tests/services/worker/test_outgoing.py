@@ -305,3 +305,13 @@ async def test_embeddings_are_told_and_never_released(site: Site) -> None:
     site.outgoing.complete("image", 1, complete)  # too late
     assert site.released == []
     assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
+
+
+def test_embeddings_are_leased_until_their_router_releases_them(site: Site) -> None:
+    site.begin()
+    assert not site.outgoing.leased
+    site.outgoing.complete("a", 1, Complete(embedding=EmbeddingManifest(lease_s=60.0)))
+    assert site.outgoing.leased
+    site.outgoing.release("a")
+    assert not site.outgoing.leased
+    assert not site.released
