@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_answers, gpu_serve
+from bench import gpu_answers, gpu_loads, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import ANSWER, closed_loops, figures_of
@@ -87,7 +87,11 @@ def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     assert {"command", "when"} <= set(found["answers"]["taken"])
 
 
-def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Path) -> None:
+def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_loads, "CLIENTS", 2)
+    monkeypatch.setattr(gpu_loads, "EACH", 2)  # so that both processes have clients
     lacking = arm(pair=False)
     lacking["engine"]["kv_cache_gib"] = 9000
     arms = {"one": ARMS["one"], "lacking": lacking, "shm": ARMS["shm"]}
