@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness import zygote
 from harness.deployment import status_of
 from harness.scrape import total
-from harness.support import BATON, eventually, free_port
+from harness.support import eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S, ALL_START_S = 60.0, 240.0
@@ -169,18 +168,11 @@ def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _N
     """Run a scheduler and the workers that the test starts during the block."""
     address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
     chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
-    with (
-        (log_dir / "scheduler.log").open("wb") as log,
-        subprocess.Popen(
-            [BATON, "scheduler"],
-            env={**os.environ, **chosen, "BATON_SCHEDULER__ADDRESS": address},
-            stdout=log,
-            stderr=log,
-        ) as scheduler,
-    ):
-        one = Fleet(address, model, log_dir)
-        try:
-            yield one
-        finally:
-            end_all([worker.process for worker in one.workers], END_S)
-            scheduler.kill()
+    chosen["BATON_SCHEDULER__ADDRESS"] = address
+    scheduler = zygote.shared().baton("scheduler", ["scheduler"], log_dir, environment=chosen)
+    one = Fleet(address, model, log_dir)
+    try:
+        yield one
+    finally:
+        end_all([worker.process for worker in one.workers], END_S)
+        scheduler.kill()
