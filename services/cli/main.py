@@ -156,7 +156,7 @@ def mixed(settings: Settings) -> None:
 
 @command(app, "engine", "worker", "scheduler", "handoff", "security", of=Of.ONE)
 def encode(settings: Settings) -> None:
-    """Run an encode worker: compute images for the workers that run prompts."""
+    """Run an encode worker: compute images for other workers."""
     _run_worker(settings, "encode")
 
 

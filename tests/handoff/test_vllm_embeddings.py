@@ -205,6 +205,8 @@ def answers_of_a_lost_one(engine: Engine, *given: Any) -> list[tuple[list[int], 
 
 @pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="takes long")
 def test_two_ranks_load_them(model: Architecture, images: Any) -> None:
+    if model.name == "qwen3.5-vision":
+        pytest.skip("vLLM cannot divide this checkpoint's states between two ranks")
     ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
     with EngineProcess(replace(options(model, "ranks", **ranks), cores="0|1", prepare=several_ranks)) as two:
         for asked in ([[A]], [[A, B]], [[B], [A, B]]):

@@ -16,6 +16,7 @@ from baton.handoff.load.loader import State
 from baton.handoff.params import load_params
 from baton.protos.handoff_pb2 import Manifest
 from baton.services.engine import host as hosts
+from baton.services.engine.info import info_of
 from harness.engines import Engine, EngineProcess, Options, clear_prompt, generate, prefill, queue_batches
 from tests.handoff import checkpoints
 from tests.handoff.engines import manifest_of, read, watched
@@ -57,7 +58,7 @@ def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
     """Let a host's thread step the engine, and call the listener in the running loop."""
     plan: Any = None
     host = hosts.EngineHost(plan)
-    host._engine, host._connector = engine.core, engine.connector
+    host._engine, host._connector, host._info = engine.core, engine.connector, info_of(engine.core)
     host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(hosts._look))
     host._loop, host._listener = asyncio.get_running_loop(), listener
     thread = threading.Thread(target=host._step_until_stopped)
