@@ -146,6 +146,9 @@ class WorkerPool:
             del self._streams[stream.worker_id]
         if lost:
             self._suspect(stream.worker)
+            for other in list(self._streams.values()) if stream.gang else ():
+                if other.gang == stream.gang:  # it may hang, which its gang noticed first
+                    other.gang_ended()
 
     def _suspect(self, worker: scheduler_pb2.Worker) -> None:
         now = time.monotonic()

@@ -136,6 +136,7 @@ class WorkerStream:
         self._silent_checks = 0
         self.ended = False
         self.speculative_method = ""  # empty without speculation
+        self.gang = ""  # the life of the worker's gang; empty without one
         self._lag_s = 0.0  # delay of the last message, compared with the quickest one
         self._read_at = 0.0  # our clock
 
@@ -159,6 +160,7 @@ class WorkerStream:
             raise WorkerUnreachable(f"worker {self.worker_id}: {problem}")
         self._channel = channel
         self.speculative_method = reply.identity.capacity.speculative_method
+        self.gang = reply.identity.gang.life
         call = stub.Run()
         self._tasks = [
             spawn_apart(self._write(call), f"write {self.worker_id}"),
@@ -232,8 +234,20 @@ class WorkerStream:
         """
         self._silent_checks = 0 if self._heard else self._silent_checks + 1
         self._heard = False
-        if self._silent_checks >= CHECKS and not self.ended:
-            self._end(f"no message for {silence_s:g} s", lost=True)
+        if self._silent_checks >= CHECKS:
+            self._lose(f"no message for {silence_s:g} s")
+
+    def gang_ended(self) -> None:
+        """End the stream if it is silent, because another worker of its gang has ended.
+
+        Those that are not silent report each request's end themselves.
+        """
+        if self._silent_checks >= CHECKS // 2 and not self._heard:
+            self._lose("it is silent, and its gang is over")
+
+    def _lose(self, why: str) -> None:
+        if not self.ended:
+            self._end(why, lost=True)
             _detached(self.close())
 
     async def close(self) -> None:
