@@ -277,9 +277,12 @@ async def test_a_hung_worker_is_lost_with_its_gang(cluster):
     hung, ending, well = sorted(gang, key=lambda worker: not worker.hangs)
     for _ in range(worker_stream.CHECKS // 2 + 1):  # the first sees the messages before the hang
         cluster.pool.opened(hung.worker_id).check_silence(600.0)
+    other = await cluster.members.add(FakeWorker("d0", pb.ROLE_DECODE))
     await ending.die()
     right(await cluster.answer("q"), PROMPT, 20)
     assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
+    assert len(other.seen.starts) == 1
+    assert cluster.pool.suspects() == {worker.worker_id for worker in gang}
     assert well.worker_id in cluster.pool.reached()  # it is not silent
 
 
