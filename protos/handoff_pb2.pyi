@@ -50,6 +50,34 @@ class Group(_message.Message):
     num_blocks: int
     def __init__(self, block_size: _Optional[int] = ..., first_block: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
+class EmbeddingManifest(_message.Message):
+    __slots__ = ("identifier", "worker_id", "compatibility_hash", "rows", "width", "dtype", "request_id", "epoch", "num_records", "shard", "lease_s", "digest")
+    IDENTIFIER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPATIBILITY_HASH_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    identifier: str
+    worker_id: str
+    compatibility_hash: str
+    rows: int
+    width: int
+    dtype: str
+    request_id: str
+    epoch: int
+    num_records: int
+    shard: Shard
+    lease_s: float
+    digest: int
+    def __init__(self, identifier: _Optional[str] = ..., worker_id: _Optional[str] = ..., compatibility_hash: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., num_records: _Optional[int] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., lease_s: _Optional[float] = ..., digest: _Optional[int] = ...) -> None: ...
+
 class Shard(_message.Message):
     __slots__ = ("rank", "address", "record_bytes", "offers", "ticket", "layers", "slots")
     class OffersEntry(_message.Message):

@@ -13,6 +13,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
     ROLE_MIXED: _ClassVar[Role]
+    ROLE_ENCODE: _ClassVar[Role]
 
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +25,7 @@ ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 ROLE_MIXED: Role
+ROLE_ENCODE: Role
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_READY: WorkerState
@@ -298,7 +300,7 @@ class DeregisterReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Need(_message.Message):
-    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter")
+    __slots__ = ("request_id", "router_id", "epoch", "prompt_tokens", "max_new_tokens", "exclude", "vllm_version", "model_fingerprint", "waited_s", "prefix_keys", "key_tokens", "priority", "room", "adapter", "encode")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +315,7 @@ class Need(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     router_id: str
     epoch: int
@@ -327,7 +330,8 @@ class Need(_message.Message):
     priority: int
     room: float
     adapter: Adapter
-    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
+    encode: bool
+    def __init__(self, request_id: _Optional[str] = ..., router_id: _Optional[str] = ..., epoch: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., vllm_version: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., waited_s: _Optional[float] = ..., prefix_keys: _Optional[_Iterable[int]] = ..., key_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., room: _Optional[float] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., encode: _Optional[bool] = ...) -> None: ...
 
 class Turns(_message.Message):
     __slots__ = ("heads",)

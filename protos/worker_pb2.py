@@ -26,15 +26,15 @@ from baton.protos import handoff_pb2 as baton_dot_protos_dot_handoff__pb2
 from baton.protos import scheduler_pb2 as baton_dot_protos_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/protos/worker.proto\x12\x0f\x62\x61ton.worker.v1\x1a\x1a\x62\x61ton/protos/handoff.proto\x1a\x1c\x62\x61ton/protos/scheduler.proto\"X\n\x0cHelloRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cvllm_version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"e\n\nHelloReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x34\n\x08identity\x18\x02 \x01(\x0b\x32\".baton.scheduler.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x03 \x01(\r\"]\n\x06Source\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x0e\n\x06tokens\x18\x05 \x01(\r\"\x91\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\x05phase\x18\x03 \x01(\x0e\x32\x16.baton.worker.v1.Phase\x12\x16\n\x0e\x65ngine_request\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x03(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x15\n\rprefix_tokens\x18\x08 \x01(\r\x12.\n\x07service\x18\t \x01(\x0b\x32\x1d.baton.worker.v1.ServiceClass\x12\x14\n\x0c\x61lone_tokens\x18\x0b \x01(\r\x12\x12\n\nmore_alone\x18\x0c \x01(\x08\x12\r\n\x05party\x18\r \x01(\x06\x12\x15\n\rprompt_tokens\x18\x0e \x01(\r\x12\x0e\n\x06\x62locks\x18\x0f \x01(\r\x12\'\n\x06source\x18\x10 \x01(\x0b\x32\x17.baton.worker.v1.Source\x12\x0b\n\x03key\x18\x11 \x01(\x0c\x12\x0e\n\x06left_s\x18\x12 \x01(\x01J\x04\x08\x06\x10\x07J\x04\x08\n\x10\x0b\"x\n\x0cServiceClass\x12\x10\n\x08priority\x18\x01 \x01(\x11\x12\x13\n\x0bpatience_ms\x18\x02 \x01(\r\x12\r\n\x05share\x18\x03 \x01(\x01\x12\r\n\x05itl_s\x18\x04 \x01(\x01\x12\x13\n\x0bpreemptible\x18\x05 \x01(\x08\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"G\n\x05Media\x12\x12\n\nidentifier\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"\x92\x01\n\nRunRequest\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.worker.v1.StartH\x00\x12\'\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x16.baton.worker.v1.AbortH\x00\x12\'\n\x05media\x18\x03 \x01(\x0b\x32\x16.baton.worker.v1.MediaH\x00\x42\t\n\x07message\"\xce\x01\n\x08RunReply\x12\x16\n\x0e\x65ngine_outputs\x18\x01 \x01(\x0c\x12%\n\x05saved\x18\x02 \x03(\x0b\x32\x16.baton.worker.v1.Saved\x12+\n\x08\x61\x64mitted\x18\x03 \x03(\x0b\x32\x19.baton.worker.v1.Admitted\x12\'\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x17.baton.worker.v1.Failed\x12\'\n\x06shared\x18\x05 \x03(\x0b\x32\x17.baton.worker.v1.SharedJ\x04\x08\x06\x10\x07\";\n\x06Shared\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\"|\n\x05Saved\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x12\n\nsaved_at_s\x18\x06 \x01(\x01\x12\x0f\n\x07save_ms\x18\x07 \x01(\x01\x12\x0e\n\x06\x63hunks\x18\x08 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"\xe2\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x15\n\rblocks_pulled\x18\x05 \x01(\r\x12\x0f\n\x07wait_ms\x18\x06 \x01(\x01\x12\x0f\n\x07move_ms\x18\x07 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x08 \x01(\x01\x12\x0f\n\x07load_ms\x18\t \x01(\x01\x12\x10\n\x08total_ms\x18\n \x01(\x01\x12\x13\n\x0b\x65\x61rly_bytes\x18\x0b \x01(\x04\x12\x0e\n\x06tokens\x18\x0c \x01(\r\"\xbf\x02\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x04\x63ode\x18\x03 \x01(\x0e\x32\x1c.baton.worker.v1.Failed.Code\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_goes_on\x18\x06 \x01(\x08\"\xb6\x01\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_HANDOFF\x10\x01\x12\x11\n\rCODE_DRAINING\x10\x02\x12\r\n\tCODE_FULL\x10\x03\x12\x10\n\x0c\x43ODE_INVALID\x10\x04\x12\x0e\n\nCODE_STALE\x10\x05\x12\x0f\n\x0b\x43ODE_ENGINE\x10\x06\x12\x0f\n\x0b\x43ODE_SOURCE\x10\x07\x12\x10\n\x0c\x43ODE_STAGING\x10\x08\x12\x0e\n\nCODE_MEDIA\x10\tJ\x04\x08\x05\x10\x06\"?\n\rFollowRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"\xa1\x01\n\x0b\x46ollowReply\x12+\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x1a.baton.handoff.v1.ManifestH\x00\x12-\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x19.baton.worker.v1.CompleteH\x00\x12+\n\x07problem\x18\x03 \x01(\x0b\x32\x18.baton.worker.v1.ProblemH\x00\x42\t\n\x07message\"d\n\x08\x43omplete\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.baton.handoff.v1.Manifest\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\"%\n\x07Problem\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"G\n\x0eSetRoleRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.baton.scheduler.v1.Role\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"\x1f\n\x0cSetRoleReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\"%\n\x0eInspectRequest\x12\x13\n\x0b\x63lock_alone\x18\x01 \x01(\x08\"F\n\x11TryHandoffRequest\x12\x0f\n\x07sources\x18\x01 \x03(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04*Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02\x12\x0e\n\nPHASE_SAVE\x10\x04\"\x04\x08\x03\x10\x03\x32\xc1\x03\n\x06Worker\x12\x43\n\x05Hello\x12\x1d.baton.worker.v1.HelloRequest\x1a\x1b.baton.worker.v1.HelloReply\x12I\n\x07SetRole\x12\x1f.baton.worker.v1.SetRoleRequest\x1a\x1d.baton.worker.v1.SetRoleReply\x12J\n\x07Inspect\x12\x1f.baton.worker.v1.InspectRequest\x1a\x1e.baton.scheduler.v1.Inspection\x12N\n\nTryHandoff\x12\".baton.worker.v1.TryHandoffRequest\x1a\x1c.baton.handoff.v1.TrialReply\x12\x41\n\x03Run\x12\x1b.baton.worker.v1.RunRequest\x1a\x19.baton.worker.v1.RunReply(\x01\x30\x01\x12H\n\x06\x46ollow\x12\x1e.baton.worker.v1.FollowRequest\x1a\x1c.baton.worker.v1.FollowReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x62\x61ton/protos/worker.proto\x12\x0f\x62\x61ton.worker.v1\x1a\x1a\x62\x61ton/protos/handoff.proto\x1a\x1c\x62\x61ton/protos/scheduler.proto\"X\n\x0cHelloRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cvllm_version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\r\"e\n\nHelloReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x34\n\x08identity\x18\x02 \x01(\x0b\x32\".baton.scheduler.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x03 \x01(\r\"]\n\x06Source\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\x0c\x12\x0e\n\x06tokens\x18\x05 \x01(\r\"\xbc\x03\n\x05Start\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12%\n\x05phase\x18\x03 \x01(\x0e\x32\x16.baton.worker.v1.Phase\x12\x16\n\x0e\x65ngine_request\x18\x04 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x05 \x03(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x15\n\rprefix_tokens\x18\x08 \x01(\r\x12.\n\x07service\x18\t \x01(\x0b\x32\x1d.baton.worker.v1.ServiceClass\x12\x14\n\x0c\x61lone_tokens\x18\x0b \x01(\r\x12\x12\n\nmore_alone\x18\x0c \x01(\x08\x12\r\n\x05party\x18\r \x01(\x06\x12\x15\n\rprompt_tokens\x18\x0e \x01(\r\x12\x0e\n\x06\x62locks\x18\x0f \x01(\r\x12\'\n\x06source\x18\x10 \x01(\x0b\x32\x17.baton.worker.v1.Source\x12\x0b\n\x03key\x18\x11 \x01(\x0c\x12\x0e\n\x06left_s\x18\x12 \x01(\x01\x12)\n\x07\x65ncoded\x18\x13 \x03(\x0b\x32\x18.baton.worker.v1.EncodedJ\x04\x08\x06\x10\x07J\x04\x08\n\x10\x0b\"F\n\x07\x45ncoded\x12\x12\n\nidentifier\x18\x01 \x01(\t\x12\'\n\x06source\x18\x02 \x01(\x0b\x32\x17.baton.worker.v1.Source\"x\n\x0cServiceClass\x12\x10\n\x08priority\x18\x01 \x01(\x11\x12\x13\n\x0bpatience_ms\x18\x02 \x01(\r\x12\r\n\x05share\x18\x03 \x01(\x01\x12\r\n\x05itl_s\x18\x04 \x01(\x01\x12\x13\n\x0bpreemptible\x18\x05 \x01(\x08\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\"\x1c\n\x05\x41\x62ort\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"G\n\x05Media\x12\x12\n\nidentifier\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x0c\x12\x0c\n\x04last\x18\x03 \x01(\x08\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"\x92\x01\n\nRunRequest\x12\'\n\x05start\x18\x01 \x01(\x0b\x32\x16.baton.worker.v1.StartH\x00\x12\'\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x16.baton.worker.v1.AbortH\x00\x12\'\n\x05media\x18\x03 \x01(\x0b\x32\x16.baton.worker.v1.MediaH\x00\x42\t\n\x07message\"\xce\x01\n\x08RunReply\x12\x16\n\x0e\x65ngine_outputs\x18\x01 \x01(\x0c\x12%\n\x05saved\x18\x02 \x03(\x0b\x32\x16.baton.worker.v1.Saved\x12+\n\x08\x61\x64mitted\x18\x03 \x03(\x0b\x32\x19.baton.worker.v1.Admitted\x12\'\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32\x17.baton.worker.v1.Failed\x12\'\n\x06shared\x18\x05 \x03(\x0b\x32\x17.baton.worker.v1.SharedJ\x04\x08\x06\x10\x07\";\n\x06Shared\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\"|\n\x05Saved\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x12\n\nsaved_at_s\x18\x06 \x01(\x01\x12\x0f\n\x07save_ms\x18\x07 \x01(\x01\x12\x0e\n\x06\x63hunks\x18\x08 \x01(\rJ\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\"\xe2\x01\n\x08\x41\x64mitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x15\n\rblocks_pulled\x18\x05 \x01(\r\x12\x0f\n\x07wait_ms\x18\x06 \x01(\x01\x12\x0f\n\x07move_ms\x18\x07 \x01(\x01\x12\x10\n\x08\x63heck_ms\x18\x08 \x01(\x01\x12\x0f\n\x07load_ms\x18\t \x01(\x01\x12\x10\n\x08total_ms\x18\n \x01(\x01\x12\x13\n\x0b\x65\x61rly_bytes\x18\x0b \x01(\x04\x12\x0e\n\x06tokens\x18\x0c \x01(\r\"\xbf\x02\n\x06\x46\x61iled\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12*\n\x04\x63ode\x18\x03 \x01(\x0e\x32\x1c.baton.worker.v1.Failed.Code\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x16\n\x0e\x65ngine_goes_on\x18\x06 \x01(\x08\"\xb6\x01\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43ODE_HANDOFF\x10\x01\x12\x11\n\rCODE_DRAINING\x10\x02\x12\r\n\tCODE_FULL\x10\x03\x12\x10\n\x0c\x43ODE_INVALID\x10\x04\x12\x0e\n\nCODE_STALE\x10\x05\x12\x0f\n\x0b\x43ODE_ENGINE\x10\x06\x12\x0f\n\x0b\x43ODE_SOURCE\x10\x07\x12\x10\n\x0c\x43ODE_STAGING\x10\x08\x12\x0e\n\nCODE_MEDIA\x10\tJ\x04\x08\x05\x10\x06\"?\n\rFollowRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"\xa1\x01\n\x0b\x46ollowReply\x12+\n\x05\x62\x65gun\x18\x01 \x01(\x0b\x32\x1a.baton.handoff.v1.ManifestH\x00\x12-\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x19.baton.worker.v1.CompleteH\x00\x12+\n\x07problem\x18\x03 \x01(\x0b\x32\x18.baton.worker.v1.ProblemH\x00\x42\t\n\x07message\"\x9c\x01\n\x08\x43omplete\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.baton.handoff.v1.Manifest\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\x36\n\tembedding\x18\x04 \x01(\x0b\x32#.baton.handoff.v1.EmbeddingManifest\"%\n\x07Problem\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"G\n\x0eSetRoleRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.baton.scheduler.v1.Role\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\"\x1f\n\x0cSetRoleReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\"%\n\x0eInspectRequest\x12\x13\n\x0b\x63lock_alone\x18\x01 \x01(\x08\"F\n\x11TryHandoffRequest\x12\x0f\n\x07sources\x18\x01 \x03(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04*k\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02\x12\x0e\n\nPHASE_SAVE\x10\x04\x12\x10\n\x0cPHASE_ENCODE\x10\x05\"\x04\x08\x03\x10\x03\x32\xc1\x03\n\x06Worker\x12\x43\n\x05Hello\x12\x1d.baton.worker.v1.HelloRequest\x1a\x1b.baton.worker.v1.HelloReply\x12I\n\x07SetRole\x12\x1f.baton.worker.v1.SetRoleRequest\x1a\x1d.baton.worker.v1.SetRoleReply\x12J\n\x07Inspect\x12\x1f.baton.worker.v1.InspectRequest\x1a\x1e.baton.scheduler.v1.Inspection\x12N\n\nTryHandoff\x12\".baton.worker.v1.TryHandoffRequest\x1a\x1c.baton.handoff.v1.TrialReply\x12\x41\n\x03Run\x12\x1b.baton.worker.v1.RunRequest\x1a\x19.baton.worker.v1.RunReply(\x01\x30\x01\x12H\n\x06\x46ollow\x12\x1e.baton.worker.v1.FollowRequest\x1a\x1c.baton.worker.v1.FollowReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.protos.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=2704
-  _globals['_PHASE']._serialized_end=2793
+  _globals['_PHASE']._serialized_start=2876
+  _globals['_PHASE']._serialized_end=2983
   _globals['_HELLOREQUEST']._serialized_start=104
   _globals['_HELLOREQUEST']._serialized_end=192
   _globals['_HELLOREPLY']._serialized_start=194
@@ -42,43 +42,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SOURCE']._serialized_start=297
   _globals['_SOURCE']._serialized_end=390
   _globals['_START']._serialized_start=393
-  _globals['_START']._serialized_end=794
-  _globals['_SERVICECLASS']._serialized_start=796
-  _globals['_SERVICECLASS']._serialized_end=916
-  _globals['_ABORT']._serialized_start=918
-  _globals['_ABORT']._serialized_end=946
-  _globals['_MEDIA']._serialized_start=948
-  _globals['_MEDIA']._serialized_end=1019
-  _globals['_RUNREQUEST']._serialized_start=1022
-  _globals['_RUNREQUEST']._serialized_end=1168
-  _globals['_RUNREPLY']._serialized_start=1171
-  _globals['_RUNREPLY']._serialized_end=1377
-  _globals['_SHARED']._serialized_start=1379
-  _globals['_SHARED']._serialized_end=1438
-  _globals['_SAVED']._serialized_start=1440
-  _globals['_SAVED']._serialized_end=1564
-  _globals['_ADMITTED']._serialized_start=1567
-  _globals['_ADMITTED']._serialized_end=1793
-  _globals['_FAILED']._serialized_start=1796
-  _globals['_FAILED']._serialized_end=2115
-  _globals['_FAILED_CODE']._serialized_start=1927
-  _globals['_FAILED_CODE']._serialized_end=2109
-  _globals['_FOLLOWREQUEST']._serialized_start=2117
-  _globals['_FOLLOWREQUEST']._serialized_end=2180
-  _globals['_FOLLOWREPLY']._serialized_start=2183
-  _globals['_FOLLOWREPLY']._serialized_end=2344
-  _globals['_COMPLETE']._serialized_start=2346
-  _globals['_COMPLETE']._serialized_end=2446
-  _globals['_PROBLEM']._serialized_start=2448
-  _globals['_PROBLEM']._serialized_end=2485
-  _globals['_SETROLEREQUEST']._serialized_start=2487
-  _globals['_SETROLEREQUEST']._serialized_end=2558
-  _globals['_SETROLEREPLY']._serialized_start=2560
-  _globals['_SETROLEREPLY']._serialized_end=2591
-  _globals['_INSPECTREQUEST']._serialized_start=2593
-  _globals['_INSPECTREQUEST']._serialized_end=2630
-  _globals['_TRYHANDOFFREQUEST']._serialized_start=2632
-  _globals['_TRYHANDOFFREQUEST']._serialized_end=2702
-  _globals['_WORKER']._serialized_start=2796
-  _globals['_WORKER']._serialized_end=3245
+  _globals['_START']._serialized_end=837
+  _globals['_ENCODED']._serialized_start=839
+  _globals['_ENCODED']._serialized_end=909
+  _globals['_SERVICECLASS']._serialized_start=911
+  _globals['_SERVICECLASS']._serialized_end=1031
+  _globals['_ABORT']._serialized_start=1033
+  _globals['_ABORT']._serialized_end=1061
+  _globals['_MEDIA']._serialized_start=1063
+  _globals['_MEDIA']._serialized_end=1134
+  _globals['_RUNREQUEST']._serialized_start=1137
+  _globals['_RUNREQUEST']._serialized_end=1283
+  _globals['_RUNREPLY']._serialized_start=1286
+  _globals['_RUNREPLY']._serialized_end=1492
+  _globals['_SHARED']._serialized_start=1494
+  _globals['_SHARED']._serialized_end=1553
+  _globals['_SAVED']._serialized_start=1555
+  _globals['_SAVED']._serialized_end=1679
+  _globals['_ADMITTED']._serialized_start=1682
+  _globals['_ADMITTED']._serialized_end=1908
+  _globals['_FAILED']._serialized_start=1911
+  _globals['_FAILED']._serialized_end=2230
+  _globals['_FAILED_CODE']._serialized_start=2042
+  _globals['_FAILED_CODE']._serialized_end=2224
+  _globals['_FOLLOWREQUEST']._serialized_start=2232
+  _globals['_FOLLOWREQUEST']._serialized_end=2295
+  _globals['_FOLLOWREPLY']._serialized_start=2298
+  _globals['_FOLLOWREPLY']._serialized_end=2459
+  _globals['_COMPLETE']._serialized_start=2462
+  _globals['_COMPLETE']._serialized_end=2618
+  _globals['_PROBLEM']._serialized_start=2620
+  _globals['_PROBLEM']._serialized_end=2657
+  _globals['_SETROLEREQUEST']._serialized_start=2659
+  _globals['_SETROLEREQUEST']._serialized_end=2730
+  _globals['_SETROLEREPLY']._serialized_start=2732
+  _globals['_SETROLEREPLY']._serialized_end=2763
+  _globals['_INSPECTREQUEST']._serialized_start=2765
+  _globals['_INSPECTREQUEST']._serialized_end=2802
+  _globals['_TRYHANDOFFREQUEST']._serialized_start=2804
+  _globals['_TRYHANDOFFREQUEST']._serialized_end=2874
+  _globals['_WORKER']._serialized_start=2986
+  _globals['_WORKER']._serialized_end=3435
 # @@protoc_insertion_point(module_scope)

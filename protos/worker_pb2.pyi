@@ -15,10 +15,12 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PHASE_PREFILL: _ClassVar[Phase]
     PHASE_DECODE: _ClassVar[Phase]
     PHASE_SAVE: _ClassVar[Phase]
+    PHASE_ENCODE: _ClassVar[Phase]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
 PHASE_SAVE: Phase
+PHASE_ENCODE: Phase
 
 class HelloRequest(_message.Message):
     __slots__ = ("router_id", "vllm_version", "model", "protocol")
@@ -57,7 +59,7 @@ class Source(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., request_id: _Optional[str] = ..., key: _Optional[bytes] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "traceparent", "prefix_tokens", "service", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks", "source", "key", "left_s")
+    __slots__ = ("request_id", "epoch", "phase", "engine_request", "output_token_ids", "traceparent", "prefix_tokens", "service", "alone_tokens", "more_alone", "party", "prompt_tokens", "blocks", "source", "key", "left_s", "encoded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +76,7 @@ class Start(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     phase: Phase
@@ -90,7 +93,16 @@ class Start(_message.Message):
     source: Source
     key: bytes
     left_s: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., key: _Optional[bytes] = ..., left_s: _Optional[float] = ...) -> None: ...
+    encoded: _containers.RepeatedCompositeFieldContainer[Encoded]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., engine_request: _Optional[bytes] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., service: _Optional[_Union[ServiceClass, _Mapping]] = ..., alone_tokens: _Optional[int] = ..., more_alone: _Optional[bool] = ..., party: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., key: _Optional[bytes] = ..., left_s: _Optional[float] = ..., encoded: _Optional[_Iterable[_Union[Encoded, _Mapping]]] = ...) -> None: ...
+
+class Encoded(_message.Message):
+    __slots__ = ("identifier", "source")
+    IDENTIFIER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    identifier: str
+    source: Source
+    def __init__(self, identifier: _Optional[str] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
 
 class ServiceClass(_message.Message):
     __slots__ = ("priority", "patience_ms", "share", "itl_s", "preemptible", "ttft_s")
@@ -261,14 +273,16 @@ class FollowReply(_message.Message):
     def __init__(self, begun: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., problem: _Optional[_Union[Problem, _Mapping]] = ...) -> None: ...
 
 class Complete(_message.Message):
-    __slots__ = ("manifest", "token_ids", "draft_token_ids")
+    __slots__ = ("manifest", "token_ids", "draft_token_ids", "embedding")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     manifest: _handoff_pb2.Manifest
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    embedding: _handoff_pb2.EmbeddingManifest
+    def __init__(self, manifest: _Optional[_Union[_handoff_pb2.Manifest, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., embedding: _Optional[_Union[_handoff_pb2.EmbeddingManifest, _Mapping]] = ...) -> None: ...
 
 class Problem(_message.Message):
     __slots__ = ("name", "text")

@@ -1,7 +1,7 @@
 """The roles of workers.
 
-A role only says what the scheduler places on a worker. Every worker can prefill and decode, so a role can
-change while it serves, and one side can stand in for the other.
+A role only says what the scheduler places on a worker. Every worker but an encoder can prefill and decode, so
+its role can change while it serves, and one side can stand in for the other.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Role:
     wire: scheduler_pb2.Role
     decodes: bool  # it generates answers, so it reports the acceptance of its drafts
     needs_handoffs: bool = True  # otherwise it can also serve models whose KV cannot be handed over
+    generates: bool = True  # it has the language model, and can take any other such role
 
 
 # Computes prompts and their first tokens, and keeps the KV until it is pulled.
@@ -30,7 +31,10 @@ DECODE = Role("decode", scheduler_pb2.ROLE_DECODE, decodes=True)
 # Does both: the aggregated mode.
 MIXED = Role("mixed", scheduler_pb2.ROLE_MIXED, decodes=True, needs_handoffs=False)
 
-ROLES = {one.name: one for one in (PREFILL, DECODE, MIXED)}
+# Computes the embeddings of images for workers that run prompts. It has no language model and no KV.
+ENCODE = Role("encode", scheduler_pb2.ROLE_ENCODE, decodes=False, needs_handoffs=False, generates=False)
+
+ROLES = {one.name: one for one in (PREFILL, DECODE, MIXED, ENCODE)}
 
 
 def role(name: str) -> Role:

@@ -21,6 +21,8 @@ class MediaSettings(Section):
     """Most images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
     """Most pixels of all images of a request, in millions."""
+    encode_min_tokens: Annotated[int, Field(ge=0)] = 256
+    """Encode workers compute images of at least this many tokens; shorter ones stay with the prompt."""
 
     @field_validator("allowed_domains")
     @classmethod

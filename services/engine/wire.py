@@ -21,7 +21,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-PROTOCOL = 7  # version of router-worker streams; raise it for changes that the other side cannot read
+PROTOCOL = 8  # version of router-worker streams; raise it for changes that the other side cannot read
 # What vLLM's decoder raises for the wrong content, e.g. for a tensor with fewer bytes than its shape needs.
 _UNREADABLE = (NotImplementedError, TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 _ALWAYS_INLINE = 1 << 62  # bytes, more than any array has

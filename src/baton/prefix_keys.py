@@ -1,4 +1,4 @@
-"""The keys of KV blocks.
+"""The keys of KV blocks, and of images' embeddings.
 
 vLLM's hash of a block covers all tokens up to its end and everything else that its KV depends on, so equal
 keys mean equal KV. A key has 56 bits of the hash: among 100 million blocks, one look-up in a billion finds
@@ -30,6 +30,11 @@ def level_of(depth: int) -> int:
 def key_of(block_hash: int, depth: int) -> int:
     """Return the key of a block from its hash (at least the lowest 64 bits) and depth; below 2**60."""
     return block_hash & _ABOVE_LEVELS | level_of(depth)
+
+
+def image_key(identifier: str) -> int:
+    """Return the key of an image's embeddings from its name, of which the end is a hash in hex."""
+    return key_of(int(identifier.rpartition(":")[2][-16:], 16), 1)
 
 
 class PromptKeys(NamedTuple):
