@@ -275,7 +275,7 @@ async def test_a_hung_worker_is_lost_with_its_gang(cluster):
     await cluster.send("q", PROMPT, 20)
     await until(lambda: any(worker.hangs for worker in gang), "a worker hangs")
     hung, ending, well = sorted(gang, key=lambda worker: not worker.hangs)
-    for _ in range(worker_stream.CHECKS // 2 + 1):  # the first sees the messages before the hang
+    for _ in range(worker_stream.GANG_CHECKS + 1):  # the first sees the messages before the hang
         cluster.pool.opened(hung.worker_id).check_silence(600.0)
     other = await cluster.members.add(FakeWorker("d0", pb.ROLE_DECODE))
     await ending.die()
