@@ -53,7 +53,7 @@ class Place:
 
 @dataclass
 class Times:
-    """When a request was added, had its first token and ended; CLOCK_MONOTONIC."""
+    """When a request was added, and its engine had its first and last token; CLOCK_MONOTONIC."""
 
     added: float
     first: float = 0.0
@@ -178,12 +178,13 @@ class Member:
         self._steps += step.executed
         self._saved |= {one.request_id: one for one in step.saved}
         self._loaded |= {one.request_id: one for one in step.loaded}
-        for output in (one for group in step.outputs.values() for one in group.outputs):
+        outputs = ((group.timestamp, one) for group in step.outputs.values() for one in group.outputs)
+        for made, output in outputs:  # when, by the engine: this loop may be late
             name, times = output.request_id, self._times[output.request_id]
             self._answers[name] += output.new_token_ids
-            times.first = times.first or time.monotonic()
+            times.first = times.first or made
             if output.finish_reason is not None:
-                times.ended = time.monotonic()
+                times.ended = made
                 self._ended.add(name)
                 if name in self._served:
                     self._served.pop(name).set_result(None)
