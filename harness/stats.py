@@ -39,7 +39,7 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and quartiles. Raises ValueError for fewer than two values."""
+    """Return the median and quartiles. Raises ValueError for too few values."""
     p25, p50, p75 = statistics.quantiles(values, n=4, method="inclusive")
     return {"p25": _short(p25), "p50": _short(p50), "p75": _short(p75)}
 

@@ -58,7 +58,7 @@ def test_a_result_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_spread_is_the_median_and_the_quartiles() -> None:
     assert spread([5, 1, 2, 4, 3]) == {"p25": 2, "p50": 3, "p75": 4}
     with pytest.raises(ValueError, match="data point"):
-        spread([1])
+        spread([])
 
 
 def test_two_are_compared_pair_by_pair() -> None:

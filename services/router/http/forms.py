@@ -40,6 +40,10 @@ _TYPES = {
 }
 
 
+# Python 3.13 renamed these; clients see the same types with each version.
+_PHRASES = {413: "Request Entity Too Large", 422: "Unprocessable Entity"}
+
+
 def is_anthropics(path: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Return whether a request is for Anthropic's API. `path`: without a proxy's prefix."""
     if path.startswith(_MESSAGES):
@@ -59,7 +63,8 @@ def anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 
 def openai_error(error: RequestFailed) -> dict[str, Any]:
-    kind = error.kind or "".join(word.capitalize() for word in error.status.phrase.split()) + "Error"
+    phrase = _PHRASES.get(error.status, error.status.phrase)
+    kind = error.kind or "".join(word.capitalize() for word in phrase.split()) + "Error"
     code: str | int = error.code or error.status.value
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": code}}
 
