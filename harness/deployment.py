@@ -29,7 +29,7 @@ from baton.security.authority import Authority
 from baton.security.names import Name, Role, host_of
 from harness import zygote
 from harness.ranks import fork_ranks
-from harness.support import BATON, CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port, listener
+from harness.support import CALL_S, COMMAND, PATIENCE, PYTHON, ROOT, eventually, free_port, listener
 from harness.zygote import Forked
 
 START_S = 120.0
@@ -156,12 +156,11 @@ class Deployment:
 
     def baton(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run an operator's command on this deployment."""
-        line = [str(BATON), *command, "--scheduler", self.scheduler_address]
-        return subprocess.run(line, capture_output=True, text=True, timeout=CALL_S, cwd=ROOT, check=False)
+        return zygote.shared().command(*command, "--config", str(self.config_file))
 
     def status(self) -> dict[str, Any]:
         """Return the output of `baton status --json`."""
-        done = self.baton("status", "--json", "--config", str(self.config_file))
+        done = self.baton("status", "--json")
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

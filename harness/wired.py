@@ -26,7 +26,7 @@ from harness.deployment import ENGINE, START_S, status_of
 from harness.links import Links
 from harness.netns import Host, Network
 from harness.ranks import fork_ranks
-from harness.support import BATON, CALL_S, ROOT, eventually
+from harness.support import eventually
 from harness.zygote import Forked
 
 SCHEDULER_PORT, WORKER_PORT, ROUTER_PORT = 7400, 7401, 8000
@@ -56,8 +56,8 @@ class Wired:
             with self.network.inside():
                 if status_of(f"{self.url}/health") != 200:
                     return False
-            command = [str(BATON), "status", "--json", "--config", str(self.folder / "baton.yaml")]
-            done = self.hosts["scheduler"].run(command, CALL_S, cwd=ROOT)
+            line = ("status", "--json", "--config", str(self.folder / "baton.yaml"))
+            done = zygote.shared().command(*line, host=self.hosts["scheduler"].pid)
             assert done.returncode == 0, done.stderr
             workers = json.loads(done.stdout).get("workers", [])
             ready = [one["identity"]["worker_id"] for one in workers if one["state"] == "WORKER_STATE_READY"]

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from harness import zygote
 from harness.deployment import status_of
 from harness.netns import Host
 from harness.scrape import total
-from harness.support import BATON, eventually, free_port
+from harness.support import eventually, free_port
 from harness.zygote import Forked, end_all
 
 START_TIMEOUT_S, ALL_START_S = 60.0, 240.0
@@ -197,22 +196,16 @@ def fleet(
     host: the scheduler's; this thread opens its sockets there meanwhile.
     """
     address = f"{host.address if host else LOOPBACK}:{free_port()}"
-    settings = {**QUICK, **scheduler_settings}
-    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
-    chosen["BATON_SECURITY__INSECURE"] = str(host is not None)
-    with (
-        host.inside() if host else contextlib.nullcontext(),
-        (log_dir / "scheduler.log").open("wb") as log,
-        subprocess.Popen(
-            [BATON, "scheduler"],
-            env={**os.environ, **chosen, "BATON_SCHEDULER__ADDRESS": address},
-            stdout=log,
-            stderr=log,
-        ) as scheduler,
-    ):
-        one = Fleet(address, model, log_dir)
-        try:
+    settings = {
+        "scheduler": {**QUICK, **scheduler_settings, "address": address},
+        "security": {"insecure": host is not None},
+    }
+    arguments: dict[str, Any] = {"kind": "scheduler", "settings": settings, "host": host.pid if host else 0}
+    scheduler = zygote.shared().start("scheduler", "harness.forked:run", log_dir, **arguments)
+    one = Fleet(address, model, log_dir)
+    try:
+        with host.inside() if host else contextlib.nullcontext():
             yield one
-        finally:
-            end_all([worker.process for worker in one.workers], END_S)
-            scheduler.kill()
+    finally:
+        end_all([worker.process for worker in one.workers], END_S)
+        scheduler.kill()

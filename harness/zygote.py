@@ -36,10 +36,12 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from harness.support import PYTHON, ROOT, eventually
+from harness import netns
+from harness.support import CALL_S, PYTHON, ROOT, eventually
 
 ANSWER_S = 300.0  # the first answer waits for the imports, on a busy machine
 STOP_S = 20.0
+STREAMS = ("stdout", "stderr")  # files of a command's output
 
 
 @dataclass
@@ -119,6 +121,18 @@ class Zygote:
             "cores": cores,
         }
         return self.start(name, "harness.zygote:run_baton", log_dir, arguments=arguments, path=path, **more)
+
+    def command(self, *arguments: str, host: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run `baton ARGUMENT ...` in a fork and return its output. Raises subprocess.TimeoutExpired.
+
+        host: the first process of a host of harness/netns.py to run it on
+        """
+        call = "harness.zygote:run_command"
+        with tempfile.TemporaryDirectory() as name:
+            process = self.start("command", call, Path(name), arguments=arguments, folder=name, host=host)
+            code = process.wait(CALL_S)
+            out, err = (Path(name, stream).read_text() for stream in STREAMS)
+            return subprocess.CompletedProcess(["baton", *arguments], code, out, err)
 
     def ended(self, pids: list[int]) -> dict[int, int]:
         return {int(pid): code for pid, code in self._ask({"ended": pids})["ended"].items()}
@@ -242,6 +256,17 @@ def run_baton(
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     sys.argv = ["baton", *arguments]
     main()
+
+
+def run_command(arguments: list[str], folder: str, host: int) -> None:
+    """Run Baton's command line with its output in files. Runs in the forked process."""
+    for descriptor, stream in enumerate(STREAMS, 1):
+        file = os.open(Path(folder, stream), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
+        os.close(file)
+    if host:
+        netns.move_to(host)
+    run_baton(arguments)
 
 
 def _fork_supervisor(command: list[str], env: Mapping[str, str], **options: Any) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu_answers, gpu_serve
+from bench import gpu_answers, gpu_loads, gpu_serve
 from bench.gpu_answers import ARMS, ENGINE, arm, differences
 from bench.gpu_fleet import Served, blamed, drafts, handoffs, serving, stages
 from bench.gpu_loads import ANSWER, closed_loops, figures_of
@@ -87,7 +87,11 @@ def test_a_part_that_is_run_alone_leaves_the_others(tmp_path: Path, monkeypatch:
     assert {"command", "when"} <= set(found["answers"]["taken"])
 
 
-def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Path) -> None:
+def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_loads, "CLIENTS", 2)
+    monkeypatch.setattr(gpu_loads, "EACH", 2)  # so that both processes have clients
     lacking = arm(pair=False)
     lacking["engine"]["kv_cache_gib"] = 9000
     arms = {"one": ARMS["one"], "lacking": lacking, "shm": ARMS["shm"]}
@@ -97,7 +101,7 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
         assert "9000" in served.failed["lacking"]
         asyncio.run(gpu_answers.compare(served, 4, lambda found: kept.append(json.loads(json.dumps(found)))))
         loops: list[dict[str, object]] = []
-        closed_loops(served, ["shm"], [1, 20], 1.5, lambda found: loops.append(json.loads(json.dumps(found))))
+        closed_loops(served, ["shm"], [1, 4], 1.5, lambda found: loops.append(json.loads(json.dumps(found))))
     found = kept[-1]["arms"]
     assert isinstance(found, dict)
     assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
@@ -105,8 +109,8 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(tmp_path: Pa
     assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
     took = loops[-1]["handoff_ms"]
     assert isinstance(took, dict)
-    assert {"wait", "move", "load", "total"} <= set(took["shm"]["20"])
+    assert {"wait", "move", "load", "total"} <= set(took["shm"]["4"])
     seen = loops[-1]["arms"]
     assert isinstance(seen, dict)
-    assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "20": 0}
+    assert {clients: one["failed"] for clients, one in seen["shm"].items()} == {"1": 0, "4": 0}
     assert all(one["tokens_per_s"] > 0 for one in seen["shm"].values())

@@ -23,10 +23,10 @@ from harness.architectures.language import prompt
 from harness.deployment import MODEL_NAME, START_S
 from harness.greedy import GREEDY, token_ids
 from harness.netns import Host, Network, why_not
-from harness.support import BATON, CALL_S, END_S, PATIENCE, ROOT, eventually
+from harness.support import CALL_S, END_S, PATIENCE, eventually
 from harness.zygote import Forked
 
-WRITTEN, LONG = 24, 600
+WRITTEN, LONG = 24, 240
 PROMPTS = [prompt(number) for number in range(4)]
 PREFILL = ("prefill", "--tensor-parallel-size", "2")
 DECODE = ("decode", "--data-parallel-size", "2", "--expert-parallel")
@@ -62,8 +62,8 @@ class Spread:
             self.start(f"{gang}.r{rank}", rank, *command, *own, "--cpu", str(rank), forks_ranks=forks_ranks)
 
     def status(self) -> dict[str, Any]:
-        command = [str(BATON), "status", "--json", "--config", str(self.folder / "baton.yaml")]
-        done = self.hosts[0].run(command, CALL_S, cwd=ROOT)
+        line = ("status", "--json", "--config", str(self.folder / "baton.yaml"))
+        done = zygote.shared().command(*line, host=self.hosts[0].pid)
         found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
         return found
 

@@ -1,4 +1,8 @@
-"""`baton ray up` with a decode gang on a real Ray head: one reservation, and a life and an end together."""
+"""`baton ray up` with a decode gang on a real Ray head: one reservation, and a life and an end together.
+
+`WHOLE_TABLE=1 make test ARGS=tests/e2e/test_ray_gangs.py` runs it. Otherwise test_gangs.py tests gangs in
+`baton up`, whose parts `baton node` runs as well, and tests/services/ray tests their reservations.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,8 @@ from harness.netns import why_not
 from harness.ray_head import RayHead, ray_head
 from harness.ray_hosts import ray_hosts
 from harness.support import BATON, CALL_S, PATIENCE, PYTHON, ROOT, eventually, free_port, gone, running
+
+pytestmark = pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray starts twice")
 
 START_S = 150.0
 LONG, WRITTEN = 600, 24
@@ -185,7 +191,6 @@ def ready(served: Served, before: list[psutil.Process]) -> bool:
     return len(now) == 2 and not set(now) & set(before) and set(served.states().values()) == {"ready"}
 
 
-@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: a second gang joins and leaves")
 def test_a_scale_counts_gangs(served: Served) -> None:
     """A second gang joins and leaves under a stream."""
 
@@ -212,7 +217,6 @@ def test_a_scale_counts_gangs(served: Served) -> None:
     assert "died" not in served.text.partition("decode-1 ")[2]  # it drained
 
 
-@pytest.mark.skipif("WHOLE_TABLE" not in os.environ, reason="set WHOLE_TABLE: Ray on two hosts")
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 @pytest.mark.timeout(400)
 def test_an_engine_over_two_nodes_of_ray(served: Served, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from harness.checkpoints import tiny_qwen2
 from harness.deployment import START_S, deployment, status_of
 from harness.scheduling import RedisServer
 from harness.support import PATIENCE, eventually, family, gone
-from tests.e2e.test_bad_start import fails
+from tests.e2e.test_bad_start import fails_forked
 
 CANARY = "c4nary"
 KEY, PASSWORD, TOKEN = f"{CANARY}-key", f"{CANARY}-password", f"{CANARY}-hf-token"
@@ -92,7 +92,7 @@ def test_nothing_shows_them(tmp_path: Path) -> None:
 )
 def test_a_refusal_shows_none(tmp_path: Path, command: list[str], said: str) -> None:
     model = tiny_qwen2(tmp_path / "model") if "{model}" in command else Path()
-    line = fails(*(part.replace("{model}", str(model)) for part in command))
+    line = fails_forked(tmp_path, *(part.replace("{model}", str(model)) for part in command))
     assert said in line
     assert CANARY not in line
 

@@ -20,11 +20,11 @@ ENGINE = {
     "model": str(DEMO / "weights-mtp"),
     "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
 }
-REQUESTS = 32
+REQUESTS = 16
 # The alarm judges fewer requests and drafts than in production.
 SOON = {
-    "baton.services.decode.acceptance:LEAST_REQUESTS": 20,
-    "baton.services.decode.acceptance:LEAST_DRAFTS": 40,
+    "baton.services.decode.acceptance:LEAST_REQUESTS": 10,
+    "baton.services.decode.acceptance:LEAST_DRAFTS": 30,
 }
 MAX_TOKENS = 24
 
@@ -104,10 +104,11 @@ def test_a_drafter_whose_state_came_along_raises_no_alarm(
     with configured(tmp_path, aggregated) as one:
         got = answers(one.up(), prompts)
         assert texts(got) == texts(aggregated)
-        # The prefill generates the first token. The first step after the handoff verifies drafts that came
-        # along, so an answer whose drafts are all rejected has a draft step for every further token.
-        spare = [one.usage.completion_tokens - 1 - one.usage.baton["draft_steps"] for one in got]
-        assert min(spare) == 0
+        # The prefill worker generates the first token. The first step after the handoff verifies drafts that
+        # came along, so every further token has a draft step or was accepted; the last step's may be cut off.
+        for told in (one.usage for one in got):
+            own = told.baton
+            assert told.completion_tokens - 1 <= own["draft_steps"] + own["accepted_tokens"]
         assert first_acceptance(got) > 0.95 * first_acceptance(aggregated)
         eventually(lambda: int(drafting(one)["drafts"]) > 60, 10, "the drafts are reported")
         assert not drafting(one).get("alarm", False)

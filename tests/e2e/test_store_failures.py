@@ -26,7 +26,7 @@ from harness.support import eventually
 
 LEASE_S = 2.0  # lease of placements
 WORKER_LEASE_S = 2.0
-CLIENTS = 2  # clients that send requests without a pause
+CLIENTS = 2  # clients that send one request after another
 ANSWERS = 3  # answers in every phase of a failure
 TOKENS = 4
 LONG_TOKENS = 60

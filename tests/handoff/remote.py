@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import tempfile
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +13,7 @@ from baton.handoff import transports
 from baton.handoff.memory import segments
 from baton.handoff.records import Bytes
 from baton.protos.handoff_pb2 import Manifest
+from harness import zygote
 from tests.handoff import caches
 
 CACHE_BLOCKS = 41
@@ -19,8 +21,10 @@ SEED = 1
 CHUNK_BYTES = 256 << 10
 
 
-def _serve(connection: Connection, lease_s: float, chunk_bytes: int, folder: Path) -> None:
-    segments.DIRECTORY = folder
+def serve(connection: Connection) -> None:
+    """Serve until told to end. Runs in the source's process."""
+    lease_s, chunk_bytes, segments.DIRECTORY, variables = connection.recv()
+    os.environ.update(variables)
     cache = caches.make_cache(CACHE_BLOCKS, SEED)
     source = caches.source(
         cache,
@@ -46,12 +50,12 @@ class RemoteSource:
     """Its cache is `caches.make_cache(CACHE_BLOCKS, SEED)`, as in the test's process."""
 
     def __init__(self, lease_s: float = 30.0, chunk_bytes: int = CHUNK_BYTES) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        arguments = (theirs, lease_s, chunk_bytes, segments.DIRECTORY)
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
+        self._folder = tempfile.TemporaryDirectory()
+        self.process, self._connection = zygote.connected(
+            "source", f"{__name__}:serve", Path(self._folder.name)
+        )
+        ucx = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+        self._connection.send((lease_s, chunk_bytes, segments.DIRECTORY, ucx))
         self._receive()
         self.cache = caches.make_cache(CACHE_BLOCKS, SEED)
 
@@ -71,10 +75,16 @@ class RemoteSource:
         return caches.records(self.cache, block_ids)
 
     def close(self) -> None:
-        if self.process.is_alive():
+        if self.process.poll() is None:
             self._connection.send(None)
             self._receive()
-        self.process.join(timeout=10)
+        self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        self._connection.close()
+        self._folder.cleanup()
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         self._connection.send((name, arguments))

@@ -50,9 +50,7 @@ def doomed() -> Iterator[RemoteSource]:
     """A source for tests that stop it; the last one kills it."""
     made = RemoteSource()
     yield made
-    if made.process.is_alive():
-        os.kill(made.process.pid or 0, signal.SIGKILL)
-    made.process.join(timeout=10)
+    made.kill()
 
 
 @pytest.fixture
@@ -117,7 +115,7 @@ def test_a_source_that_hangs_ends_a_pull_at_its_deadline_and_can_be_read_later(
     doomed: RemoteSource, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
     manifest = doomed.save("hangs", range(1, 31))
-    nixl, pid = Nixl(), doomed.process.pid or 0
+    nixl, pid = Nixl(), doomed.process.pid
     expected = doomed.records(range(1, 31))
     assert np.array_equal(drain(nixl, pull_of(manifest)), expected)
     os.kill(pid, signal.SIGSTOP)
@@ -138,7 +136,7 @@ def test_a_source_that_never_answers_is_left_to_other_transports(
     """This happens behind a firewall that lets only Baton's own ports through."""
     monkeypatch.setattr(nixl_agent, "CONTACT_S", 0.2)
     manifest = doomed.save("silent", range(1, 5))
-    made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid or 0
+    made, pid = transports.create(["nixl", "tcp"]), doomed.process.pid
     nixl, tcp = made
     assert transports.choose(made, manifest.shards[0]) is nixl
     os.kill(pid, signal.SIGSTOP)

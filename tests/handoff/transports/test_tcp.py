@@ -119,7 +119,7 @@ def test_a_source_that_ends_or_stops_ends_its_pulls(
     """A stopped process reads nothing, but its host still acknowledges what arrives."""
     monkeypatch.setattr(frames, "SILENT_S", 1.0)
     doomed = RemoteSource()
-    pid = doomed.process.pid or 0
+    pid = doomed.process.pid
     chunks = tcp.pull(pull_of(doomed.begin("steps", range(1, 3), whole=9)))
     next(chunks)
     os.kill(pid, signal.SIGKILL if killed else signal.SIGSTOP)
@@ -127,8 +127,7 @@ def test_a_source_that_ends_or_stops_ends_its_pulls(
         with pytest.raises(TransportFailed, match="it hung up|reset" if killed else "nothing came for 1 s"):
             ends_soon(lambda: next(chunks), 4)
     finally:
-        os.kill(pid, signal.SIGKILL)
-        doomed.process.join(timeout=10)
+        doomed.kill()
     segments.remove_stale()
 
 

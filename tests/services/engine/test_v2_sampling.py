@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.support import ROOT
+from harness import zygote
 
 VOCABULARY, ROWS = 64, 3  # a request with two drafts
 BIASED, LIKELY = 7, 3
 
 
-def test_they_change_the_logits_of_every_draft() -> None:
-    """Run `check` in a new process, because Triton chooses the interpreter when it is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.services.engine import test_v2_sampling as it; it.check()"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_they_change_the_logits_of_every_draft(tmp_path: Path) -> None:
+    process = zygote.shared().start("sampling", "tests.services.engine.test_v2_sampling:check", tmp_path)
+    assert process.wait(120) == 0, process.text
 
 
 def check() -> None:
-    """Apply the parameters of a batch with a bias in the first request and min_p in the second."""
+    """Apply the parameters of a batch with a bias in the first request and min_p in the second.
+
+    Runs in a forked process, which imports Triton again because Triton chooses the interpreter on import.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in list(sys.modules):
+        if re.match(r"triton(\.(?!_C)|$)|vllm\.v1\.worker\.gpu\b", name):
+            del sys.modules[name]
     import torch
     import triton
     import vllm.triton_utils as found
