@@ -27,6 +27,9 @@ class Told:
     def began(self, manifest: handoff_pb2.Manifest) -> None:
         self._tell(worker_pb2.FollowReply(begun=manifest))
 
+    def encoded(self, manifest: handoff_pb2.EmbeddingManifest) -> None:
+        self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(embedding=manifest)))
+
     def completed(self, manifest: handoff_pb2.Manifest, tokens: list[int]) -> None:
         self._tell(worker_pb2.FollowReply(complete=worker_pb2.Complete(manifest=manifest, token_ids=tokens)))
 
@@ -86,13 +89,14 @@ class Follower:
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def complete(self, start: worker_pb2.Start) -> worker_pb2.Complete | worker_pb2.Problem:
+    async def complete(
+        self, source: worker_pb2.Source, epoch: int
+    ) -> worker_pb2.Complete | worker_pb2.Problem:
         """Follow an attempt's source to its end. Raises grpc.aio.AioRpcError if the call fails."""
-        source = start.source
         channel = self._channels.get(source.address)
         if channel is None:
             channel = self._channels[source.address] = aio_channel(source.address, Role.WORKER)
-        asked = worker_pb2.FollowRequest(request_id=source.request_id, epoch=start.epoch, key=source.key)
+        asked = worker_pb2.FollowRequest(request_id=source.request_id, epoch=epoch, key=source.key)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
         async for reply in stub.Follow(asked):
             if reply.HasField("complete"):

@@ -67,12 +67,19 @@ class Running:
     queued: float = field(default_factory=time.monotonic)
     following: asyncio.Task[None] | None = None  # follows its source until that is complete
     loads: worker_pb2.Complete | None = None  # the source's KV
-    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # why there is no KV
+    missing: tuple[worker_pb2.Failed.Code, str] | None = None  # why there is no KV, or no image
+    image: str = ""  # ENCODE: its name
 
     @property
     def ready(self) -> bool:
         waits = self.following is not None and not (self.fault is not None and self.fault.at_once)
         return not self.silent and not waits
+
+    @property
+    def needs_it(self) -> bool:
+        """Whether it cannot run without what is missing."""
+        no_image = self.missing is not None and self.missing[0] == worker_pb2.Failed.CODE_MEDIA
+        return no_image or self.start.phase == worker_pb2.PHASE_DECODE
 
     def leave(self) -> None:
         if self.following is not None:

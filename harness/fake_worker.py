@@ -18,7 +18,9 @@ import grpc.aio
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from baton.attempts import attempt_id
-from baton.protos import scheduler_pb2, worker_pb2, worker_pb2_grpc
+from baton.block_log import BlockLogs, Change
+from baton.prefix_keys import image_key
+from baton.protos import handoff_pb2, scheduler_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc import SERVER_OPTIONS
 from baton.services.engine import wire
 from baton.services.engine.args import VLLM_VERSION
@@ -86,6 +88,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.patience_s = 1.0  # how long a prefill waits for a pulled prefix
         self._followed = Followed()
         self._follower = Follower()
+        self.images: set[str] = set()  # names of the images that it got
+        self.shelf: set[str] = set()  # names of the images whose embeddings it keeps
+        self.blocks = BlockLogs()
+        self.cached = False  # it has each prompt cached, and follows no encodes
 
     @property
     def identity(self) -> scheduler_pb2.WorkerIdentity:
@@ -160,6 +166,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self._begin(message.start, work)
                 elif message.HasField("media"):
                     self.seen.media.append(message.media)
+                    self.images.add(message.media.identifier)
                 else:
                     self._abort(message.abort.request_ids)
         finally:
@@ -217,17 +224,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             fault=fault,
             steps=self.steps if start.phase == worker_pb2.PHASE_PREFILL else 1,
         )
-        if start.HasField("source"):
+        if start.HasField("source") or (start.encoded and not self.cached):
             one.following = asyncio.create_task(self._follow(one))
+        if start.phase == worker_pb2.PHASE_ENCODE:
+            one.image = request.mm_features[0].identifier
+            if one.image not in self.images | self.shelf:
+                one.missing = worker_pb2.Failed.CODE_MEDIA, "the image is not here"
         work.set()
 
     async def _follow(self, one: Running) -> None:
-        """Wait until a request's source is complete; for a pulled prefix at most patience_s."""
+        """Wait until a request's images and source are complete; for a pulled prefix at most patience_s."""
         patience_s = self.patience_s if one.start.phase == worker_pb2.PHASE_PREFILL else None
+        start, came = one.start, None
         try:
+            for encoded in () if self.cached else start.encoded:
+                if not await self._came(encoded, start.epoch):
+                    text = f"the image {encoded.identifier} did not come"
+                    one.missing = worker_pb2.Failed.CODE_MEDIA, text
             async with asyncio.timeout(patience_s):
-                came = await self._follower.complete(one.start)
-            if isinstance(came, worker_pb2.Complete):
+                if start.HasField("source"):
+                    came = await self._follower.complete(start.source, start.epoch)
+            if came is None:
+                pass
+            elif isinstance(came, worker_pb2.Complete):
                 one.loads = came
                 one.generated += len(came.token_ids)
             else:
@@ -239,6 +258,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         one.following = None
         one.queued = time.monotonic()
         one.work.set()
+
+    async def _came(self, encoded: worker_pb2.Encoded, epoch: int) -> bool:
+        try:
+            came = await self._follower.complete(encoded.source, epoch)
+        except grpc.aio.AioRpcError:
+            return False
+        return isinstance(came, worker_pb2.Complete) and came.embedding.identifier == encoded.identifier
 
     # -- the engine
 
@@ -278,9 +304,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 continue
             if one.fault is not None and one.steps == 1 and one.generated_here >= one.fault.after_tokens:
                 dies |= self._fail(request_id, one, one.fault, outputs, reply)
-            elif one.missing is not None and one.start.phase == worker_pb2.PHASE_DECODE:
+            elif one.missing is not None and one.needs_it:
                 self._running.pop(request_id, None)
                 self._refuse(one, *one.missing, reply)
+            elif one.image:
+                self._running.pop(request_id, None)
+                self._encode(one, one.image, reply)
             else:
                 self._generate(request_id, one, outputs, reply)
         if outputs:
@@ -325,6 +354,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             self._running.pop(request_id, None)
         if prefills:
             self._save(one, tokens, reply, over=ends or one.generated >= one.max_tokens)
+
+    def _encode(self, one: Running, image: str, reply: worker_pb2.RunReply) -> None:
+        """Keep an image's embeddings, and tell its router, followers and the scheduler."""
+        start = one.start
+        self.shelf.add(image)
+        self.blocks.take(Change(stored=[image_key(image)]))
+        manifest = handoff_pb2.EmbeddingManifest(identifier=image, worker_id=self.worker_id)
+        self._followed.of(start.request_id, start.epoch).encoded(manifest)
+        reply.saved.add(request_id=start.request_id, epoch=start.epoch)
 
     def _save(self, one: Running, tokens: list[int], reply: worker_pb2.RunReply, *, over: bool) -> None:
         """Save a prompt's KV, unless the request is `over`, and tell its followers."""

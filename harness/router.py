@@ -62,6 +62,7 @@ class Members:
         await self._stack.enter_async_context(worker)
         client = await self._stack.enter_async_context(SchedulerClient(self._address))
         session = WorkerSession(client, worker.identity, pb.WorkerLoad)
+        session.blocks = worker.blocks if worker.role == pb.ROLE_ENCODE else None
         await session.start(5)
         self._stack.push_async_callback(session.close)
         await session.ready(worker.capacity)
@@ -132,6 +133,7 @@ class Cluster:
         max_waiting: int = 100,
         max_wait_s: float = 15.0,
         pairs_clock: Callable[[], float] = time.monotonic,
+        encode_min_tokens: int = 0,
         **limits: Any,
     ) -> None:
         """Replace the router's parts. Call this before the first request."""
@@ -157,6 +159,7 @@ class Cluster:
             self.chronicle,
             Convicts(request_digest, request_shape),
             max_attempts,
+            encode_min_tokens=encode_min_tokens,
         )
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed

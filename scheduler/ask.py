@@ -47,12 +47,21 @@ async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
     refuses one below the highest it has seen. If one of a gang refuses, the others return to their roles.
     Until they have, they serve with different ones, which harms no request.
     """
+    if problem := _cannot_take(worker, role):
+        return problem
     change = [(one, one.role) for one in worker.members if one.role != role]
     problems = await asyncio.gather(*(_set_role(one, role, fence) for one, _ in change))
     if any(problems):
         back = [one for one, problem in zip(change, problems, strict=True) if not problem]
         problems += await asyncio.gather(*(_set_role(one, was, fence) for one, was in back))
     return next(filter(None, problems), "")
+
+
+def _cannot_take(worker: WorkerRecord, role: pb.Role) -> str:
+    if worker.role == role or pb.ROLE_ENCODE not in (worker.role, role):
+        return ""
+    why = "it has no language model" if worker.role == pb.ROLE_ENCODE else "it has a language model"
+    return f"worker {worker.worker_id} keeps its role: {why}; `baton encode` starts encode workers"
 
 
 async def _set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:

@@ -11,6 +11,8 @@ Three quantities are booked, each until it is free again:
   would leave most of the cache unused, because clients seldom set a limit. The engine preempts requests that
   outgrow the cache, and recomputes them. Blocks shared with another running request, such as a common system
   prompt, are released when decoding begins.
+
+An encode books an image's tokens and a request on an encode worker, which has no KV blocks.
 """
 
 from __future__ import annotations
@@ -70,14 +72,18 @@ def max_prompt_tokens(need: Need, limits: PlacementLimits) -> int:
 
 def blocks_for(need: Need, capacity: pb.Capacity) -> int:
     """Return the number of KV blocks to book on a decode worker; at most all it has."""
+    if need.encode:
+        return 0
     growth = min(need.max_new_tokens, capacity.max_model_len - need.prompt_tokens, OUTPUT_TOKENS_BOOKED)
     tokens = need.prompt_tokens + capacity.lookahead_tokens + max(0, growth)
     return min(_blocks(tokens, capacity), usable_blocks(capacity))
 
 
 def could_prefill(need: Need, worker: WorkerRecord) -> bool:
-    """Return whether an idle worker has room for the prompt and one output token."""
+    """Return whether an idle worker has room for the prompt and one output token, or for the image."""
     capacity = worker.capacity
+    if need.encode:
+        return need.prompt_tokens <= capacity.max_model_len
     short_enough = need.prompt_tokens < capacity.max_model_len
     return short_enough and _blocks(need.prompt_tokens, capacity) <= usable_blocks(capacity)
 

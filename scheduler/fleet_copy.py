@@ -12,6 +12,7 @@ class FleetCopy:
         self.feed = ""
         self.revision = 0
         self.workers: dict[str, pb.WorkerStatus] = {}  # keyed by id; bookings without this router's own
+        self.encoders = False  # some of them are encode workers
         self.processes: list[pb.Process] = []
         self._all: dict[str, pb.WorkerStatus] = {}  # keyed by id; all bookings
         self._mine: set[str] = set()  # workers on which this router has bookings
@@ -48,6 +49,7 @@ class FleetCopy:
             if own := mine.get(worker_id):
                 workers[worker_id] = _less(status, own)
         self.workers = {key: workers[key] for key in everything}
+        self.encoders = any(one.identity.role == pb.ROLE_ENCODE for one in everything.values())
         self._all, self._mine = everything, set(mine)
 
 

@@ -13,6 +13,7 @@ from baton.autoscale.controller import Decision
 from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
+from baton.scheduler.need import Need
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.types import FleetView
 
@@ -90,7 +91,7 @@ class Metrics(baton_metrics.Metrics):
 
     prefix = "baton_scheduler_"
 
-    placements = counter("Placements: pair or alone", "kind")
+    _placements = counter("Placements: pair, alone, or encode (an image)", "kind")
     rejections = counter("Placements refused, by code", "code")
     place_seconds = histogram("Time to place")
     stale_epochs = counter("Messages refused for an older epoch", "what")
@@ -112,6 +113,12 @@ class Metrics(baton_metrics.Metrics):
         self.autoscale = AutoscaleMetrics(self.registry)
         self.prefixes = PrefixMetrics(self.registry)
         self._there: dict[str, pb.Role] = {}  # live workers as of the last `lost`
+
+    def placed(self, need: Need, assigned: Assignment) -> None:
+        kind = "encode" if need.encode else "pair" if assigned.prefill else "alone"
+        self._placements.labels(kind).inc()
+        if not need.encode:
+            self.prefixes.placed(assigned)
 
     def stale(self, what: str, count: int = 1) -> None:
         """Count late messages of a kind: placement, report or worker."""

@@ -39,6 +39,7 @@ class Need:
     adapter: Adapter | None = None  # None: the base model
     priority: int = 0  # its class's; when all workers are full, lower values go before older requests
     room: float = 1.0  # share of each limit that may be in use with this request
+    encode: bool = False  # an image's embeddings; `prompt_tokens` are the image's, `prefix` is its one key
     match: Match | None = None  # set by the scheduler: what each worker holds of the prompt; None: unknown
 
     def __post_init__(self) -> None:
@@ -70,6 +71,7 @@ def need_to_wire(need: Need) -> pb.Need:
         adapter=pb.Adapter(**need.adapter._asdict()) if need.adapter else None,
         priority=need.priority,
         room=need.room,
+        encode=need.encode,
     )
 
 
@@ -90,4 +92,5 @@ def need_from_wire(message: pb.Need) -> Need:
         else None,
         priority=message.priority,
         room=message.room or 1.0,
+        encode=message.encode,
     )

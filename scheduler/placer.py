@@ -2,7 +2,8 @@
 
 Choice and booking are one step of the event loop, so this scheduler never gives the same room away twice. Two
 schedulers may; the worker enforces the limits and then refuses one of the requests. When all workers are
-full, the oldest request goes first, whichever router it waits at (turns.py).
+full, the oldest request goes first, whichever router it waits at (turns.py). An encode never waits: without
+room, its image stays with the prompt.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class Placer:
             need = replace(need, match=Match(self._prefixes, need.prefix, need.prompt_tokens))
         choice = self._policy.choose(self._roster.view(), need)
         if isinstance(choice, NoChoice):
-            if choice.code == pb.Rejection.CODE_FULL:
+            if choice.code == pb.Rejection.CODE_FULL and not need.encode:
                 self.turns.refused(need)
             return choice
         booking = booking_of(need, choice.prefill, choice.decode, choice.source)
-        if elder := self.turns.elder(need, set(booking.worker_ids)):
+        if not need.encode and (elder := self.turns.elder(need, set(booking.worker_ids))):
             self.turns.refused(need)
             return NoChoice(pb.Rejection.CODE_FULL, f"a request of router {elder} goes first")
         waits = waits_for_slot(choice.decode)

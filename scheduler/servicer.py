@@ -138,8 +138,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         took_s = time.perf_counter() - began
         self._metrics.place_seconds.observe(took_s)
         if isinstance(outcome, Assignment):
-            self._metrics.placements.labels("pair" if outcome.prefill else "alone").inc()
-            self._metrics.prefixes.placed(outcome)
+            self._metrics.placed(need, outcome)
             self._placed += 1
             return pb.PlaceReply(placement=self._placement(need, outcome), took_s=took_s)
         self._metrics.rejected(outcome.code)
@@ -356,12 +355,13 @@ def _problem_of(request: pb.RegisterRequest) -> str:
     if not identity.worker_id or not identity.address:
         return "a worker needs an id and an address"
     if identity.role == pb.ROLE_UNSPECIFIED:
-        return f"worker {identity.worker_id} has no role: prefill, decode or mixed"
+        return f"worker {identity.worker_id} has no role: prefill, decode, mixed or encode"
     if request.state == pb.WORKER_STATE_UNSPECIFIED:
         return f"worker {identity.worker_id} has no state: starting or ready"
     capacity = identity.capacity
+    has_kv = identity.role == pb.ROLE_ENCODE or (capacity.block_size and capacity.num_blocks)
     if request.state != pb.WORKER_STATE_STARTING and not (
-        capacity.block_size and capacity.num_blocks and capacity.max_num_seqs and capacity.max_model_len
+        has_kv and capacity.max_num_seqs and capacity.max_model_len
     ):
         return f"worker {identity.worker_id} is ready but did not send its capacity"
     return ""

@@ -81,6 +81,11 @@ class Standby:
         return self._fleet.feed, self._fleet.revision
 
     @property
+    def encoders(self) -> bool:
+        """Whether the last snapshot has encode workers."""
+        return self._fleet.encoders
+
+    @property
     def keeps_lost(self) -> bool:
         """Whether workers are kept that are missing from the last snapshot."""
         return bool(self._lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.prefix_keys import MOST_KEYS, key_of, level_of, prompt_keys
+from baton.prefix_keys import MOST_KEYS, image_key, key_of, level_of, prompt_keys
 
 
 @given(st.integers(1, 1 << 40))
@@ -27,3 +27,9 @@ def test_a_prompt_has_few_keys_at_equal_distances(blocks: int) -> None:
     assert (
         list(keys) == [key_of(one, depth) for depth, one in enumerate(hashes, start=1)][stride - 1 :: stride]
     )
+
+
+@given(st.binary(min_size=32, max_size=32), st.sampled_from(["", "adapter:"]))
+def test_an_images_key_is_of_its_hash_and_has_the_highest_level(digest: bytes, adapter: str) -> None:
+    key = image_key(adapter + digest.hex())
+    assert (key & 0xF, key >> 4) == (15, int.from_bytes(digest[-8:]) >> 4 & (1 << 56) - 1)

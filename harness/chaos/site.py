@@ -329,7 +329,8 @@ class Site:
             if description is not None:
                 self.description = description
                 self._note_ready(description)
-                decode = [one for one in description.workers if one.identity.role != pb.ROLE_PREFILL]
+                roles = pb.ROLE_DECODE, pb.ROLE_MIXED
+                decode = [one for one in description.workers if one.identity.role in roles]
                 self.most_booked = max([self.most_booked, *(one.reserved_requests for one in decode)])
                 self.live = {
                     one.attempt.request_id: (one.prefill_worker_id, one.decode_worker_id)

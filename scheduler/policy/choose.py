@@ -10,6 +10,8 @@
    all. It does not stand in for full workers: long prompts in decode batches would lengthen every inter-token
    latency, and decoding on prefill workers every time to first token.
 
+An image's encode goes to an encode worker, and nothing else does.
+
 If nothing is possible, the most hopeful rejection is returned: FULL before TOO_LARGE before NO_WORKERS.
 
 If the picker needs only a few candidates, workers are drawn at random until enough have passed the filters,
@@ -42,6 +44,7 @@ Holders = Sequence[WorkerRecord]
 
 _HOPE = {pb.Rejection.CODE_NO_WORKERS: 0, pb.Rejection.CODE_TOO_LARGE: 1, pb.Rejection.CODE_FULL: 2}
 _WORK = {Side.PREFILL: "prefill", Side.DECODE: "decode", Side.BOTH: "take the request"}
+_GENERATING = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class WorkerChoice:
     """The chosen workers."""
 
     prefill: WorkerRecord | None  # None: the decode worker also prefills
-    decode: WorkerRecord
+    decode: WorkerRecord  # an encode worker if an image is placed
     source: Source | None = None
 
 
@@ -100,9 +103,12 @@ class Policy:
 
     def choose(self, view: FleetView, need: Need) -> WorkerChoice | NoChoice:
         """Return the workers for `need`, or the reason why there are none. Has no side effects."""
+        if need.encode:
+            encoders = view.of(pb.ROLE_ENCODE)
+            return self._alone(encoders, need, self._holders(view, need, pb.ROLE_ENCODE), Side.PREFILL)
         if need.prompt_tokens < self._limits.handoff_min_tokens:
             return self._choose_one(view, need)
-        held = self._holders(view, need)
+        held = self._holders(view, need, *_GENERATING)
         choice = self._choose(view, need, held)
         if isinstance(choice, WorkerChoice) and choice.prefill:
             source = self._source(choice.prefill, [choice.decode, *held], need)
@@ -141,10 +147,10 @@ class Policy:
         return choice if isinstance(choice, WorkerChoice) else max(refusal, choice, key=NoChoice.hope)
 
     def _alone(
-        self, workers: Sequence[WorkerRecord], need: Need, held: Holders = ()
+        self, workers: Sequence[WorkerRecord], need: Need, held: Holders = (), side: Side = Side.BOTH
     ) -> WorkerChoice | NoChoice:
-        kept = self._keep(workers, need, Side.BOTH, held)
-        return kept.why or WorkerChoice(None, self._pick(kept.workers, need, Side.BOTH))
+        kept = self._keep(workers, need, side, held)
+        return kept.why or WorkerChoice(None, self._pick(kept.workers, need, side))
 
     def _helped(
         self, choice: WorkerChoice, prefill: WorkerRecord, decode: Sequence[WorkerRecord], need: Need
@@ -214,10 +220,10 @@ class Policy:
                 best = worker
         return Source(best, need.prompt_tokens - need.tokens_for(best.worker_id)) if best else None
 
-    def _holders(self, view: FleetView, need: Need) -> Holders:
+    def _holders(self, view: FleetView, need: Need, *roles: pb.Role) -> Holders:
         if need.match is None:
             return ()
-        best = (need.match.best(role, HOLDERS, self._rng) for role in pb.Role.values())
+        best = (need.match.best(role, HOLDERS, self._rng) for role in roles)
         return [worker for ids in best for one in ids if (worker := view.workers.get(one)) is not None]
 
     def _keep(self, workers: Sequence[WorkerRecord], need: Need, side: Side, held: Holders = ()) -> _Kept:
@@ -259,13 +265,13 @@ class Policy:
         """Return all workers that pass the filters, or why none does."""
         left = list(workers)
         if not left:
-            message = f"no worker to {_WORK[side]} is registered"
+            message = f"no worker to {_work(need, side)} is registered"
             return _Kept([], NoChoice(pb.Rejection.CODE_NO_WORKERS, message, nobody=True))
         for one in self._filters:
             before, left = left, [worker for worker in left if one.keeps(worker, need, side)]
             if not left:
                 why = one.why(before, need, side)
-                return _Kept([], NoChoice(one.code, f"no worker can {_WORK[side]}: {why}"))
+                return _Kept([], NoChoice(one.code, f"no worker can {_work(need, side)}: {why}"))
         return _Kept(left, None)
 
     def _compatible(self, prefill: WorkerRecord, decode: WorkerRecord) -> bool:
@@ -288,3 +294,7 @@ class Policy:
                 score += scorer.score(worker, need) * weight
             scored.append((worker, score / total))
         return self._picker.pick(scored, self._rng)
+
+
+def _work(need: Need, side: Side) -> str:
+    return "encode" if need.encode else _WORK[side]

@@ -140,5 +140,7 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
+    """Return the workers that take requests, which encode workers do not."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
-    return [one for one in ready if one.identity.HasField("capacity")]
+    able = (one for one in ready if one.identity.HasField("capacity"))
+    return [one for one in able if one.identity.role != pb.ROLE_ENCODE]

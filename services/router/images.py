@@ -22,6 +22,8 @@ class Image:
 
     identifier: str
     item: bytes  # as the engine's wire encodes it
+    tokens: int = 0  # how many tokens of a prompt it becomes
+    request: bytes = b""  # vLLM's EngineCoreRequest with this image alone, as metadata, msgpack
 
     @property
     def size(self) -> int:

@@ -27,6 +27,7 @@ OTHERS = "(others)"  # the label of all further tenants; no tenant's name has su
 _GAP_PARTS = ("engine", "wire", "router", "client")
 _OUTCOMES = ("stop", "length", "abort", "error", "refused")
 _IMAGES = ("accepted", "refused", "late", "left")
+_COMPUTED = ("encode", "held", "prompt")
 _PREFIX_PULLS = ("loaded", "not_cached", "refused", "not_kept", "late", "lost", "avoided", "failed")
 _STAGES = ("wait_ms", "move_ms", "check_ms", "load_ms", "total_ms")
 _PLACED = ("pair", "alone")  # alone: on one worker, whoever chose it and whatever else that runs
@@ -62,6 +63,11 @@ class RouterMetrics(Metrics):
     )
     image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
     _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
+    _images_computed = counter(
+        "Images computed for prompts: encode (on an encode worker), held (it had them), prompt (with it)",
+        "where",
+    )
+    encode_seconds = histogram("From an image's placement on an encode worker to its embeddings")
     live_requests = gauge("Requests placed and not yet completed")
     journal_bytes = gauge("Memory reserved for resuming requests")
     _waiting_requests = gauge("Requests waiting for room on workers")
@@ -111,6 +117,8 @@ class RouterMetrics(Metrics):
             self._requests.labels(outcome)
         for outcome in _IMAGES:
             self._images.labels(outcome)
+        for where in _COMPUTED:
+            self._images_computed.labels(where)
         for outcome in _PREFIX_PULLS:
             self._prefix_pulls.labels(outcome)
 
@@ -137,6 +145,9 @@ class RouterMetrics(Metrics):
         """Count the images of one request."""
         self._images.labels(outcome).inc(count)
         self._images_seconds.observe(seconds)
+
+    def images_computed(self, where: str, count: int = 1) -> None:
+        self._images_computed.labels(where).inc(count)
 
     def turned_away(self, error: RequestFailed) -> None:
         """Count a request refused for lack of room before it began a sequence."""

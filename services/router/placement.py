@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from baton.attempts import Attempt
+from baton.attempts import Attempt, image_id
+from baton.prefix_keys import PromptKeys, image_key
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import Placement, SchedulerClient
 from baton.scheduler.errors import NoCapacity, Refused, SchedulerUnavailable
@@ -127,6 +128,49 @@ class Placements:
             if worker is not None:
                 self._chosen(worker.worker_id)
         return placement
+
+    @property
+    def encoders(self) -> bool:
+        """Whether there are encode workers, as far as known."""
+        return self._client.standby.encoders
+
+    async def encode(
+        self, state: RequestState, number: int, prompt: Placement, exclude: frozenset[str]
+    ) -> Placement | None:
+        """Book an encode worker for the request's image `number`; None if none has room or can be asked.
+
+        prompt: the placement of the prompt, whose worker will pull the embeddings
+        """
+        image, worker = state.images[number], prompt.prefill or prompt.decode
+        need = Need(
+            attempt=Attempt(image_id(state.request_id, number), state.epoch),
+            router_id=self._client.router_id,
+            prompt_tokens=image.tokens,
+            max_new_tokens=0,
+            prefix=PromptKeys((image_key(image.identifier),), image.tokens),
+            exclude=exclude,
+            vllm_version=VLLM_VERSION,
+            model_fingerprint=worker.model_fingerprint,
+            priority=state.service.priority,
+            room=state.service.room,
+            encode=True,
+        )
+        try:
+            placed = self._client.place_alone(need) if prompt.alone else await self._client.place(need)
+        except NoCapacity:
+            return None
+        except (SchedulerUnavailable, Refused):
+            self.reporter.finished(need.attempt, "abort")  # it may be booked, though no reply came
+            return None
+        except asyncio.CancelledError:
+            self.reporter.finished(need.attempt, "abort")
+            raise
+        encoder = placed.decode
+        # A scheduler of an earlier version knows no encodes.
+        if encoder.role != pb.ROLE_ENCODE or self.pairs.avoid((encoder.worker_id, worker.worker_id)):
+            self.reporter.finished(need.attempt, "abort")
+            return None
+        return placed
 
     def avoidable(self, full: Collection[str], others: Collection[str]) -> set[str]:
         """Return the `full` workers that another worker of their role, or a mixed one, can replace.

@@ -39,6 +39,7 @@ class Trouble(Enum):
     SOURCE = "source"  # as HANDOFF, because the decode worker cannot reach the prefill worker
     PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
     MEDIA = "media"  # the worker needs an image again that it does not have
+    ENCODE = "encode"  # an image's embeddings did not come from an encode worker
     INVALID = "invalid"  # the worker cannot parse the Start; no other could
 
 
@@ -55,9 +56,12 @@ TROUBLES = {  # keyed by the code of a worker's message
 }
 
 
+_HELP_FAILED = (Trouble.PREFIX, Trouble.ENCODE)  # the placement's own workers are well
+
+
 class RecoveryStep(Enum):
     PLACE_AGAIN = "place again"
-    WITHOUT_PREFIX = "without prefix"  # the prefill worker of this placement computes the whole prompt
+    SAME_WORKERS = "same workers"  # this placement's workers compute what did not come from others
     COMPUTE_HERE = "compute here"  # the decode worker of this placement prefills the prompt itself
     GIVE_UP = "give up"
 
@@ -86,7 +90,7 @@ class Failure:
         """
         free = (
             *(Trouble.UNREACHABLE, Trouble.REFUSED, Trouble.FULL),
-            *(Trouble.PREFIX, Trouble.MEDIA, Trouble.ENGINE),
+            *(Trouble.PREFIX, Trouble.MEDIA, Trouble.ENCODE, Trouble.ENGINE),
         )
         return self.trouble not in free
 
@@ -126,9 +130,9 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
 
     begun: the prompt is prefilled, so the decode worker could decode
     """
-    # A failed prefill explains any failure of the decode leg. A missing prefix does not: the same two workers
-    # continue without it, if both are well.
-    mends = prefill is not None and prefill.trouble is Trouble.PREFIX
+    # A failed prefill explains any failure of the decode leg. A missing prefix or image does not: the same
+    # two workers continue without it, if both are well.
+    mends = prefill is not None and prefill.trouble in _HELP_FAILED
     if decode is None or (prefill is not None and (not mends or may_be_the_source(decode))):
         return prefill
     if begun or decode.trouble not in (Trouble.LOST, Trouble.ENGINE):
@@ -145,8 +149,8 @@ def next_step(failure: Failure, *, failures_left: int, tokens_to_prefill: int) -
     """
     if failure.trouble is Trouble.INVALID:
         return RecoveryStep.GIVE_UP
-    if failure.trouble is Trouble.PREFIX:
-        return RecoveryStep.WITHOUT_PREFIX
+    if failure.trouble in _HELP_FAILED:
+        return RecoveryStep.SAME_WORKERS
     if failure.decode_side_is_fine and (failures_left <= 0 or tokens_to_prefill <= SHORT_PROMPT_TOKENS):
         return RecoveryStep.COMPUTE_HERE
     return RecoveryStep.PLACE_AGAIN if failures_left > 0 or not failure.counts else RecoveryStep.GIVE_UP

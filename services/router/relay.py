@@ -219,8 +219,8 @@ class Relay:
             self._abort_workers()
             self.parts.quarantine.note(failure, self.placement, state.excluded)
             return
-        if step is RecoveryStep.WITHOUT_PREFIX:
-            self._without_prefix()
+        if step is RecoveryStep.SAME_WORKERS:
+            self._same_workers(failure)
             return
         if failure.trouble is Trouble.MEDIA:
             # Not the worker's fault. A decode worker computes the prompt, as vLLM does after preemption.
@@ -242,11 +242,12 @@ class Relay:
                 return
         self._compute_here()
 
-    def _without_prefix(self) -> None:
-        """Continue with this placement, but have the prefill worker compute the whole prompt."""
-        self.state.without_prefix()
+    def _same_workers(self, failure: Failure) -> None:
+        """Continue with this placement, whose workers compute what did not come from another one."""
+        self.state.goes_without(failure.trouble)
         self.state.epoch += 1  # workers refuse an epoch that they have seen
-        self._placement = replace(self.placement, source=None)
+        if failure.trouble is Trouble.PREFIX:
+            self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
         """Continue with this placement, but have the decode worker prefill too."""

@@ -1,6 +1,7 @@
 """Declare what relays share (`RelayParts`, one per model) and what a leg sees of its relay (`Owner`).
 
-Used by relay.py, legs.py and prefix.py; served.py builds a `RelayParts`. There is no behaviour here.
+Used by relay.py, the legs, encodes.py and prefix.py; served.py builds a `RelayParts`. There is no behaviour
+here.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class RelayParts:
     chronicle: Chronicle
     convicts: Convicts
     max_attempts: int = MAX_ATTEMPTS
+    encode_min_tokens: int = 256  # shorter images are computed with the prompt
     counts: RouterCounts = field(default_factory=RouterCounts)
     quarantine: Quarantine = field(default_factory=Quarantine)
 

@@ -104,6 +104,7 @@ async def served(
             shared.journal,
             shared.chronicle,
             Convicts(request_digest, request_shape),
+            encode_min_tokens=router.media.encode_min_tokens,
         )
         cluster.tell(lambda: parts.counts.message(waiting))
         limits = RelayLimits(

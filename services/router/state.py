@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from array import array
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from baton.services.classes import STANDARD, ServiceClass
 from baton.services.router.errors import NotAdmitted, Overloaded, Why
 from baton.services.router.image_budget import ImageBudget
 from baton.services.router.images import Image
-from baton.services.router.recovery import Failure, Toll
+from baton.services.router.recovery import Failure, Toll, Trouble
 from baton.services.router.suspects import Suspicion
 from baton.services.router.timings import Event, HttpTimes, Process, Spent, Timings, process_of
 from baton.services.trace_context import TraceContext, begin
@@ -82,8 +82,8 @@ class RequestState:
     party: Party = NOBODY
     service: ServiceClass = STANDARD
     prefix: PromptKeys = NO_KEYS
-    images: tuple[Image, ...] = ()  # the prompt's
-    image_places: tuple[range, ...] = ()  # the prompt's tokens of each image, in order
+    images: tuple[Image, ...] = ()  # the prompt's, in order; one may come twice
+    image_places: tuple[range, ...] = ()  # the prompt's tokens of each
     model: str = ""  # the name under which it is served
     adapter: Adapter | None = None
     tokens: array[int] = field(default_factory=lambda: array("I"))
@@ -92,6 +92,7 @@ class RequestState:
     failures: Toll = field(default_factory=Toll)  # workers that failed it since its last progress
     suspicion: Suspicion = field(default_factory=Suspicion)
     excluded: set[str] = field(default_factory=set)  # workers that failed it, to be avoided
+    encodes_failed: Counter[str] = field(default_factory=Counter)  # keyed by image name: see encodes.py
     prefill_workers: list[str] = field(default_factory=list)  # each worker that prefilled it, once
     decode_workers: list[str] = field(default_factory=list)  # each worker that decoded it, once
     model_fingerprint: str = ""  # fingerprint of the last decode worker's weights
@@ -202,10 +203,11 @@ class RequestState:
         cause = {"trouble": failure.trouble.value, "worker": failure.worker_id, "message": failure.message}
         self.events.append(Event("failed", now, self.attempts, cause))
 
-    def without_prefix(self) -> None:
-        """Continue the attempt without a cached prefix: the prefill worker computes the whole prompt."""
-        self.timings.ended = 0.0
-        self._goes_on("without prefix", time.monotonic(), self.timings.prefiller)
+    def goes_without(self, trouble: Trouble) -> None:
+        """Continue the attempt without a cached prefix or an image that did not come from another worker."""
+        self.timings.ended = self.timings.encoded = 0.0
+        self.timings.images = 0
+        self._goes_on(f"without {trouble.value}", time.monotonic(), self.timings.prefiller)
 
     def recomputes(self, alone: scheduler_pb2.Worker | None = None) -> None:
         """Continue the attempt on the decode worker, which then also prefills the prompt.

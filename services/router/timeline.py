@@ -10,6 +10,7 @@ The stages to the first token follow one another without gaps, so their sum is t
     place     that call; contains `schedule`, the scheduler's share
     fetch     until the source of the prompt's first blocks has saved them or failed, or until the
               prefilling engine has queued the request without them
+    encode    until encode workers have the embeddings of the prompt's images
     send      to the worker, until its engine has queued the request
     queue     in the engine, until its first step; contains `prefix`, the load of the first blocks
     prefill   until the engine emits the first token
@@ -39,6 +40,7 @@ TO_FIRST_TOKEN = (
     "wait",
     "place",
     "fetch",
+    "encode",
     "send",
     "queue",
     "prefill",
@@ -160,6 +162,9 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
         # The prefill worker stopped waiting for the prompt's first blocks at the earlier of the two.
         fetched = min((one for one in (attempt.prefix_saved, attempt.queued) if one), default=0.0)
         chain.to("fetch", fetched, attempt=number)
+    if attempt.encoded:
+        encoded = min(attempt.encoded, attempt.queued or attempt.encoded)
+        chain.to("encode", encoded, attempt.encoder, number, {"images": attempt.images})
     chain.to("send", attempt.queued, attempt=number)
     chain.to("queue", attempt.prefill_began, attempt.prefiller, number)
     chunks = {"chunks": attempt.chunks} if attempt.chunks else _NONE

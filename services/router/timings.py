@@ -21,7 +21,7 @@ from baton.protos import scheduler_pb2, worker_pb2
 class Process(NamedTuple):
     """One process of the deployment, as named in traces."""
 
-    service: str  # baton-router, baton-scheduler, baton-prefill, baton-decode or baton-mixed
+    service: str  # baton-router, baton-scheduler, or baton- and a worker's role
     instance: str  # a worker's id or a scheduler's address; empty for this router
 
 
@@ -67,6 +67,9 @@ class Timings:
     placed: float = 0.0
     prefix_asked: float = 0.0  # a source was asked for the prompt's first blocks
     prefix_saved: float = 0.0  # the source answered
+    encoded: float = 0.0  # encode workers had the embeddings of the last image
+    images: int = 0  # images that encode workers computed or had
+    encoder: Process = UNKNOWN  # which did the last one
     queued: float = 0.0  # the prefilling engine queued the request
     prefix_loaded: float = 0.0  # that engine loaded the first blocks
     prefill_began: float = 0.0  # the prefill's first step

@@ -34,3 +34,8 @@ def prefix_id(request_id: str) -> str:
     It differs from the request's id, because the same worker may also decode the request.
     """
     return f"{request_id}/prefix"
+
+
+def image_id(request_id: str, number: int) -> str:
+    """Return the id under which an encode worker computes one of a request's images."""
+    return f"{request_id}/i{number}"

@@ -33,8 +33,11 @@ def key_of(block_hash: int, depth: int) -> int:
 
 
 def image_key(identifier: str) -> int:
-    """Return the key of an image's embeddings from its name, of which the end is a hash in hex."""
-    return key_of(int(identifier.rpartition(":")[2][-16:], 16), 1)
+    """Return the key of an image's embeddings from its name, of which the end is a hash in hex.
+
+    It has the highest level: a full index keeps it longest.
+    """
+    return key_of(int(identifier.rpartition(":")[2][-16:], 16), 1 << MOST_LEVEL)
 
 
 class PromptKeys(NamedTuple):

@@ -167,3 +167,11 @@ def test_a_change_does_not_cause_the_opposite_one(seed: int) -> None:
     one.workers = {worker.worker_id: worker for worker in fleet(prefills + change, decodes - change)}
     again = one.first_flip(PAUSE * 100)
     assert again is None or again.role == flip.role
+
+
+def test_encode_workers_are_left_alone() -> None:
+    idle = [worker(f"e{number}", pb.ROLE_ENCODE) for number in range(3)]
+    assert Cluster(worker("p", P, waiting(2_000)), worker("d", D), *idle).first_flip(60) is None
+    full = Reserved(prompt_tokens=9_000, requests=9)
+    busy = [worker(f"e{number}", pb.ROLE_ENCODE, full) for number in range(3)]
+    assert Cluster(worker("p1", P), worker("p2", P), worker("d", D), *busy).first_flip(60) is None

@@ -20,7 +20,7 @@ from baton.scheduler.types import Booking, Reserved, RouterReport
 from harness.scheduling import LIMITS, Clock, held, identity, need, report
 
 WORKERS = {"p1": pb.ROLE_PREFILL, "p2": pb.ROLE_PREFILL, "d1": pb.ROLE_DECODE, "d2": pb.ROLE_DECODE}
-WORKERS |= {"m": pb.ROLE_MIXED}
+WORKERS |= {"m": pb.ROLE_MIXED, "e1": pb.ROLE_ENCODE, "e2": pb.ROLE_ENCODE}
 WORKER_LEASE_S, BOOKING_LEASE_S = 3.0, 6.0
 QUEUED = 30  # reports in flight to a scheduler; the oldest are dropped
 STEPS = 500
@@ -58,13 +58,16 @@ class Scheduler:
         worker = self.roster.view().workers[worker_id]
         assert not prompts or worker.reserved.prompt_tokens <= LIMITS.max_queued_prompt_tokens
         assert not decodes or worker.reserved.blocks <= usable_blocks(worker.capacity)
-        assert not decodes or worker.reserved.requests <= max_requests(worker.capacity, LIMITS)
+        limited = decodes and worker.role != pb.ROLE_ENCODE  # there prompt tokens are the limit
+        assert not limited or worker.reserved.requests <= max_requests(worker.capacity, LIMITS)
 
     def place(self, request_id: str, epoch: int, router: str, prompt: int) -> Booking | None:
-        outcome = self.placer.place(need(request_id, epoch, prompt, 100, router_id=router))
+        encode = request_id.endswith(("3", "7"))
+        outcome = self.placer.place(need(request_id, epoch, prompt, 100, router_id=router, encode=encode))
         if not isinstance(outcome, Assignment):
             return None
         booking = outcome.booking
+        assert {WORKERS[one] == pb.ROLE_ENCODE for one in booking.worker_ids} == {encode}
         self.within_limits(booking.decode_id, prompts=booking.prompt_worker_id == booking.decode_id)
         self.within_limits(booking.prompt_worker_id, decodes=booking.prompt_worker_id == booking.decode_id)
         self._last[request_id] = (epoch, False), self._clock.now

@@ -366,3 +366,37 @@ def test_weights_decide_between_scorers() -> None:
 def test_without_scorers_all_workers_are_equal() -> None:
     names = {choose(need(f"r{number}"), worker("a", M), worker("b", M), scorers={})[1] for number in range(3)}
     assert names <= {"a", "b"}
+
+
+E = pb.ROLE_ENCODE
+NO_KV: dict[str, object] = {"block_size": 0, "num_blocks": 0}
+
+
+def test_an_encode_goes_to_an_encode_worker_and_nothing_else_does() -> None:
+    encoder = worker("e", E, **NO_KV)
+    others = [worker("p", P), worker("d", D), worker("m", M)]
+    image = need(new=0, encode=True)
+    assert choose(image, encoder, *others) == ("", "e")
+    assert choose(image, *others) == ("NO_WORKERS", "no worker to encode is registered")
+    code, message = choose(image, worker("e", E, CROWDED, **NO_KV), *others)
+    assert (code, "no worker can encode" in message) == ("FULL", True)
+    assert choose(need(new=0, prompt=1_024, encode=True), encoder) == ("", "e")
+    assert choose(need(new=0, prompt=1_025, encode=True), encoder)[0] == "TOO_LARGE"
+
+
+@pytest.mark.parametrize("prompt", [10, 100, 1_000])
+def test_an_encode_worker_never_gets_a_prompt(prompt: int) -> None:
+    """Whatever is lost, full or excluded, as long as it could take it."""
+    random_ = random.Random(prompt)
+    states = [None, Reserved(), CROWDED]
+    for _ in range(300):
+        roles = random_.choices([P, D, M], k=random_.randrange(4))
+        workers = [worker(f"w{number}", role, random_.choice(states)) for number, role in enumerate(roles)]
+        excluded = [one.worker_id for one in workers if random_.random() < 0.3]
+        chosen = choose(need("r", 2, prompt, 10, *excluded), worker("e", E), *workers, handoff_min=100)
+        assert "e" not in chosen
+
+
+def test_images_are_spread_over_encode_workers() -> None:
+    busy = worker("e1", E, Reserved(prompt_tokens=500, requests=1))
+    assert choose(need(new=0, encode=True), busy, worker("e2", E)) == ("", "e2")

@@ -21,7 +21,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import PlacementLimits, SchedulerOptions, same_limits
 from baton.scheduler.worker_session import WorkerSession
 from baton.security.names import Role
-from baton.services.config import SchedulerSettings
+from baton.services.config import PolicySettings, SchedulerSettings
 from harness.scheduling import Options, capacity, identity, need, place, until, until_told
 
 P, D, M = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED
@@ -164,6 +164,31 @@ async def test_invalid_registrations_are_refused(
             setattr(who, field, value)
     with pytest.raises(Refused, match=text):
         await client.register(who, state)  # type: ignore[arg-type]
+
+
+async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(
+    server: SchedulerServer, client: SchedulerClient
+) -> None:
+    encoder = identity("e", pb.ROLE_ENCODE, block_size=0, num_blocks=0)
+    await client.register(encoder, pb.WORKER_STATE_READY)
+    await add(client, ("d", pb.ROLE_DECODE))
+    for worker, role, why in (
+        ("e", pb.ROLE_PREFILL, "it has no language model"),
+        ("d", pb.ROLE_ENCODE, "it has a language model"),
+    ):
+        problem = (await client.set_role(worker, role)).problem
+        assert problem == f"worker {worker} keeps its role: {why}; `baton encode` starts encode workers"
+    assert (await place(client, "r")).decode.worker_id == "d"
+    encode = await client.place(need("r/i0", router_id=client.router_id, encode=True))
+    assert (encode.decode.worker_id, encode.blocks, encode.prompt_tokens) == ("e", 0, 100)
+    assert figure(server, "placements_total", kind="encode") == 1
+    assert figure(server, "prefix_placements_total", holds="unknown") == 1
+    async with SchedulerClient(server.address, router_id="other", policy=PolicySettings()) as other:
+        await other.refresh()
+        assert other.standby.encoders
+        alone = other.place_alone(need("q/i1", router_id="other", encode=True))
+        assert (alone.decode.worker_id, alone.decode.role, alone.blocks) == ("e", pb.ROLE_ENCODE, 0)
+        assert other.place_alone(need("q", router_id="other")).decode.worker_id == "d"
 
 
 async def test_a_heartbeat_without_a_state_is_refused(client: SchedulerClient) -> None:

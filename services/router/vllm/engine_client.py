@@ -113,7 +113,7 @@ class RelayClient(EngineCoreClient):
             if admission is not None and admission.error is not None:
                 raise admission.error
             self._check(request)
-            split = await self._images.split(request.mm_features or ())
+            split = await self._images.split(request.mm_features or (), request.prompt_token_ids)
             relay = self._relay(request, admission or Admission(), taken, *split)
             await self._start(relay, admission)
         except RequestFailed as error:

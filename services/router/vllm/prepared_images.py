@@ -4,7 +4,8 @@ vLLM names an image by a hash of its file and of the model's path, which may dif
 path is replaced by a digest of the settings by which images are prepared.
 
 Leans on: vllm.multimodal.processing.context.BaseProcessingInfo.model_id, which BaseMultiModalProcessor hashes
-with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, mm_position).
+with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, mm_position);
+vllm.v1.engine.EngineCoreRequest.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import asyncio
 import io
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 from vllm.multimodal.processing.context import BaseProcessingInfo
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
 
 from baton.services.engine import wire
 from baton.services.engine.fingerprint import processor_fingerprint
@@ -61,10 +65,12 @@ class PreparedImages:
     def __init__(self) -> None:
         self._images: WeakValueDictionary[str, Image] = WeakValueDictionary()
 
-    async def split(self, features: Sequence[Any]) -> tuple[list[Any], tuple[Image, ...]]:
-        """Return the features as metadata, and their images. Raises TooLarge or Unsupported.
+    async def split(
+        self, features: Sequence[Any], prompt: Sequence[int]
+    ) -> tuple[list[Any], tuple[Image, ...]]:
+        """Return the features of a prompt's tokens as metadata, and their images, one for each.
 
-        The loop gets a turn after every 4 MiB that are copied.
+        Raises TooLarge or Unsupported. The loop gets a turn after every 4 MiB that are copied.
         """
         if any(one.data is None or one.modality != MODALITY for one in features):
             raise Unsupported("only text and images are served here")
@@ -73,20 +79,38 @@ class PreparedImages:
         different = {one.identifier: one for one in features}
         size = sum(_size(field.data) for one in different.values() for field in one.data.values())
         _check(size)
-        images = [await self._image(one) for one in different.values()]
-        _check(sum(image.size for image in images))
-        return [metadata_of(one) for one in features], tuple(images)
+        images = {name: await self._image(one, prompt) for name, one in different.items()}
+        _check(sum(image.size for image in images.values()))
+        return [metadata_of(one) for one in features], tuple(images[one.identifier] for one in features)
 
-    async def _image(self, feature: Any) -> Image:
+    async def _image(self, feature: Any, prompt: Sequence[int]) -> Image:
         image = self._images.get(feature.identifier)
         if image is None:
             joined = io.BytesIO()
             for piece in wire.encode_item(feature.data):
                 joined.write(piece)
                 await asyncio.sleep(0)
-            made = Image(feature.identifier, joined.getvalue())  # no copy
+            tokens = feature.mm_position.length
+            alone = wire.encode_request(_alone(feature, prompt))
+            made = Image(feature.identifier, joined.getvalue(), tokens, alone)  # getvalue: no copy
             image = self._images.setdefault(feature.identifier, made)  # another request may have made it
         return image
+
+
+def _alone(feature: Any, prompt: Sequence[int]) -> EngineCoreRequest:
+    """Return a request with an image's own tokens and its metadata, for an encode worker."""
+    place = feature.mm_position
+    return EngineCoreRequest(
+        request_id="image",
+        prompt_token_ids=list(prompt[place.offset : place.offset + place.length]),
+        mm_features=[replace(metadata_of(feature), mm_position=replace(place, offset=0))],
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 def _check(size: int) -> None:

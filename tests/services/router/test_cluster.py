@@ -8,6 +8,7 @@ from baton.scheduler.service import SchedulerServer
 from baton.services.config import PolicySettings
 from baton.services.router import cluster as clusters
 from baton.services.router.cluster import ClusterView
+from harness import scheduling
 from harness.fake_worker import FakeWorker, answer, until
 from harness.scheduling import Options
 from harness.support import free_port
@@ -75,3 +76,16 @@ async def test_an_unknown_worker_costs_only_a_few_snapshots(cluster, monkeypatch
         assert 2 <= taken <= 2 + clusters.HURRY_S / clusters.HURRY_POLL_S
     finally:
         watching.cancel()
+
+
+async def test_encode_workers_alone_serve_nothing(cluster):
+    await cluster.members.add(FakeWorker("e0", pb.ROLE_ENCODE))
+    assert await cluster.view.health()
+    assert cluster.view.ready() == 0
+    await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))
+
+    async def ready():
+        await cluster.scheduler.refresh()
+        return cluster.view.ready() == 1
+
+    await scheduling.until(ready)

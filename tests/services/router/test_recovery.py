@@ -26,7 +26,8 @@ from baton.services.router.recovery import (
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS, RecoveryStep.COMPUTE_HERE),
         (Trouble.HANDOFF, 2, SHORT_PROMPT_TOKENS + 1, RecoveryStep.PLACE_AGAIN),
         (Trouble.HANDOFF, 0, 10**6, RecoveryStep.COMPUTE_HERE),
-        (Trouble.PREFIX, 0, 10**6, RecoveryStep.WITHOUT_PREFIX),
+        (Trouble.PREFIX, 0, 10**6, RecoveryStep.SAME_WORKERS),
+        (Trouble.ENCODE, 0, 10**6, RecoveryStep.SAME_WORKERS),
         (Trouble.NOT_KEPT, 0, 10**6, RecoveryStep.COMPUTE_HERE),
         (Trouble.REFUSED, 0, 10**6, RecoveryStep.PLACE_AGAIN),  # it does not count
         (Trouble.FULL, 0, 10**6, RecoveryStep.PLACE_AGAIN),

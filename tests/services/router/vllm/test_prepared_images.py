@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.multimodal.inputs import PlaceholderRange
 
 from baton.services.config import EngineSettings, Settings
+from baton.services.engine import wire
 from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.vllm import prepared_images
 from baton.services.router.vllm.frontend import build_config
@@ -48,26 +50,33 @@ def test_images_are_named_by_their_files_even_without_caches() -> None:
     assert build_config(Settings(engine=engine)).cache_config.enable_prefix_caching
 
 
+PROMPT = range(100, 130)
+
+
 async def test_requests_share_an_image() -> None:
     images = PreparedImages()
     features = [feature(2, 4, "a"), feature(8, 3, "b"), feature(20, 4, "a")]
-    metadata, first = await images.split(features)
+    metadata, first = await images.split(features, PROMPT)
     assert [set(one.data) for one in metadata] == [{"image_grid_thw"}] * 3
-    assert [one.identifier for one in first] == ["a", "b"]
+    assert [one.identifier for one in first] == ["a", "b", "a"]
+    assert first[2] is first[0]
     assert places(features) == (range(2, 6), range(8, 11), range(20, 24))
-    _, second = await images.split(features[:1])
+    _, second = await images.split(features[:1], PROMPT)
     assert second[0] is first[0]
     assert "pixel_values" in features[0].data
+    alone = wire.decode_request(first[1].request)
+    assert (first[1].tokens, alone.prompt_token_ids) == (3, [108, 109, 110])
+    assert alone.mm_features == [replace(metadata[1], mm_position=PlaceholderRange(0, 3))]
 
 
 async def test_what_cannot_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     images = PreparedImages()
     for one in (replace(feature(2, 4), data=None), replace(feature(2, 4), modality="video")):
         with pytest.raises(Unsupported, match="only text and images"):
-            await images.split([one])
+            await images.split([one], PROMPT)
     with pytest.raises(Unsupported, match="not a hash"):
-        await images.split([feature(2, 4, "renderer0-mm-1-image-0")])
-    await images.split([feature(2, 4, "adapter:0af9")])
+        await images.split([feature(2, 4, "renderer0-mm-1-image-0")], PROMPT)
+    await images.split([feature(2, 4, "adapter:0af9")], PROMPT)
     monkeypatch.setattr(prepared_images, "MOST_BYTES", 10)
     with pytest.raises(TooLarge, match="fewer or smaller"):
-        await images.split([feature(2, 4)])
+        await images.split([feature(2, 4)], PROMPT)
