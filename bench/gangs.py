@@ -1,7 +1,7 @@
 """`python -m bench gangs [--rounds 15] [--wakes 200]`: what lock-step costs an engine.
 
-Engines of a tiny GLM-4-MoE run on a core each, without a scheduler or a router. Arms alternate, and ratios
-are taken pair by pair:
+Engines of a tiny GLM-4-MoE run on a core each, without a scheduler or a router. Arms alternate in either
+order, and ratios are taken pair by pair:
 
     one     a plain engine, and the same engine as a gang of one, which only this bench can configure
     two     two plain engines, and a gang of two, all with the same requests
@@ -50,8 +50,8 @@ def measured(gangs: Sequence[Gang], busy: Sequence[Sequence[bool]]) -> dict[str,
 
 def alternated(rounds: int, arms: dict[str, tuple[Sequence[Gang], Sequence[Sequence[bool]]]]) -> Any:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
-    for _ in range(rounds + 1):  # the first one warms up
-        for name, (gangs, busy) in arms.items():
+    for number in range(rounds + 1):  # the first one warms up
+        for name, (gangs, busy) in list(arms.items())[:: -1 if number % 2 else 1]:
             runs[name].append(measured(gangs, busy))
             for gang in gangs:
                 gang.still()

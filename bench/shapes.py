@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.services.config import EngineSettings
 from bench.options import options
 from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared, per_draft
+from harness.netns import Host, Network
 from harness.speculation.fleets import MODEL_NAME, Deployment, measure
 from harness.support import ROOT
 from harness.workers import Worker, fleet, router, wait_for
@@ -36,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # settings of `engine`
     "PP 2": {"pipeline_parallel_size": 2},
     "DP 2 + EP": {"data_parallel_size": 2, "expert_parallel": True},
     "DP 2 x TP 2 + EP": {"data_parallel_size": 2, "tensor_parallel_size": 2, "expert_parallel": True},
+    "TP 2 on two machines": {"tensor_parallel_size": 2, "nodes": 2},
 }
 SIDES = {
     "prefill": (True, False),
@@ -79,6 +82,7 @@ CASES = [
         "DP 2 + EP",
     ),
     *(Case(_BY_NAME[name], "DP 2 x TP 2 + EP") for name in ("MTP, GLM-4-MoE", "MTP, DeepSeek-V3")),
+    *(Case(_BY_NAME[name], "TP 2 on two machines") for name in ("EAGLE", "MTP, DeepSeek-V3")),
 ]
 
 
@@ -88,7 +92,8 @@ def deployed(
 ) -> Iterator[tuple[Deployment, list[Worker]]]:
     """Start a place of each role with its shape. Yield the deployment and the workers of all places.
 
-    A single mixed worker does not draft.
+    A single mixed worker does not draft. Several machines are network namespaces of this one; this thread
+    opens its sockets on the first meanwhile.
     """
     engine = case.engine()
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
@@ -97,23 +102,38 @@ def deployed(
     folder.mkdir()
     cores = itertools.cycle(map(str, sorted(os.sched_getaffinity(0))))
     with ExitStack() as stack:
-        workers = stack.enter_context(fleet(Path(engine["model"]), folder, scheduler))
-        url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))
+        hosts = stack.enter_context(_hosts(max(shape.get("nodes", 1) for shape in shapes.values()), folder))
+        workers = stack.enter_context(fleet(Path(engine["model"]), folder, scheduler, hosts[0]))
+        own_scheduler = {**scheduler, "address": workers.scheduler}
+        url = stack.enter_context(router(folder, engine, own_scheduler, hosts[0]))
+        limbs = []
         for role, shape in shapes.items():
-            size = shape.get("data_parallel_size", 1)
-            wide = {"tensor_parallel_size", "pipeline_parallel_size"} & shape.keys()
-            for rank in range(size):
-                own: dict[str, Any] = {"gang": role, "gang_rank": rank} if size > 1 else {}
-                workers.start(
+            asked = EngineSettings(**engine | shape)
+            for rank in range(asked.members):
+                own: dict[str, Any] = {"gang": role, "gang_rank": rank} if asked.members > 1 else {}
+                one = workers.start(
                     role,
+                    host=hosts[rank // asked.local_members],
                     engine={**engine, **shape},
                     scheduler=scheduler,
                     handoff={"staging_mib": 64},
-                    worker=own if wide else own | {"cpu": next(cores)},
+                    worker=own if asked.local_ranks > 1 else own | {"cpu": next(cores)},
+                    security={"insecure": len(hosts) > 1, "plain_ranks": asked.nodes > 1},
                 )
+                limbs += [one] if rank % asked.spread else []
         wait_for(workers.workers, url)
-        metrics = [worker.metrics.removesuffix("/metrics") for worker in workers.workers]
-        yield Deployment(url, metrics), workers.workers
+        heads = [worker for worker in workers.workers if worker not in limbs]
+        yield Deployment(url, [worker.metrics.removesuffix("/metrics") for worker in heads]), heads
+
+
+@contextmanager
+def _hosts(number: int, folder: Path) -> Iterator[list[Host | None]]:
+    """Make hosts; one is this machine itself."""
+    if number == 1:
+        yield [None]
+        return
+    with Network(folder / "hosts") as network:
+        yield [network.host(f"host-{each}", shm_mib=512) for each in range(number)]
 
 
 def measured(case: Case, sides: Sequence[str], folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:

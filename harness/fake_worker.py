@@ -63,6 +63,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.max_num_seqs = max_num_seqs
         self.max_model_len = 2048
         self.refusal = ""
+        self.gang: scheduler_pb2.Gang | None = None
         self.address = ""
         self.seen = Seen()
         self.faults: deque[Fault] = deque()
@@ -103,6 +104,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             model_fingerprint=self.model_fingerprint,
             vllm_version=self.vllm_version,
             capacity=self.capacity,
+            gang=self.gang,
         )
 
     @property

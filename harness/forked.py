@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from harness import zygote
+from harness import netns, zygote
 
 WORKER_KINDS = ("prefill", "decode", "mixed", "encode")
 
@@ -21,15 +21,18 @@ def run(
     environment: Mapping[str, str] = MappingProxyType({}),
     unique: bool = True,
     constants: Mapping[str, float] = MappingProxyType({}),
+    host: int = 0,
 ) -> None:
     """Run a scheduler, a router or a worker until it ends.
 
     unique: append the process id to the worker id, as `baton up` does; path, environment, constants: see
-    zygote.prepare.
+    zygote.prepare; host: move to the host with this first process (netns.move_to).
     """
     from baton.services.config import Settings
     from baton.services.leave import leave
 
+    if host:
+        netns.move_to(host)
     zygote.prepare(path, environment, constants)
     faulthandler.register(signal.SIGUSR1)  # ranks inherit it
     loaded = Settings(**settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.handoff.reports import Loaded, Saved
+from baton.services.worker.lifecycle import SWITCH_INTERVAL_S
 from harness import zygote
 from harness.netns import Host, move_to
 from harness.ranks import fork_ranks
@@ -51,7 +53,7 @@ class Place:
 
 @dataclass
 class Times:
-    """When a request was added, had its first token and ended; CLOCK_MONOTONIC."""
+    """When a request was added, and its engine had its first and last token; CLOCK_MONOTONIC."""
 
     added: float
     first: float = 0.0
@@ -176,12 +178,13 @@ class Member:
         self._steps += step.executed
         self._saved |= {one.request_id: one for one in step.saved}
         self._loaded |= {one.request_id: one for one in step.loaded}
-        for output in (one for group in step.outputs.values() for one in group.outputs):
+        outputs = ((group.timestamp, one) for group in step.outputs.values() for one in group.outputs)
+        for made, output in outputs:  # when, by the engine: this loop may be late
             name, times = output.request_id, self._times[output.request_id]
             self._answers[name] += output.new_token_ids
-            times.first = times.first or time.monotonic()
+            times.first = times.first or made
             if output.finish_reason is not None:
-                times.ended = time.monotonic()
+                times.ended = made
                 self._ended.add(name)
                 if name in self._served:
                     self._served.pop(name).set_result(None)
@@ -204,6 +207,18 @@ class Member:
         drafts: Sequence[int] = (),
     ) -> None:
         """Queue a request. params: of a handoff; drafts: see first_drafts.give."""
+        request = self._prepared(name, prompt, max_tokens, params, drafts)
+        self._times[name] = Times(time.monotonic())
+        self._host.submit(request)
+
+    def _prepared(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None = None,
+        drafts: Sequence[int] = (),
+    ) -> Any:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -227,15 +242,16 @@ class Member:
         if drafts:
             first_drafts.give(request, drafts)
         self._answers[name] = []
-        self._times[name] = Times(time.monotonic())
-        self._host.submit(request)
+        return request
 
     async def serve(self, requests: dict[str, tuple[list[int], int]]) -> list[Times]:
-        """Answer requests (prompt and number of tokens, by name) and forget them."""
+        """Answer requests (prompt and number of tokens, by name), added at once, and forget them."""
         loop = asyncio.get_running_loop()
         ends = [self._served.setdefault(name, loop.create_future()) for name in requests]
-        for name, (prompt, max_tokens) in requests.items():
-            await self.add(name, prompt, max_tokens)
+        prepared = [self._prepared(name, *own) for name, own in requests.items()]
+        self._times |= {name: Times(time.monotonic()) for name in requests}
+        for request in prepared:
+            self._host.submit(request)
         await asyncio.gather(*ends)
         for name in requests:
             del self._answers[name]
@@ -297,6 +313,7 @@ def serve(connection: Connection) -> None:
     if len(place.cores.split(",")) > 1 or place.options.engine.get("nodes", 1) > 1:
         fork_ranks()
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     asyncio.run(_serve(connection, place))
     os._exit(0)  # a worker exits this way, too
 

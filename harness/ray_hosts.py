@@ -28,7 +28,7 @@ from harness.support import BATON, CALL_S, PYTHON, ROOT, eventually
 GCS_PORT, ROUTER_PORT = 6379, 8000
 START_S = 200.0
 COMMON = ("--block", "--num-cpus=1", STORE, "--disable-usage-stats")
-# Ray takes half a minute to declare a silent host dead by default.
+# Ray takes half a minute to declare a silent host dead by default. These find busy hosts dead, too.
 QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
@@ -128,12 +128,13 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
 
 
 @contextmanager
-def ray_hosts(folder: Path, routers: int = 1, **sections: Any) -> Iterator[RayHosts]:
+def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: Any) -> Iterator[RayHosts]:
     """Run a deployment on two hosts during the block. Yield it when it is ready.
 
-    sections: of cluster.yaml, instead of those for the demo model with prefill and decode on a host each
+    die: a host will die, which Ray is to notice soon; sections: of cluster.yaml, instead of those for the
+    demo model with prefill and decode on a host each
     """
-    environment = {**os.environ, **RAY, **QUICK, "BATON_SECURITY__CA": str(folder / "ca")}
+    environment = {**os.environ, **RAY, **(QUICK if die else {}), "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:
         head = ("--head", f"--port={GCS_PORT}", "--temp-dir=/run/ray", "--include-dashboard=false")
         cores = sorted(os.sched_getaffinity(0))

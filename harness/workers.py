@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from harness import zygote
 from harness.deployment import status_of
+from harness.netns import Host
 from harness.scrape import total
 from harness.support import eventually, free_port
 from harness.zygote import Forked, end_all
@@ -25,6 +26,7 @@ from harness.zygote import Forked, end_all
 START_TIMEOUT_S, ALL_START_S = 60.0, 240.0
 QUICK = {"heartbeat_s": 0.2}  # shortens waits
 END_S = 3.0
+LOOPBACK = "127.0.0.1"
 _names = itertools.count()
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -36,6 +38,7 @@ class Worker:
     address: str
     metrics: str
     scheduler: str  # its address
+    host: Host | None = None
 
     @property
     def pid(self) -> int:
@@ -73,6 +76,9 @@ class Worker:
         os.kill(self.pid, number)
 
     def serving(self) -> bool:
+        if self.host is not None:  # gRPC's threads are not on that host
+            assert self.exitcode is None, self.text
+            return any(" ready on " in line or line.endswith(" ready") for line in self.text.splitlines())
         with grpc.insecure_channel(self.address) as channel:
             try:
                 reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
@@ -93,12 +99,18 @@ class Fleet:
         self._log_dir = log_dir
         self.workers: list[Worker] = []
 
-    def start(self, role: str, constants: Mapping[str, float] = _NONE, **changes: dict[str, Any]) -> Worker:
-        """Start a worker without waiting for it.
+    def start(
+        self,
+        role: str,
+        constants: Mapping[str, float] = _NONE,
+        host: Host | None = None,
+        **changes: dict[str, Any],
+    ) -> Worker:
+        """Start a worker or limb without waiting for it.
 
         constants: `module:NAME` -> value in its process; changes: settings by section.
         """
-        name = f"{role}-{next(_names)}"
+        name, address = f"{role}-{next(_names)}", host.address if host else LOOPBACK
         port, metrics_port = free_port(), free_port()
         settings: dict[str, Any] = {
             "engine": {
@@ -111,7 +123,7 @@ class Fleet:
             },
             "scheduler": {"address": self.scheduler, **QUICK},
             "worker": {
-                "listen": f"127.0.0.1:{port}",
+                "listen": f"{address}:{port}",
                 "metrics_port": metrics_port,
                 "worker_id": name,
                 "drain_timeout_s": 20,
@@ -128,9 +140,10 @@ class Fleet:
             settings=settings,
             unique=False,
             constants=dict(constants),
+            host=host.pid if host else 0,
         )
-        metrics = f"http://127.0.0.1:{metrics_port}/metrics"
-        worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler)
+        metrics = f"http://{address}:{metrics_port}/metrics"
+        worker = Worker(name, process, settings["worker"]["listen"], metrics, self.scheduler, host)
         self.workers.append(worker)
         return worker
 
@@ -151,28 +164,48 @@ def wait_for(workers: Iterable[Worker], url: str) -> None:
 
 
 @contextlib.contextmanager
-def router(folder: Path, engine: dict[str, Any], scheduler: dict[str, Any]) -> Iterator[str]:
+def router(
+    folder: Path, engine: dict[str, Any], scheduler: dict[str, Any], host: Host | None = None
+) -> Iterator[str]:
     """Start a router and yield its URL without waiting for it."""
-    port = free_port()
-    settings = {"engine": engine, "scheduler": scheduler, "router": {"port": port}}
-    process = zygote.shared().start("router", "harness.forked:run", folder, kind="router", settings=settings)
+    port, address = free_port(), host.address if host else LOOPBACK
+    settings = {
+        "engine": engine,
+        "scheduler": scheduler,
+        "router": {"host": address, "port": port},
+        "security": {"insecure": host is not None},
+    }
+    arguments: dict[str, Any] = {"kind": "router", "settings": settings, "host": host.pid if host else 0}
+    process = zygote.shared().start("router", "harness.forked:run", folder, **arguments)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://{address}:{port}"
     finally:
         process.kill()
         process.wait(ALL_START_S)
 
 
 @contextlib.contextmanager
-def fleet(model: Path, log_dir: Path, scheduler_settings: Mapping[str, Any] = _NONE) -> Iterator[Fleet]:
-    """Run a scheduler and the workers that the test starts during the block."""
-    address, settings = f"127.0.0.1:{free_port()}", {**QUICK, **scheduler_settings}
-    chosen = {f"BATON_SCHEDULER__{name.upper()}": str(value) for name, value in settings.items()}
-    chosen["BATON_SCHEDULER__ADDRESS"] = address
-    scheduler = zygote.shared().baton("scheduler", ["scheduler"], log_dir, environment=chosen)
+def fleet(
+    model: Path,
+    log_dir: Path,
+    scheduler_settings: Mapping[str, Any] = _NONE,
+    host: Host | None = None,
+) -> Iterator[Fleet]:
+    """Run a scheduler and the workers that the test starts during the block.
+
+    host: the scheduler's; this thread opens its sockets there meanwhile.
+    """
+    address = f"{host.address if host else LOOPBACK}:{free_port()}"
+    settings = {
+        "scheduler": {**QUICK, **scheduler_settings, "address": address},
+        "security": {"insecure": host is not None},
+    }
+    arguments: dict[str, Any] = {"kind": "scheduler", "settings": settings, "host": host.pid if host else 0}
+    scheduler = zygote.shared().start("scheduler", "harness.forked:run", log_dir, **arguments)
     one = Fleet(address, model, log_dir)
     try:
-        yield one
+        with host.inside() if host else contextlib.nullcontext():
+            yield one
     finally:
         end_all([worker.process for worker in one.workers], END_S)
         scheduler.kill()

@@ -15,6 +15,7 @@ from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
 ADDED_S = 2.0  # a pause may last a lease and this
+LATE_S = 0.5  # tokens may still arrive for so long after the fault that stopped them
 TURN_S = ClassesSettings().batch.patience_s  # batch work may wait this long to be prefilled again
 
 Span = tuple[float, float]  # begin and end; time.monotonic
@@ -156,6 +157,8 @@ class Outcome:
         """Judge each pause before and since its first fault separately: the first part may be queueing."""
         for event, (start, end) in enumerate(pauses, int(self.full)):
             hits = [when for when in struck if start <= when <= end]
+            if not hits and any(start - LATE_S <= when < start for when in struck):
+                hits = [start]
             hit = min(hits, default=start)
             before_s, since_s = covered_s((start, hit), without), covered_s((hit, end), without)
             self.longest_covered_pause_s = max(self.longest_covered_pause_s, before_s + since_s)

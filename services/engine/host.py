@@ -54,7 +54,7 @@ _POLL_MOST_S = 0.005
 _POLL_WOKEN_S = 1.0  # while it waits only for loads, whose end a message reports
 _STOP_TIMEOUT_S = 10.0
 # In a gang, a step fails when another member ends. The gang's link reports that within this time, so no
-# request is suspected here.
+# request is suspected here. The traceback is written later, because that delays the event loop.
 _SIBLING_S = 1.0
 
 
@@ -238,12 +238,12 @@ class EngineHost:
         try:
             self._step_until_stopped()
         except BaseException as error:
+            if self._plan.gang is not None:
+                time.sleep(_SIBLING_S)
             logger.critical("the engine failed", exc_info=error)
             failure: BaseException = error
             if getattr(self._engine.model_executor, "is_failed", False) and not isinstance(error, RankLost):
                 failure = RankLost(f"the process of a rank died: {describe(error)}")
-            if self._plan.gang is not None:
-                time.sleep(_SIBLING_S)
             running = self._holding()
             self._tell(lambda listener: listener.on_failure(failure, running))
             return

@@ -29,6 +29,7 @@ class _Suspect:
     worker: scheduler_pb2.Worker
     since: float
     until: float
+    gang: str  # empty once it could not be reached again: the gang may be well
 
 
 class WorkerPool:
@@ -78,14 +79,19 @@ class WorkerPool:
             stream.abort(request_id)
 
     def suspects(self) -> set[str]:
-        """Return the ids of workers that were lost recently and have not been reached since."""
+        """Return the ids of workers that were lost recently and have not been reached since.
+
+        The others of a gang count, too: they are about to end.
+        """
         now = time.monotonic()
         self._suspects = {
             worker: one
             for worker, one in self._suspects.items()
             if one.until > now or worker in self._opening
         }
-        return set(self._suspects)
+        gangs = {one.gang for one in self._suspects.values() if one.gang}
+        others = (worker for worker, one in self._streams.items() if one.gang in gangs) if gangs else ()
+        return {*self._suspects, *others}
 
     def reached(self) -> set[str]:
         return set(self._streams)
@@ -145,11 +151,14 @@ class WorkerPool:
         if self._streams.get(stream.worker_id) is stream:
             del self._streams[stream.worker_id]
         if lost:
-            self._suspect(stream.worker)
+            self._suspect(stream.worker, stream.gang)
+            for other in list(self._streams.values()) if stream.gang else ():
+                if other.gang == stream.gang:  # it may hang, which its gang noticed first
+                    other.gang_ended()
 
-    def _suspect(self, worker: scheduler_pb2.Worker) -> None:
+    def _suspect(self, worker: scheduler_pb2.Worker, gang: str = "") -> None:
         now = time.monotonic()
         known = self._suspects.get(worker.worker_id)
         since = known.since if known and now < known.since + PROBED_S else now
-        self._suspects[worker.worker_id] = _Suspect(worker, since, now + SUSPECT_S)
+        self._suspects[worker.worker_id] = _Suspect(worker, since, now + SUSPECT_S, gang)
         self._begin_checks()

@@ -35,6 +35,7 @@ CLOCK_DRIFT = 1e-4  # seconds per second; an upper bound for two hosts' clocks
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from its stubs
 IDLE_CLOSE_S = 60.0  # a stream without requests is closed after this
 CHECKS = 5  # checks per stream within the time of silence that makes it lost
+GANG_CHECKS = 3  # the same once another worker of its gang has ended
 GAP_EVERY_S = 0.25  # between two samples of the time between two tokens, per stream
 GAP_WAIT_S = 5.0  # wait for a sampled request's next output: it may have ended or been preempted
 LAG_COUNTS_S = 0.25  # a measured lag is valid this long; a stream that is behind has a message sooner
@@ -133,9 +134,10 @@ class WorkerStream:
         self._gap = GapSampler()
         self._last_sent_at = 0.0  # the worker's clock
         self._heard = True  # a message came since the last check
-        self._silent_checks = 0
+        self._silent_checks, self._most_silent = 0, CHECKS
         self.ended = False
         self.speculative_method = ""  # empty without speculation
+        self.gang = ""  # the life of the worker's gang; empty without one
         self._lag_s = 0.0  # delay of the last message, compared with the quickest one
         self._read_at = 0.0  # our clock
 
@@ -159,6 +161,7 @@ class WorkerStream:
             raise WorkerUnreachable(f"worker {self.worker_id}: {problem}")
         self._channel = channel
         self.speculative_method = reply.identity.capacity.speculative_method
+        self.gang = reply.identity.gang.life
         call = stub.Run()
         self._tasks = [
             spawn_apart(self._write(call), f"write {self.worker_id}"),
@@ -232,8 +235,23 @@ class WorkerStream:
         """
         self._silent_checks = 0 if self._heard else self._silent_checks + 1
         self._heard = False
-        if self._silent_checks >= CHECKS and not self.ended:
-            self._end(f"no message for {silence_s:g} s", lost=True)
+        self._check_silence(f"no message for {silence_s * self._most_silent / CHECKS:g} s")
+
+    def gang_ended(self) -> None:
+        """Accept less silence, because another worker of its gang has ended, and it may have hung.
+
+        If it has not, it reports the end of each request itself.
+        """
+        self._most_silent = GANG_CHECKS
+        self._check_silence("it is silent, and its gang is over")
+
+    def _check_silence(self, why: str) -> None:
+        if self._silent_checks >= self._most_silent and not self._heard:
+            self._lose(why)
+
+    def _lose(self, why: str) -> None:
+        if not self.ended:
+            self._end(why, lost=True)
             _detached(self.close())
 
     async def close(self) -> None:

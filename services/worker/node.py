@@ -202,7 +202,7 @@ class Node:
                     meeting.cancel()
                     return 0
                 load = partial(load, await meeting, self._gang.link.ring)
-                session.identity.gang.life = self._gang.life
+                session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
                 session.revision += 1  # registers anew
                 session.wake()
             logger.info("loading %s", self._settings.engine.model)

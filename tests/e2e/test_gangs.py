@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import openai
 import pytest
 
+from baton.protos import worker_pb2, worker_pb2_grpc
 from harness import gangs
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.language import prompt
@@ -30,6 +32,16 @@ def members(one: Deployment) -> set[str]:
     found = {worker["identity"]["worker_id"]: worker["identity"]["gang"] for worker in one.workers("decode")}
     lives = {gang["life"] for gang in found.values()}
     return set(found) if len(found) == 2 and len(lives) == 1 else set()
+
+
+def told(one: Deployment) -> set[str]:
+    """Return the lives of gangs that the decode workers tell a router."""
+    lives = set()
+    for worker in one.workers("decode"):
+        with grpc.insecure_channel(worker["identity"]["address"]) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            lives.add(stub.Hello(worker_pb2.HelloRequest(), timeout=CALL_S).identity.gang.life)
+    return lives
 
 
 @dataclass
@@ -112,6 +124,7 @@ def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) 
     }
     with case.deployment(tmp_path / "up", **config) as one:
         one.up(1, 1, 0)
+        assert told(one) == {worker["identity"]["gang"]["life"] for worker in one.workers("decode")}
 
         async def load(client: openai.AsyncOpenAI, until: asyncio.Event) -> None:
             while not until.is_set():

@@ -64,7 +64,7 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> Iterator[list[int]]:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
     if why := why_not():
         pytest.skip(why)
-    with ray_hosts(tmp_path_factory.mktemp("ray-hosts"), routers=2) as one:
+    with ray_hosts(tmp_path_factory.mktemp("ray-hosts"), routers=2, die=True) as one:
         yield one
 
 

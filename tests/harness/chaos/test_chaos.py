@@ -141,6 +141,8 @@ BATCH = Case((1, 2), 16, stream=True, batch=True)
         # Batch work that lost its worker may wait for its turn again, up to a limit.
         ({"case": BATCH, "ended": 19.0}, (), 1),
         ({"case": BATCH, "ended": 19.0}, (12.1,), 0),
+        ({"case": BATCH, "ended": 19.0}, (11.6,), 0),  # the last token was on its way
+        ({"case": BATCH, "ended": 19.0}, (11.4,), 1),
         ({"case": BATCH, "ended": 12.1 + TURN_S + 4.9}, (12.1,), 0),
         ({"case": BATCH, "ended": 12.1 + TURN_S + 5.1}, (12.1,), 1),
     ],

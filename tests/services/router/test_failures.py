@@ -263,6 +263,29 @@ async def test_a_hung_worker_counts_as_lost(cluster, phase, after):
     assert len(hung.seen.starts) == 1
 
 
+async def test_a_hung_worker_is_lost_with_its_gang(cluster):
+    """The others of its gang have missed it, and end, before this router does."""
+    cluster.remake(silence_s=600.0)
+    await cluster.pair(decode=0)
+    gang = [FakeWorker(f"g{rank}", pb.ROLE_DECODE) for rank in range(3)]
+    for rank, worker in enumerate(gang):
+        worker.gang = pb.Gang(name="g", rank=rank, size=3, life="g0/1")
+        await cluster.connect(await cluster.members.add(worker))
+    share(gang, Fault(PHASE_DECODE, 3, hang=True))
+    await cluster.send("q", PROMPT, 20)
+    await until(lambda: any(worker.hangs for worker in gang), "a worker hangs")
+    hung, ending, well = sorted(gang, key=lambda worker: not worker.hangs)
+    for _ in range(worker_stream.GANG_CHECKS + 1):  # the first sees the messages before the hang
+        cluster.pool.opened(hung.worker_id).check_silence(600.0)
+    other = await cluster.members.add(FakeWorker("d0", pb.ROLE_DECODE))
+    await ending.die()
+    right(await cluster.answer("q"), PROMPT, 20)
+    assert cluster.count("retries_total", trouble="lost", worker=hung.worker_id) == 1
+    assert len(other.seen.starts) == 1
+    assert cluster.pool.suspects() == {worker.worker_id for worker in gang}
+    assert well.worker_id in cluster.pool.reached()  # it is not silent
+
+
 async def test_a_worker_cut_off_from_this_router_delays_no_later_request(cluster, monkeypatch):
     """The scheduler still gets its heartbeats and places requests on it."""
     monkeypatch.setattr(pool, "SUSPECT_S", 0.5)
