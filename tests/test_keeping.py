@@ -41,6 +41,7 @@ OTHERS = {
     "services/router/worker_stream.py": "one stream's: its end is the stream's",
     "services/router/vllm/logprobs.py": "one prompt's; its request is told",
     "services/simulate/simulation.py": "awaited in a group",
+    "services/worker/embeddings.py": "one request's, awaited together",
     "services/worker/entrance.py": "one request's grammar",
     "services/worker/gang.py": "waits for one event",
     "services/worker/following.py": "one attempt's call, whose end it is told; and one close",

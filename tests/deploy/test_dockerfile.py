@@ -168,7 +168,7 @@ def test_baton_runs_from_the_image(image: Image) -> None:
 def test_the_compose_file_is_consistent_with_the_image(image: Image) -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     ours = {name: one for name, one in services.items() if one["image"] == "baton"}
-    assert len(ours) == 4
+    assert len(ours) == 5
     for one in ours.values():
         said = image.run(shlex.join([*one["command"], "--help"]))
         assert said.returncode == 0, said.stderr

@@ -44,6 +44,7 @@ WITHOUT = {
     "baton_worker_requests_refused_total": "no worker refuses a request",
     "baton_worker_handoffs_load_failed_total": "the faults may hit no handoff",
     "baton_router_wait_seconds": "there may always be room",
+    "baton_worker_embeddings": "there is no encode worker",
 }
 RETRIES = "baton_router_retries_total"
 

@@ -129,7 +129,7 @@ def test_without_workers_and_orders_the_error_says_what_to_give() -> None:
     )
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "baton: error: give either the workers to run (--prefill, --decode, --mixed)"
+        "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
     )
 
 
