@@ -192,12 +192,16 @@ def test_a_request_without_its_image_fails_alone(engine: EngineProcess, model: A
 
 
 def test_a_preempted_request(engine: EngineProcess, model: Architecture) -> None:
+    rounds = model.dtype == "bfloat16"  # what follows tokens that are computed again may then differ
     expected = engine.call(alone, model.mark, [A, B])
-    assert engine.call(preempted, model.mark, whole) == (expected, "length")
+    tokens, end = engine.call(preempted, model.mark, whole)
+    assert (len(tokens), end) == (WRITTEN, "length")
+    kept = 3 if rounds else WRITTEN
+    assert tokens[:kept] == expected[:kept]
     tokens, end = engine.call(preempted, model.mark, metadata)
     assert (tokens, end) == (expected[: len(tokens)], "error")
     assert 3 <= len(tokens) < WRITTEN
-    if model.dtype != "bfloat16":  # tokens that are computed again are rounded differently
+    if not rounds:
         assert engine.call(preempted_behind_a_hit, model.mark) == expected
 
 
