@@ -72,7 +72,7 @@ def check(manifest: Manifest, request_id: str, epoch: int, puller: Puller) -> tu
 def check_embedding(
     manifest: EmbeddingManifest, identifier: str, rows: int, form: embeddings.Form, worker_id: str
 ) -> None:
-    """Check the manifest of an image's embeddings, of which `rows` are needed here. Raises ManifestError."""
+    """Check the manifest of an image's embeddings; the prompt needs `rows` of them. Raises ManifestError."""
     source = _intact(manifest, f"image {identifier!r}")
     if manifest.identifier != identifier:
         raise WrongRequest(f"{source} is of image {manifest.identifier!r}; wanted here: {identifier!r}")

@@ -69,7 +69,7 @@ class Timings:
     prefix_saved: float = 0.0  # the source answered
     encoded: float = 0.0  # encode workers had the embeddings of the last image
     images: int = 0  # images that encode workers computed or had
-    encoder: Process = UNKNOWN  # which did the last one
+    encoder: Process = UNKNOWN  # the worker that had the last one
     queued: float = 0.0  # the prefilling engine queued the request
     prefix_loaded: float = 0.0  # that engine loaded the first blocks
     prefill_began: float = 0.0  # the prefill's first step

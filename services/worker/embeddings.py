@@ -28,7 +28,7 @@ from baton.services.worker.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 30.0  # for all embeddings of a request
+WAIT_S = 30.0  # limit of the wait for all embeddings of a request
 _PULLS = 4  # at once
 
 

@@ -33,7 +33,7 @@ def key_of(block_hash: int, depth: int) -> int:
 
 
 def image_key(identifier: str) -> int:
-    """Return the key of an image's embeddings from its name, of which the end is a hash in hex.
+    """Return the key of an image's embeddings from its name, which ends with a hash in hex.
 
     It has the highest level: a full index keeps it longest.
     """

@@ -150,7 +150,7 @@ async def test_embeddings_beside_an_image_that_was_sent(encoder: Site, prompts: 
     encoder.start(encoding("one"))
     sent(prompts, B)
     prompts.start(asking(encoder, "p", {A: "one", B: ""}))
-    prompts.start(asking(encoder, "next", {B: ""}))  # takes nothing from the one that waits
+    prompts.start(asking(encoder, "next", {B: ""}))  # the waiting request keeps its images
     found = await entered(prompts, "p")
     assert [is_whole(one) for one in found.mm_features] == [False, True]
     assert list(getattr(found, EMBEDDINGS)) == [A]
