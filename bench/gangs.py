@@ -3,7 +3,8 @@
 Engines of a tiny GLM-4-MoE run on a core each, without a scheduler or a router. Arms alternate in either
 order, and ratios are taken pair by pair:
 
-    one     a plain engine, and the same engine as a gang of one, which only this bench can configure
+    control two plain engines, one of them as the gang: how far equal engines differ
+    one     an engine without lock-step, and the same engine as a gang of one, which only this bench has
     two     two plain engines, and a gang of two, all with the same requests
     idle    a plain engine, and a gang of two in which only one engine has requests
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from bench.options import options
@@ -26,6 +28,16 @@ from harness.stats import compared, median, percentile, save
 MODEL = ARCHITECTURES["mtp-glm4-moe"]
 STREAMS, WRITTEN = 4, 64  # requests of an engine at once; tokens of an answer
 _names = itertools.count()
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Gangs that are measured together. A gang of one engine is a plain engine unless it is `alone`."""
+
+    gangs: Sequence[Gang]
+    busy: Sequence[Sequence[bool]] = ((True,),)  # the engines with requests
+    alone: bool | None = None  # whether the only engine keeps step, as a gang of one
+
 
 Requests = dict[str, tuple[list[int], int]]
 
@@ -48,12 +60,14 @@ def measured(gangs: Sequence[Gang], busy: Sequence[Sequence[bool]]) -> dict[str,
     }
 
 
-def alternated(rounds: int, arms: dict[str, tuple[Sequence[Gang], Sequence[Sequence[bool]]]]) -> Any:
+def alternated(rounds: int, arms: dict[str, Arm]) -> Any:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     for number in range(rounds + 1):  # the first one warms up
-        for name, (gangs, busy) in list(arms.items())[:: -1 if number % 2 else 1]:
-            runs[name].append(measured(gangs, busy))
-            for gang in gangs:
+        for name, arm in list(arms.items())[:: -1 if number % 2 else 1]:
+            if arm.alone is not None:
+                arm.gangs[0].call(0, "keep_step", arm.alone)
+            runs[name].append(measured(arm.gangs, arm.busy))
+            for gang in arm.gangs:
                 gang.still()
     return {
         key: compared({name: [one[key] for one in own[1:]] for name, own in runs.items()})
@@ -92,17 +106,20 @@ def main(arguments: list[str]) -> None:
     model = MODEL.target(MODEL.checkpoint())
     with ExitStack() as stack:
 
-        def started(size: int = 1, core: int = 0, *, in_step: bool = False) -> Gang:
-            return stack.enter_context(Gang(Options(model, size, alone_in_step=in_step, core=core)))
+        def started(size: int = 1, core: int = 0) -> Gang:
+            return stack.enter_context(Gang(Options(model, size, core=core)))
 
-        plain, other, one, two = started(), started(core=1), started(in_step=True), started(2)
-        both, first = [[True, True]], [[True, False]]
+        engine, twin, other, two = started(), started(), started(core=1), started(2)
+        plain = Arm([engine], alone=False)
+        pairs = {
+            "control": (plain, Arm([twin])),
+            "one": (plain, Arm([engine], alone=True)),
+            "two": (Arm([engine, other], [[True], [True]], alone=False), Arm([two], [[True, True]])),
+            "idle": (plain, Arm([two], [[True, False]])),
+        }
         costs = {
-            "one": alternated(given.rounds, {"plain": ([plain], [[True]]), "gang": ([one], [[True]])}),
-            "two": alternated(
-                given.rounds, {"plain": ([plain, other], [[True], [True]]), "gang": ([two], both)}
-            ),
-            "idle": alternated(given.rounds, {"plain": ([plain], [[True]]), "gang": ([two], first)}),
+            name: alternated(given.rounds, {"plain": first, "gang": second})
+            for name, (first, second) in pairs.items()
         }
         print(costs, flush=True)
         counted = dummies(two)

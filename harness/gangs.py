@@ -37,7 +37,6 @@ class Options:
     engine: dict[str, Any] = field(default_factory=dict)  # settings
     worker_id: str = "member"  # the name of its engines in handoffs
     core: int = 0  # the first engine's
-    alone_in_step: bool = False  # size 1 and lock-step: a gang of one
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,7 @@ class Member:
         self._times: dict[str, Times] = {}
         self._served: dict[str, asyncio.Future[None]] = {}
         self._woken: dict[int, float] = {}
+        self._alone: Any = None
         self._steps = 0
         self._failure = ""
         self._link: Any = None
@@ -127,8 +127,6 @@ class Member:
         place, own = self._place, self._place.host[0]
         if self._size == 1:
             await self._host.load(self)
-            if place.options.alone_in_step:
-                self._host._lockstep = _alone(self._host._engine)
             return
         await self._connect(own, (lambda _: None) if self._limb else self._host.rung)
         world = await self._link.meet(START_S)
@@ -258,6 +256,17 @@ class Member:
         self._ended -= requests.keys()
         return [self._times.pop(name) for name in requests]
 
+    async def keep_step(self, on: bool) -> None:
+        """Make a plain engine that stands still a gang of one, or a plain engine again."""
+
+        def change() -> bool:
+            if on and self._alone is None:
+                self._alone = _alone(self._host)
+            self._host._lockstep = self._alone if on else None
+            return False
+
+        self._host._messages.put(change)
+
     async def watch(self) -> None:
         """Note for each wave when this member rings or, if it does not, begins the wave's first forward."""
         lockstep = self._host._lockstep
@@ -334,14 +343,16 @@ async def _serve(connection: Connection, place: Place) -> None:
             connection.send((False, traceback.format_exc()))
 
 
-def _alone(engine: Any) -> Any:
+def _alone(host: Any) -> Any:
     """Return the lock-step of a gang of one, which agrees with itself in a group of gloo."""
     from vllm.distributed.utils import stateless_init_torch_distributed_process_group
 
     from baton.services.engine.data_parallel import lockstep_of
 
-    engine.dp_group = stateless_init_torch_distributed_process_group("127.0.0.1", free_port(), 0, 1, "gloo")
-    return lockstep_of(engine, lambda _: None)
+    host._engine.dp_group = stateless_init_torch_distributed_process_group(
+        LOOPBACK, free_port(), 0, 1, "gloo"
+    )
+    return lockstep_of(host._engine, host._ring_others)
 
 
 class Gang:
