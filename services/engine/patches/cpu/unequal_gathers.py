@@ -8,6 +8,7 @@ rank_in_group), and DeviceCommunicatorBase.{all_gatherv, reduce_scatterv}, which
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from baton.services.engine.patches.replace import replaces
@@ -19,8 +20,24 @@ def _gather(original: Any, self: Any, input_: Any, dim: int = 0, sizes: list[int
     if dim:
         return original(self, input_, dim, sizes)
     if isinstance(input_, list):
-        return [_gather_rows(self, part, sizes) for part in input_]
+        return _gather_together(self, input_, sizes)
     return _gather_rows(self, input_, sizes)
+
+
+def _gather_together(self: Any, parts: list[Any], sizes: list[int] | None) -> list[Any]:
+    """Gather tensors with equally many rows at once, as bytes: a message costs more than what is in it."""
+    import torch
+
+    def plain(rows: Any) -> Any:
+        return rows.clone(memory_format=torch.contiguous_format)
+
+    rows = [plain(part.reshape(len(part), prod(part.shape[1:]))).view(torch.uint8) for part in parts]
+    whole = _gather_rows(self, torch.cat(rows, dim=1), sizes)
+    columns = whole.split([row.shape[1] for row in rows], dim=1)
+    return [
+        plain(column).view(part.dtype).reshape(len(whole), *part.shape[1:])
+        for column, part in zip(columns, parts, strict=True)
+    ]
 
 
 def _gather_rows(self: Any, part: Any, sizes: list[int] | None) -> Any:

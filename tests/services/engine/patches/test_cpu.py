@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -198,6 +199,31 @@ def compiled(ask: Callable[[], Any]) -> tuple[Any, int]:
         found = ask()
     torch._dynamo.reset()
     return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_ranks_gather_and_scatter_unequal_parts() -> None:
+    gather, scatter = (Patched.by("unequal_gathers", symbol) for symbol in (0, 1))
+    for one in (gather, scatter):
+        with pytest.raises(NotImplementedError):
+            one.shipped(SimpleNamespace(world_size=2), torch.ones(2, 2), 0, [3, 1])
+    store, sizes = torch.distributed.HashStore(), [3, 1]
+
+    def parts(rank: int) -> list[torch.Tensor]:
+        numbers = torch.arange(sizes[rank] * 8).reshape(-1, 8) + 100 * rank
+        return [numbers[:, :3].bfloat16(), numbers[:, 7], numbers.reshape(-1, 2, 4).transpose(1, 2).int()]
+
+    def run(rank: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        group = distributed_c10d.ProcessGroupGloo(store, rank, 2, timeout=timedelta(seconds=20))
+        here = SimpleNamespace(world_size=2, rank_in_group=rank, device_group=group)
+        both = gather.ours(here, parts(rank), 0, sizes)
+        return both, scatter.ours(here, both[1], 0, sizes)
+
+    with ThreadPoolExecutor(2) as pool:
+        for rank, (both, own) in enumerate(pool.map(run, range(2))):
+            for found, *expected in zip(both, parts(0), parts(1), strict=True):
+                assert found.dtype == expected[0].dtype
+                assert torch.equal(found, torch.cat(expected))
+            assert own.tolist() == [2 * number for number in parts(rank)[1].tolist()]
 
 
 def test_ranks_are_counted_without_a_compiler() -> None:
