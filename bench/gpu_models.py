@@ -1,0 +1,119 @@
+"""Compare models of many kinds, served by 1P1D with and without drafts, with one engine, on one GPU.
+
+The models are the tiny ones of harness.architectures in bfloat16. Drafts are verified in other batches than
+single tokens are computed in, so near-ties can flip. Models that take images also get an encode worker, which
+computes every image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from bench.gpu_answers import REQUEST_S, Requests, answers, compared
+from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs
+from bench.images import TOKENS, conversations
+from harness.architectures.experts import deepseek_v3
+from harness.architectures.registry import ARCHITECTURES, VISIONS, Architecture
+
+PAIR, DRAFTS = "-pd", "-drafts"  # endings of a model's arms with a prefill and a decode worker
+PROMPTS = 8
+IDS = {"ignore_eos": True, "return_token_ids": True}
+ENGINE = {"max_num_seqs": 8, "kv_cache_gib": 0.25, "tool_call_parser": None, "dtype": "bfloat16"}
+SECTIONS: dict[str, Any] = {
+    "scheduler": {"idle_decode_tokens": 0},
+    "router": {"media": {"encode_min_tokens": 1}},
+}
+# Triton's kernel does not need FlashInfer, which vLLM would choose.
+LINEAR = {"gdn_prefill_backend": "triton"}
+MODELS: dict[str, Architecture] = {
+    "glm4-moe": ARCHITECTURES["mtp-glm4-moe"],
+    # Attention kernels for GPUs take only DeepSeek's own sizes.
+    "deepseek-v3": replace(
+        ARCHITECTURES["mtp-deepseek-v3"],
+        name="mtp-deepseek-v3-sizes",
+        model=partial(deepseek_v3, head_dim=128, rank=512),
+    ),
+    "qwen35": ARCHITECTURES["mtp-qwen3.5"],
+    "gemma3": ARCHITECTURES["ngram-gemma3"],
+    "gpt-oss": ARCHITECTURES["eagle3-gpt-oss"],
+    "granite4": ARCHITECTURES["ngram-granite4"],
+    "qwen25-vl": VISIONS["qwen2.5-vl"],
+    "qwen35-vl": VISIONS["qwen3.5-vision"],
+    "gemma3-vl": VISIONS["gemma3-vision"],
+}
+
+
+def arms(names: list[str]) -> dict[str, Arm]:
+    """Return three arms for each of these MODELS."""
+    return {f"{name}{end}": _arm(MODELS[name], end) for name in names for end in ("", PAIR, DRAFTS)}
+
+
+def _arm(model: Architecture, end: str) -> Arm:
+    folder = model.checkpoint()
+    made: Arm = {"prefill": 1, "decode": 1} if end else {"mixed": 1}
+    if end and model.mark:
+        made["encode"] = 1
+    made["engine"] = {
+        **ENGINE,
+        "model": str(model.target(folder)),
+        "max_model_len": 2048 if model.mark else 512,
+        "speculative_config": model.speculative(folder) if end == DRAFTS else None,
+        "extra": {"enforce_eager": True, **(LINEAR if "qwen3.5" in model.name else {})},
+        **model.engine,
+    }
+    return made | {"handoff": {"staging_mib": 128}}
+
+
+async def compare(served: Served, tokens: int, keep: Keep) -> None:
+    """Compare each pair's answers with its model's engine's. `keep` gets the figures after each model."""
+    found: dict[str, Any] = {}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
+
+        async def judge(name: str) -> None:
+            before = served.metrics()
+            pairs = [name + end for end in (PAIR, DRAFTS) if name + end in served.arms]
+            asked = [_answers(http, served.url, name, arm, tokens) for arm in (name, *pairs)]
+            expected, *given = await asyncio.gather(*asked)
+            prompts = [] if MODELS[name].mark else MODELS[name].prompts(PROMPTS)
+            after = served.metrics()
+            for arm, made in zip(pairs, given, strict=True):
+                if prompts:
+                    figures = await compared(http, served.url, name, prompts, made, expected)
+                else:
+                    equal = sum(map(list.__eq__, made, expected))
+                    figures = {"equal": equal, "of": len(conversations())}
+                figures |= drafts(before[arm], after[arm])
+                found[arm] = figures | {"handoffs": handoffs(before[arm], after[arm])}
+                print(f"{arm:>20}", found[arm], flush=True)
+            keep({"tokens": tokens, "models": found})
+
+        await asyncio.gather(*(judge(name) for name in MODELS if name in served.arms))
+
+
+async def _answers(
+    http: aiohttp.ClientSession, url: str, name: str, arm: str, tokens: int
+) -> list[list[int]]:
+    if not MODELS[name].mark:
+        return await answers(http, url, arm, MODELS[name].prompts(PROMPTS), tokens)
+    try:
+        return await _about_images(http, url, arm)
+    except Requests as error:
+        print(f"{arm:>20} {error!r}"[:600], flush=True)
+        return []
+
+
+async def _about_images(http: aiohttp.ClientSession, url: str, model: str) -> list[list[int]]:
+    """Return a model's answers about images, one request at a time."""
+    found: list[list[int]] = []
+    for messages in conversations():
+        body = {"model": model, "messages": messages, "max_tokens": TOKENS, "temperature": 0} | IDS
+        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
+            found.append((await response.json())["choices"][0]["token_ids"])
+    return found
