@@ -55,10 +55,10 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 
 
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
-    """Return the features with those images that are here, and the name of the first missing one, or "".
+    """Return the features with the images that have arrived, and the name of the first missing one, or "".
 
-    If its embeddings are here, a feature stays as it is. An image whose metadata are others than the
-    feature's was prepared in another way: it counts as missing.
+    A feature whose embeddings have arrived stays as it is. An image whose metadata differ from the feature's
+    was prepared in another way: it counts as missing.
     """
     found, missing = [], ""
     for feature in features:

@@ -127,7 +127,7 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request until it is admitted; the context is its response.
 
-        Raises _ConnectionLost if the connection breaks after the request was sent, also within the context.
+        Raises _ConnectionLost if the connection breaks after the request was sent, even within the context.
         """
         began = time.monotonic()
         try:

@@ -341,7 +341,7 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
 
 
 def groups_of(loader: Loader) -> set[int]:
-    """The groups that a loader's rank has layers of."""
+    """The groups whose layers a loader's rank has."""
     cache = loader._cache
     return {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
 

@@ -22,7 +22,7 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 def streams(start: Message) -> bool:
-    """Return whether an http.response.start is that of an event stream."""
+    """Return whether an http.response.start begins an event stream."""
     return any(name == b"content-type" and value.startswith(_EVENTS) for name, value in start["headers"])
 
 
