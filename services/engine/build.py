@@ -82,7 +82,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
-    encodes: bool = False  # an encode worker's: the tower alone
+    encodes: bool = False  # an encode worker's: only the tower
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
     gang: GangRank | None = None  # if the engine is in a gang
@@ -192,7 +192,7 @@ def _connector_config(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
-    """Have the engine compute images alone. Raises ConfigError for a model that takes none."""
+    """Have the engine compute only images. Raises ConfigError for a model that takes none."""
     from vllm.config import SchedulerConfig
 
     if not takes_images(model_config):
@@ -255,7 +255,7 @@ def _drafter_fingerprint(engine: EngineSettings) -> str:
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        # vLLM applies the revision to the model alone, and takes a draft model's newest one.
+        # vLLM applies the revision only to the model, and takes a draft model's newest one.
         return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None

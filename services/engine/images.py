@@ -1,4 +1,4 @@
-"""Images in requests for the engine: whole, or metadata alone, but never without data.
+"""Images in requests for the engine: whole, or only their metadata, but never without data.
 
 A prepared image is large (6 MB per megapixel for Qwen2.5-VL); a worker that gets its prompt's KV needs only
 the metadata, some hundred bytes: its name, for the names of KV blocks, its place, and the fields from which

@@ -28,7 +28,7 @@ class EngineInfo:
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
     images: bool = False  # whether it takes images
-    encodes: bool = False  # whether it computes images alone
+    encodes: bool = False  # whether it computes only images
     image_tokens: int = 0  # tokens of the largest image; its encoder cache holds no larger one
 
     @property

@@ -159,7 +159,7 @@ def prepare(
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
-    """Build the request that computes one image's embeddings, with the image's metadata alone.
+    """Build the request that computes one image's embeddings, with only the image's metadata.
 
     Raises RequestRefused(INVALID).
     """

@@ -53,7 +53,7 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
 
 
 def is_limb(settings: Settings) -> bool:
-    """Return whether a process has ranks of an engine on another machine, and is no worker."""
+    """Return whether a process has ranks of an engine on another machine, and is not a worker."""
     return settings.worker.gang_rank % settings.engine.spread > 0
 
 

@@ -174,7 +174,7 @@ def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
     """The layers of up to four stages; of each, some in the middle are missing from most stages' groups."""
     count = draw.randint(1, min(4, layers))
     cuts = [0, *sorted(draw.sample(range(1, layers), count - 1)), layers]
-    order = draw.sample(range(layers), layers)  # numbered by group, so a stage's numbers are no range
+    order = draw.sample(range(layers), layers)  # numbered by group, so a stage's numbers are not contiguous
     stages = tuple(tuple(sorted(order[first:stop])) for first, stop in itertools.pairwise(cuts))
     return stages if count > 1 else ()
 

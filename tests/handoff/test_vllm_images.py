@@ -76,7 +76,7 @@ def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, ke
 
 
 def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
-    """Hand B over to an engine that has got A, in a prompt that differs in nothing else."""
+    """Hand B over to an engine that already has A, in a prompt that differs in nothing else."""
     saved = {}
     for seed in (A, B):
         ids, features = prompt(engine, mark, [seed])

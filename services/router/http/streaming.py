@@ -67,7 +67,7 @@ class Comments:
     async def _add_comments(self, before: Callable[[], Awaitable[bool]] | None) -> None:
         while True:
             await asyncio.sleep(self._last + self._every_s - time.monotonic())
-            async with self._turn:  # a part that the client does not read yet is no silence
+            async with self._turn:  # a part that the client has not read yet does not count as silence
                 if time.monotonic() < self._last + self._every_s:
                     continue
                 if before is None or await before():

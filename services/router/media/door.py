@@ -26,7 +26,7 @@ from baton.services.router.media.processes import Decoders, Header, Lent
 from baton.services.router.media.turns import Store, Turns
 
 AT_ONCE = 4  # decoded pixels of all requests that wait for vLLM, in multiples of one request's limit
-MAX_RATIO = 200  # of the longer side to the shorter; some models' processors raise beyond it
+MAX_RATIO = 200  # longer side / shorter side; some models' processors raise beyond it
 WAITING = 256  # requests
 WAIT_S = 60.0
 FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a decoder
