@@ -356,7 +356,7 @@ def groups_of(loader: Loader) -> set[int]:
 def test_a_window_serves_every_rank(
     there: tuple[int, int], here: tuple[int, int], transport: str, eventually: Eventually
 ) -> None:
-    """Slots are reused when the last rank has taken their records, or has released them without."""
+    """Slots are reused when the last rank has taken their records, or has released them untaken."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     parts = (Part(0, 0, blocks), Part(1, 6, blocks))
     with workers(there, here, transport) as made:
