@@ -59,7 +59,7 @@ def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
 
 
 def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, keep: bool = False) -> Any:
-    """Prefill and continue from the saved KV. Return the tokens, how many were loaded, and the prompt's length."""
+    """Prefill and continue from saved KV. Return the tokens, how many were loaded, the prompt's length."""
     ids, features = prompt(engine, mark, seeds)
     name = f"handed-{next(_names)}"
     first = engine.add(name, ids, 1, save_params(1), features=features)
