@@ -59,7 +59,7 @@ def hosted(engine: Engine, listener: Any) -> Iterator[hosts.EngineHost]:
     plan: Any = None
     host = hosts.EngineHost(plan)
     host._engine, host._connector, host._info = engine.core, engine.connector, info_of(engine.core)
-    host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(hosts._look))
+    host._woken = engine.connector.wake_on_loads(lambda: host._messages.put(lambda: None))
     host._loop, host._listener = asyncio.get_running_loop(), listener
     thread = threading.Thread(target=host._step_until_stopped)
     thread.start()
@@ -117,7 +117,7 @@ def pull_during_a_step(
         engine.core.model_executor.execute_model = held_up
         ran = watched(engine, lambda output: seen.append(name in output.num_scheduled_tokens))
         with ran, hosted(engine, listener) as host:
-            host._messages.put(hosts._look)
+            host._messages.put(lambda: None)
             await asyncio.to_thread(entered.wait, POLL_S)
             host.begin_load(name, 1, manifest)
             deadline = time.monotonic() + POLL_S
