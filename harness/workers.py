@@ -165,14 +165,14 @@ def wait_for(workers: Iterable[Worker], url: str) -> None:
 
 @contextlib.contextmanager
 def router(
-    folder: Path, engine: dict[str, Any], scheduler: dict[str, Any], host: Host | None = None
+    folder: Path, engine: dict[str, Any], scheduler: dict[str, Any], host: Host | None = None, **own: Any
 ) -> Iterator[str]:
-    """Start a router and yield its URL without waiting for it."""
+    """Start a router and yield its URL without waiting for it. own: further settings of its section."""
     port, address = free_port(), host.address if host else LOOPBACK
     settings = {
         "engine": engine,
         "scheduler": scheduler,
-        "router": {"host": address, "port": port},
+        "router": {"host": address, "port": port, **own},
         "security": {"insecure": host is not None},
     }
     arguments: dict[str, Any] = {"kind": "router", "settings": settings, "host": host.pid if host else 0}
