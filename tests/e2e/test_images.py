@@ -297,7 +297,8 @@ def shown(number: int, _: str) -> dict[str, Any]:
 
 
 def new(number: int, _: str) -> dict[str, Any]:
-    images = (data_url(saved(noise(seed))) for seed in (100 + 2 * number, 101 + 2 * number))
+    shapes = ((100 + number, (160, 120)), (200 + number, (160, 40)))
+    images = (data_url(saved(noise(seed, size))) for seed, size in shapes)
     return {"messages": [turn(*images)], "ignore_eos": True}
 
 

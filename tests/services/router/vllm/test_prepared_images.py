@@ -85,7 +85,7 @@ def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prepared_images, "MOST_BYTES", 2 * size)
     assert len(prepare(1, 2, 1)["mm_kwargs"]["image"]) == 3
     prepared.clear()
-    with pytest.raises(ValueError, match="the first 3 images take .* fewer or smaller"):
+    with pytest.raises(ValueError, match=r"the first 3 images take .* fewer or smaller"):
         prepare(3, 4, 5, 6, 7)
     assert sum(prepared) == 3
 
