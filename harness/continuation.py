@@ -29,6 +29,7 @@ from harness.workers import fleet, router, wait_for
 THINK_END = "."  # the demo model's token that becomes `</think>`
 ROLES = ("prefill", "decode", "decode")
 AT_ONCE = 10  # concurrent requests; each engine takes 16
+NO_PAUSE = {"baton.services.router.placement:CUT_S": 0.0}  # an encode worker that failed is asked again
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
@@ -93,7 +94,8 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
         own_scheduler = {**scheduler, "address": workers.scheduler}
-        url = stack.enter_context(router(folder, engine, own_scheduler, media={"encode_min_tokens": 1}))
+        media = {"encode_min_tokens": 1}
+        url = stack.enter_context(router(folder, engine, own_scheduler, constants=NO_PAUSE, media=media))
         cutters = [stack.enter_context(cutter()) for _ in roles]
         started = [
             workers.start(
