@@ -71,23 +71,23 @@ def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(type(processor), "_apply_hf_processor_main", counted)
 
-    def prepare(*seeds: int) -> Any:
-        items = processor.info.parse_mm_data({"image": [noise(seed) for seed in seeds]})
+    def prepare(*seeds: int, cache: Any) -> Any:
+        items = processor.info.parse_mm_data({"image": [noise(seed, (160, 40 * seed)) for seed in seeds]})
         inputs = ProcessorInputs([model_token] * len(seeds), items, cache=cache)
-        return processor.apply(inputs, TimingContext(enabled=False))
+        return processor.apply(inputs, TimingContext(enabled=False))["mm_kwargs"]["image"]
 
     cache, model_token = MultiModalProcessorOnlyCache(config), token("<image>")
-    made = prepare(1, 2, 1)
+    one, other, again = prepare(1, 2, 1, cache=cache)
     assert sum(prepared) == 2
-    one, other, again = made["mm_kwargs"]["image"]
+    assert [one, other, again] == list(prepare(1, 2, 1, cache=None))
     assert one == again != other
-    size = sum(prepared_images._size(field.data) for field in one.values())
-    monkeypatch.setattr(prepared_images, "MOST_BYTES", 2 * size)
-    assert len(prepare(1, 2, 1)["mm_kwargs"]["image"]) == 3
+    size = sum(prepared_images._size(field.data) for each in (one, other) for field in each.values())
+    monkeypatch.setattr(prepared_images, "MOST_BYTES", size)
+    assert len(prepare(1, 2, 1, cache=cache)) == 3
     prepared.clear()
-    with pytest.raises(ValueError, match=r"the first 3 images take .* fewer or smaller"):
-        prepare(3, 4, 5, 6, 7)
-    assert sum(prepared) == 3
+    with pytest.raises(ValueError, match=r"the first 2 images take .* fewer or smaller"):
+        prepare(3, 4, 5, 6, 7, cache=cache)
+    assert sum(prepared) == 2
 
 
 PROMPT = range(100, 130)
