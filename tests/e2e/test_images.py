@@ -289,9 +289,9 @@ def test_an_encode_worker_drains_at_once(with_encoder: Deployment) -> None:
 WHOLE = "WHOLE_TABLE" in os.environ
 ANSWERS, EVERY = (2, 1) if WHOLE else (1, 8)
 # What fails, while images that nobody has seen are computed (harness/cutting.py).
-PHASES = ("0e", "1e", "2e", "3e", "0", "0p", "1p", "1")
+PHASES = ("0e", "1e", "2e", "3e", "0", "0p", "1p")
 # Answers about each of these images and the next have no near-ties, which bfloat16 would decide by chance.
-CLEAR = (43, 35, 56, 60, 185, 192, 63, 73)
+CLEAR = (31, 53, 106, 116, 24, 64, 139)
 
 
 def new(number: int, _: str) -> dict[str, Any]:
