@@ -51,18 +51,18 @@ def conversations() -> list[Conversation]:
     found: list[Conversation] = []
     for number in range(SETS):
         one, other = (data_url(saved(noise(seed))) for seed in (2 * number + 1, 2 * number + 2))
-        began = [_asks(one), _says("It is a square."), _asks(other), _says("And this?")]
+        began = [asked(one), _says("It is a square."), asked(other), _says("And this?")]
         found += [
-            [_asks(one)],
-            [_asks(one, other)],
-            [_asks(one)],
-            [*began, _asks(text="Are they equal?")],
-            [_asks(other, first=f"Picture {number}, please:")],
+            [asked(one)],
+            [asked(one, other)],
+            [asked(one)],
+            [*began, asked(text="Are they equal?")],
+            [asked(other, first=f"Picture {number}, please:")],
         ]
     return found
 
 
-def _asks(
+def asked(
     *images: str, text: str = "Tell me at some length what this is.", first: str = ""
 ) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in images]

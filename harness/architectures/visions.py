@@ -112,7 +112,7 @@ def qwen2_5_vl(folder: Path) -> None:
 def qwen2_5_vl_large(folder: Path) -> None:
     """Write the same for benches: 50 M parameters in bfloat16, and up to 1,024 tokens for an image."""
     text = _text(8, hidden_size=768, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=6)
-    tower = {"hidden_size": 384, "intermediate_size": 1024, "depth": 6, "num_heads": 6}
+    tower = {"hidden_size": 256, "intermediate_size": 704, "depth": 4, "num_heads": 4}
     _qwen2_5_vl(folder, text, tower, 768, most_pixels=896 * 896, dtype="bfloat16")
 
 
