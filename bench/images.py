@@ -57,17 +57,19 @@ def conversations() -> list[Conversation]:
             [asked(one, other)],
             [asked(one)],
             [*began, asked(text="Are they equal?")],
-            [asked(other, first=f"Picture {number}, please:")],
+            behind(f"Picture {number}, please.", other),
         ]
     return found
 
 
-def asked(
-    *images: str, text: str = "Tell me at some length what this is.", first: str = ""
-) -> dict[str, Any]:
+def asked(*images: str, text: str = "Tell me at some length what this is.") -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in images]
-    before = [{"type": "text", "text": first}] if first else []
-    return {"role": "user", "content": [*before, *parts, {"type": "text", "text": text}]}
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def behind(text: str, image: str) -> Conversation:
+    """Ask about an image behind other text. It is an earlier turn: in a turn, vLLM puts images first."""
+    return [asked(text=text), _says("Here it is."), asked(image)]
 
 
 def _says(text: str) -> dict[str, Any]:

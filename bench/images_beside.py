@@ -1,8 +1,9 @@
 """Measure text streams beside images, repeated images, and bytes on the wire, by arrangement of workers.
 
-Closed-loop text streams run while prompts with an image of 1,024 tokens arrive at a steady rate. Then images are
-sent one at a time, first new ones and then the same behind other text, so that their KV is cached nowhere.
-`room for one` is 1E1P1D whose encode worker keeps the embeddings of one image, so a repeated one is computed anew.
+Closed-loop text streams run while prompts with an image of 1,024 tokens arrive at a steady rate. Then images
+are sent one at a time: new ones, and the same again behind other text, where no cached KV fits. The encode
+worker of `room for one` keeps the embeddings of a single image, so it computes all of these anew.
+
 All deployments stay up, and the load alternates between them. On two cores, E and P share one.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.images import asked
+from bench.images import asked, behind
 from bench.options import options
 from bench.served import AGGREGATED, in_turns, no_pauses, up
 from bench.traffic import Mix, Prompt, run, stream
@@ -102,7 +103,7 @@ def _alone(one: Deployment, turn: int) -> dict[str, float]:
     images = [_image(100 + turn, number) for number in range(REPEATED)]
     kinds: dict[str, list[Prompt]] = {
         "new": [[asked(image)] for image in images],
-        "again": [[asked(image, first=f"Picture {number}, please:")] for number, image in enumerate(images)],
+        "again": [behind(f"Picture {number}, please.", image) for number, image in enumerate(images)],
     }
     found: dict[str, float] = {}
     for kind, prompts in kinds.items():
