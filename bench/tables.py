@@ -329,8 +329,9 @@ TABLES = {
     "images-streams": Table(
         "images-beside",
         "streams",
-        "itl_p50_ms=gap between a stream's tokens, p50, ms; itl_p99_ms=gap, p99, ms; itl_max_ms=longest gap, ms;"
-        "ttft_short_p50_ms=TTFT of text, p50, ms; ttft_short_p99_ms=TTFT of text, p99, ms;"
+        "itl_p50_ms=gap between a stream's tokens, p50, ms; itl_p99_ms=gap, p99, ms;"
+        "itl_max_ms=longest gap, ms; ttft_short_p50_ms=TTFT of text, p50, ms;"
+        "ttft_short_p99_ms=TTFT of text, p99, ms;"
         "ttft_long_p50_ms=TTFT of images, p50, ms; tokens_per_s=output tokens/s",
         turned=True,
     ),
