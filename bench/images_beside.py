@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.images import asked, behind
+from bench.images import Conversation, asked, says
 from bench.options import options
 from bench.served import AGGREGATED, in_turns, no_pauses, up
 from bench.traffic import Mix, Prompt, run, stream
@@ -103,7 +103,7 @@ def _alone(one: Deployment, turn: int) -> dict[str, float]:
     images = [_image(100 + turn, number) for number in range(REPEATED)]
     kinds: dict[str, list[Prompt]] = {
         "new": [[asked(image)] for image in images],
-        "again": [behind(f"Picture {number}, please.", image) for number, image in enumerate(images)],
+        "again": [_behind(f"Picture {number}, please.", image) for number, image in enumerate(images)],
     }
     found: dict[str, float] = {}
     for kind, prompts in kinds.items():
@@ -118,6 +118,11 @@ def _alone(one: Deployment, turn: int) -> dict[str, float]:
 async def _ttfts(one: Deployment, prompts: list[Prompt]) -> list[float]:
     async with aiohttp.ClientSession() as http:
         return [(await stream(http, one.url, NAME, prompt, ANSWER)).ttft for prompt in prompts]
+
+
+def _behind(text: str, image: str) -> Conversation:
+    """Ask about an image behind other text. It is an earlier turn: in a turn, vLLM puts images first."""
+    return [asked(text=text), says("Here it is."), asked(image)]
 
 
 def _image(seed: int, number: int) -> str:
