@@ -339,8 +339,8 @@ TABLES = {
         "images-beside",
         "alone",
         "ttft_ms=TTFT, ms; pixels_to_e_mib=pixels to E, MiB; pixels_to_p_mib=pixels to P, MiB;"
-        "pixels_to_d_mib=pixels to D, MiB; pixels_to_mixed_mib=pixels to an aggregated engine, MiB;"
-        "embeddings_mib=embeddings, E to P, MiB; kv_mib=KV, P to D, MiB",
+        "pixels_to_mixed_mib=pixels to an aggregated engine, MiB; embeddings_mib=embeddings, E to P, MiB;"
+        "kv_mib=KV, P to D, MiB",
         ("workers", "image"),
     ),
     "startup": Table(
