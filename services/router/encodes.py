@@ -49,15 +49,16 @@ class Encodes:
         for number, (image, tokens) in enumerate(zip(state.images, state.image_places, strict=True)):
             if tokens.stop > cached:
                 computed.setdefault(image, number)
+        large = [
+            image
+            for image in computed
+            if image.tokens >= parts.encode_min_tokens and state.encodes_failed[image.identifier] < _FAILED
+        ]
+        for image in large:
+            parts.counts.image(image.tokens)
         if self._placements.encoders:
             exclude = frozenset(state.excluded | parts.pool.suspects())
-            placing = [
-                self._place(number, exclude)
-                for image, number in computed.items()
-                if image.tokens >= parts.encode_min_tokens
-                and state.encodes_failed[image.identifier] < _FAILED
-            ]
-            await asyncio.gather(*placing)
+            await asyncio.gather(*(self._place(computed[image], exclude) for image in large))
         parts.metrics.images_computed("prompt", len(computed) - len(self._encodes))
 
     @property
