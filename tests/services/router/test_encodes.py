@@ -99,6 +99,8 @@ async def test_two_images_are_computed_by_two_encode_workers(cluster: Cluster) -
         assert set(one.data) == {"image_grid_thw"}
         assert (start.epoch, len(start.key), start.left_s > 0) == (prefill.seen.starts[0].epoch, 16, True)
     assert where(cluster) == (2, 0, 0)
+    load = cluster.counts.message([])
+    assert (sum(load.images), load.image_tokens) == (2, 8)  # an image twice counts once
     record = cluster.chronicle.recent.last(1)[0]
     stages = {stage.name: stage for stage in record.to_first_token}
     assert stages["encode"].attributes == {"images": 2}
@@ -125,6 +127,7 @@ async def test_a_small_image_stays_with_the_prompt(cluster: Cluster) -> None:
     [encoder] = await encoders(cluster)
     await ask(cluster, A)
     assert (sent(prefill), encodes(encoder), where(cluster)) == (["a"], [], (0, 0, 1))
+    assert not cluster.counts.message([]).image_tokens
 
 
 async def test_an_image_that_is_cached_with_the_prompt_is_not_encoded(cluster: Cluster) -> None:
@@ -152,6 +155,7 @@ async def test_without_encode_workers_nothing_is_asked(
     monkeypatch.delattr(Placements, "encode")
     await ask(cluster, A)
     assert (sent(prefill), images(prefill), where(cluster)) == (["a"], [], (0, 0, 1))
+    assert cluster.counts.message([]).image_tokens == 4  # one may be started for more of them
     monkeypatch.delattr(Encodes, "place")
     await ask(cluster)
 
