@@ -500,14 +500,16 @@ class Attempt(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("attempt", "outcome", "cost")
+    __slots__ = ("attempt", "outcome", "cost", "kept")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     outcome: str
     cost: Cost
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    kept: int
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms", "handoff_bytes", "transport", "prompt_tokens", "output_tokens", "drafted_tokens", "accepted_tokens", "draft_steps")

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from baton.prefix_keys import image_key
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
@@ -188,9 +189,9 @@ class _Encode(StreamListener):
         if not stream.begin(self, start, (self.image,) if lacked or not self._held else ()):
             self._fail("its queue is full")
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, kept: int = 0) -> None:
         self._over = True
-        self._relay.parts.placements.reporter.finished(self._placement.attempt, outcome)
+        self._relay.parts.placements.reporter.finished(self._placement.attempt, outcome, kept=kept)
         if self._stream is not None:
             self._stream.forget(self)
 
@@ -208,7 +209,7 @@ class _Encode(StreamListener):
             self._fail(f"it could not keep an image's embeddings: {saved.problem}")
             return
         self.saved = True
-        self._end("stop")
+        self._end("stop", image_key(self.image.identifier))
         timings = self._relay.state.timings
         timings.encoded = time.monotonic()
         timings.encoder = process_of(self._placement.decode)

@@ -121,6 +121,22 @@ async def test_a_holder_gets_no_image_and_computes_nothing(cluster: Cluster) -> 
     assert [one.prompt_tokens for one in encodes(holder)] == [1]
 
 
+async def test_an_image_that_comes_again_goes_to_its_holder_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler knows it from the end of the encode, before the encode worker reports it."""
+    await cluster.pair()
+    workers = await encoders(cluster, 4)
+    for worker in workers:
+        await until(lambda name=worker.worker_id: name in cluster.server._prefixes, "it reports")
+        monkeypatch.setattr(worker.blocks, "take", lambda _: None)
+    for _ in range(4):
+        await ask(cluster, A)
+    assert where(cluster) == (1, 3, 0)
+    assert len({start.key for start in encodes(*workers)}) == 4
+    assert sum(bool(encodes(worker)) for worker in workers) == 1
+
+
 async def test_a_small_image_stays_with_the_prompt(cluster: Cluster) -> None:
     cluster.remake(encode_min_tokens=5)
     prefill, _ = await cluster.pair()
