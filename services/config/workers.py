@@ -217,8 +217,8 @@ class HandoffSettings(Section):
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
     embeddings_mib: Positive | None = None
-    """An encode worker's memory for images' embeddings, in MiB. If unset: 4 GiB, but at most a quarter of the
-    free /dev/shm."""
+    """Memory for images' embeddings, in MiB: an encode worker's, and as much for the unfinished requests of a
+    worker that gets them. If unset: 4 GiB, but at most a quarter of the free /dev/shm."""
     pull_timeout_s: Seconds = 20.0
     """Time limit for pulling a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from baton.prefix_keys import image_key
 from baton.protos import worker_pb2
@@ -85,15 +85,20 @@ class Encodes:
                 self._placements.pairs.passed((one.worker_id, self._prompt_worker.worker_id))
         self.close()
 
-    def did_not_come(self) -> bool:
-        """Handle the prompt's worker lacking an image. Return whether it may be one of these."""
-        if not self._encodes:
-            return False
+    def did_not_come(self, names: Collection[str]) -> bool:
+        """Handle the prompt's worker lacking images. Return whether it may be some of these.
+
+        Others from the same encode worker are not tried again, either. names: the images; empty: unknown
+        """
+        lost = {one.worker_id for one in self._encodes if one.image.identifier in names or not names}
         for one in self._encodes:
-            self._state.encodes_failed[one.image.identifier] = _FAILED
-            self._placements.pairs.failed((one.worker_id, self._prompt_worker.worker_id))
-        self.close()
-        return True
+            if one.worker_id in lost:
+                self._state.encodes_failed[one.image.identifier] = _FAILED
+        for worker_id in lost:
+            self._placements.pairs.failed((worker_id, self._prompt_worker.worker_id))
+        if lost:
+            self.close()
+        return bool(lost)
 
     def close(self) -> None:
         """Abort what still runs, release what is kept, and end the bookings. Idempotent."""

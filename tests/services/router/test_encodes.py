@@ -252,6 +252,30 @@ async def test_embeddings_that_do_not_come_are_computed_with_the_prompt(cluster:
     assert images(prefill) == ["a"]
 
 
+async def test_only_the_images_that_did_not_come_are_computed_with_the_prompt(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    workers = await encoders(cluster, 2)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA, images=("a",)))
+    await ask(cluster, A, B)
+    assert [sorted(images(prefill, attempt)) for attempt in (0, 1)] == [["a", "b"], ["b"]]
+    assert sent(prefill) == ["a"]
+    assert sorted(name for worker in workers for name in sent(worker)) == ["a", "b"]  # B only once
+    assert where(cluster) == (2, 1, 1)
+
+
+async def test_an_image_that_the_prompts_worker_has_dropped_is_sent_again(cluster: Cluster) -> None:
+    """The other image's embeddings are not at fault."""
+    cluster.remake(encode_min_tokens=5)
+    prefill, _ = await cluster.pair()
+    large = replace(feature("c", 30), mm_position=replace(feature("c", 30).mm_position, length=8))
+    await encoders(cluster)
+    await ask(cluster, A)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA, images=("a",)))
+    await ask(cluster, A, large)
+    assert (sent(prefill), images(prefill)) == (["a", "a"], ["c"])
+    assert cluster.count("retries_total", trouble="encode", worker="p0") == 0
+
+
 async def test_a_retry_elsewhere_uses_the_embeddings_again(cluster: Cluster) -> None:
     first, second, _ = await cluster.pair(prefill=2)
     [encoder] = await encoders(cluster)
