@@ -76,8 +76,9 @@ class Work:
 
     def within(self, counts: Counts, goals: Goals) -> Shares:
         """Return the shares of requests that this many workers would serve within the goals."""
-        known = self.prompts is not None and counts.prefill
-        first_token = self.prompts.within(counts.prefill, goals.first_token_s) if known else None
+        first_token = None
+        if self.prompts is not None and counts.prefill:
+            first_token = self.prompts.within(counts.prefill, goals.first_token_s)
         return Shares(first_token, self._gaps(counts.decode))
 
     def _gaps(self, workers: int) -> float | None:
