@@ -75,7 +75,7 @@ class Decision:
     def orders(self) -> str:
         """The orders in words, for people; empty if there are none."""
         said = [f"{one.worker_id} becomes a {_word(role)} worker" for one, role in self.flips]
-        said += [f"a {_word(role)} worker starts as {place}" for place, role in self.starts]
+        said += [f"{place} starts ({_word(role)})" for place, role in self.starts]
         said += [f"{one.worker_id} drains and ends ({_word(one.role)})" for one in self.stops]
         return "; ".join(said)
 

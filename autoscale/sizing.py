@@ -113,7 +113,7 @@ class Work:
         if not bounds.most:
             return present
         if self.images is None:  # one worker shows how fast they are
-            return _stay(bounds, max(present, self.has_images))
+            return _stay(bounds, max(present, int(self.has_images)))
         if self.images.load < FEW:
             return bounds.least
         return self.images.least(

@@ -150,7 +150,7 @@ class Places:
         occupied = {places[part.name] for part in known}
         for name, role in self._roles.items():
             if name not in occupied:
-                parts.say(name, f"ordered: a {role} worker")
+                parts.say(name, f"ordered: {role} worker")
                 self._start(name, parts, ordered=True)
         for part in known:
             if places[part.name] not in self._roles and part.leaves_by is None:

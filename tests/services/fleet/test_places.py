@@ -147,7 +147,7 @@ def test_what_is_missing_starts_once(fleet: Fleet) -> None:
     assert fleet.ran() == ("worker-2", "decode")
     assert fleet.names == ["prefill-0", "decode-0", "worker-2"]
     assert not fleet.started.poll(0)
-    assert fleet.said == ["worker-2: ordered: a decode worker"]
+    assert fleet.said == ["worker-2: ordered: decode worker"]
 
 
 def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:
