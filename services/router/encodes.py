@@ -94,6 +94,7 @@ class Encodes:
         for one in self._encodes:
             if one.worker_id in lost:
                 self._state.encodes_failed[one.image.identifier] = _FAILED
+        self._state.excluded |= lost
         for worker_id in lost:
             self._placements.pairs.failed((worker_id, self._prompt_worker.worker_id))
         if lost:
