@@ -1,4 +1,4 @@
-"""Autoscaling: how many prefill and decode workers the goals need, and the orders that get there.
+"""Autoscaling: how many prefill, decode and encode workers the goals need, and the orders that get there.
 
     goals       latencies, bounds, patience
     seen        the input of one decision

@@ -39,6 +39,37 @@ class Capacity:
     uncached: float  # share of prompt tokens computed rather than found in a prefix cache
     gap: Gap | None
     slots: float  # maximum requests of a decode worker; 0: unknown
+    image_tokens_per_s: float | None = None  # computed by one encode worker
+    new_images: float = 1.0  # share of images computed rather than found at an encode worker
+
+
+@dataclass(slots=True)
+class _Speed:
+    """Sum up what a role's workers computed."""
+
+    tokens: float = 0.0
+    busy_s: float = 0.0
+    computed: float = 0.0  # prompt tokens or images
+    found: float = 0.0  # prompt tokens or images that were kept
+
+    def fade(self, keep: float) -> None:
+        self.tokens, self.busy_s = keep * self.tokens, keep * self.busy_s
+        self.computed, self.found = keep * self.computed, keep * self.found
+
+    def add(self, tokens: float, busy_s: float, computed: float, found: float) -> None:
+        self.tokens += tokens
+        self.busy_s += busy_s
+        self.computed += computed
+        self.found += found
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens / self.busy_s if self.tokens and self.busy_s else None
+
+    @property
+    def new(self) -> float:
+        """The share that was computed."""
+        return self.computed / (self.computed + self.found) if self.computed else 1.0
 
 
 @dataclass(slots=True)
@@ -81,11 +112,10 @@ class _Fit:
 class CapacityMeter:
     """Learn from each worker's counts since the last step. A step costs a few subtractions per worker."""
 
-    _last: dict[str, tuple[pb.Role, pb.EngineCounts]] = field(default_factory=dict)
+    _last: dict[str, tuple[pb.Role, pb.WorkerLoad]] = field(default_factory=dict)
     _at: float | None = None
-    _computed: float = 0.0  # prompt tokens computed by prefill workers
-    _found: float = 0.0  # prompt tokens found in their prefix caches
-    _busy: float = 0.0  # s
+    _prefill: _Speed = field(default_factory=_Speed)
+    _encode: _Speed = field(default_factory=_Speed)
     _fit: _Fit = field(default_factory=_Fit)
     _slots: float = 0.0
 
@@ -93,35 +123,42 @@ class CapacityMeter:
         """Learn from what was counted since the last call."""
         keep = math.exp((self._at - at) / FORGET_S) if self._at is not None else 1.0
         self._at = at
-        self._computed, self._found, self._busy = keep * self._computed, keep * self._found, keep * self._busy
-        self._fit.fade(keep)
+        for one in (self._prefill, self._encode, self._fit):
+            one.fade(keep)
         counted = {}
         slots = []
-        for one in members:
-            now = one.load.counts
-            counted[one.worker_id] = (one.role, now)
-            role, before = self._last.get(one.worker_id, (None, now))
-            if role == one.role and now.busy_s > before.busy_s:
-                self._learn(one.role, now, before)
-            if one.role == pb.ROLE_DECODE and one.ready:
-                slots.append(one.slots)
+        for member in members:
+            now = member.load
+            counted[member.worker_id] = (member.role, now)
+            role, before = self._last.get(member.worker_id, (None, now))
+            if role == member.role:
+                self._learn(role, now, before)
+            if member.role == pb.ROLE_DECODE and member.ready:
+                slots.append(member.slots)
         self._last = counted
         if slots:
             self._slots = sum(slots) / len(slots)
         return Capacity(
-            self._computed / self._busy if self._computed and self._busy else None,
-            self._computed / (self._computed + self._found) if self._computed else 1.0,
+            self._prefill.tokens_per_s,
+            self._prefill.new,
             self._fit.line(self._slots) if self._fit.weight and self._slots else None,
             self._slots,
+            self._encode.tokens_per_s,
+            self._encode.new,
         )
 
-    def _learn(self, role: pb.Role, now: pb.EngineCounts, before: pb.EngineCounts) -> None:
+    def _learn(self, role: pb.Role, load: pb.WorkerLoad, earlier: pb.WorkerLoad) -> None:
+        now, before = load.counts, earlier.counts
         busy_s = now.busy_s - before.busy_s
         computed = now.computed_tokens - before.computed_tokens
+        if role == pb.ROLE_ENCODE:  # one that only finds images takes no steps
+            images, kept = load.embeddings, earlier.embeddings
+            self._encode.add(computed, busy_s, images.computed - kept.computed, images.found - kept.found)
+            return
+        if busy_s <= 0:
+            return
         if role == pb.ROLE_PREFILL:
-            self._computed += computed
-            self._found += now.prefix_hits - before.prefix_hits
-            self._busy += busy_s
+            self._prefill.add(computed, busy_s, computed, now.prefix_hits - before.prefix_hits)
             return
         tokens = now.output_tokens - before.output_tokens
         request_s = now.request_s - before.request_s

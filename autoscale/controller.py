@@ -16,7 +16,7 @@ from baton.autoscale.capacity import CapacityMeter
 from baton.autoscale.demand import Demand, DemandMeter, Totals
 from baton.autoscale.goals import Goals
 from baton.autoscale.histogram import SECONDS, share_below
-from baton.autoscale.orders import OTHER, Draft
+from baton.autoscale.orders import OTHER, SCALED, Draft
 from baton.autoscale.seen import Member, Plan, Seen
 from baton.autoscale.sizing import Counts, Work, work
 from baton.protos import scheduler_pb2 as pb
@@ -75,7 +75,7 @@ class Decision:
     def orders(self) -> str:
         """The orders in words, for people; empty if there are none."""
         said = [f"{one.worker_id} becomes a {_word(role)} worker" for one, role in self.flips]
-        said += [f"a {_word(role)} worker starts as {place}" for place, role in self.starts]
+        said += [f"{place} starts ({_word(role)})" for place, role in self.starts]
         said += [f"{one.worker_id} drains and ends ({_word(one.role)})" for one in self.stops]
         return "; ".join(said)
 
@@ -104,13 +104,12 @@ class Controller:
         demand = self._demand.take(seen.at, seen.routers)
         capacity = self._capacity.take(seen.at, seen.members)
         decodes = seen.of(pb.ROLE_DECODE)
-        queued = sum(one.queued_tokens for one in seen.members)
-        todo = work(demand, capacity, decodes, queued, self.goals)
+        todo = work(demand, capacity, seen.members, self.goals)
         self._expire(seen.at)
         draft = Draft(seen, self._barred)
         self._give_up(draft)
         present = draft.present()
-        room = present.prefill + present.decode + len(draft.empty())
+        room = present.prefill + present.decode + len(draft.empty(OTHER))
         if self.goals.mode == "advise":  # even if no fleet could follow the advice
             room = self.goals.prefill.most + self.goals.decode.most
         wanted = todo.wanted(self.goals, present, room)
@@ -125,7 +124,7 @@ class Controller:
             stops=draft.stops,
             plan=draft.plan,
             changed=draft.plan != seen.plan,
-            backlog_s=todo.backlog_s / max(1, ready.prefill),
+            backlog_s=todo.prompts.backlog_s / max(1, ready.prefill) if todo.prompts else 0.0,
             occupancy=sum(one.load.running for one in decodes) / slots if slots else 0.0,
             settled=self._predict(demand, todo, ready),
         )
@@ -133,15 +132,15 @@ class Controller:
     def _order(self, draft: Draft, spare: Counts, wanted: Counts) -> None:
         """Draft the orders. `spare`: workers that each side has not needed for `flip_after_s`."""
         present = draft.present()
-        for role, other in OTHER.items():
-            short = wanted.of(role) - present.of(role)
-            if short > 0 and spare.of(other) > 0:
-                draft.flip(role, min(short, spare.of(other)), self._flipped)
+        for role in SCALED:
+            short, able = wanted.of(role) - present.of(role), spare.of(OTHER[role]) if role in OTHER else 0
+            if short > 0 and able > 0:
+                draft.flip(role, min(short, able), self._flipped)
                 self._flipped.update((one.worker_id, draft.seen.at) for one, _ in draft.flips)
             draft.start(role, wanted.of(role) - draft.present().of(role))
         present = draft.present()
         kept = self._most(draft.seen.at, self.goals.down_after_s)
-        for role in OTHER:
+        for role in SCALED if self.goals.encode.most else OTHER:
             bounds = self.goals.bounds(role)
             draft.stop(role, present.of(role) - max(kept.of(role), bounds.least), bounds)
 
@@ -157,12 +156,12 @@ class Controller:
 
     def _most(self, at: float, within_s: float) -> Counts:
         """Return the highest numbers wanted in the last `within_s`; an entry counts until the next one."""
-        prefill = decode = 0
+        most = Counts(0, 0)
         for when, counts in reversed(self._history):
-            prefill, decode = max(prefill, counts.prefill), max(decode, counts.decode)
+            most = Counts(*(max(most.of(role), counts.of(role)) for role in SCALED))
             if when <= at - within_s:
                 break
-        return Counts(prefill, decode)
+        return most
 
     def _expire(self, at: float) -> None:
         for table, since in ((self._flipped, at - self.goals.flip_after_s), (self._barred, at)):
@@ -172,7 +171,7 @@ class Controller:
     def _give_up(self, draft: Draft) -> None:
         """Cancel orders for workers that never registered; their places stay empty for `START_S` more."""
         at = draft.seen.at
-        coming = {name for role in OTHER for name in draft.coming(role)}
+        coming = {name for role in SCALED for name in draft.coming(role)}
         self._coming = {name: self._coming.get(name, at) for name in coming}
         for name, since in self._coming.items():
             if since < at - START_S:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.autoscale.histogram import SECONDS, TOKENS, middles
 from baton.protos import scheduler_pb2 as pb
@@ -26,6 +26,8 @@ class Totals:
     prompts: Sequence[float] = (0.0,) * (len(TOKENS) + 1)
     first_token: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
     gap: Sequence[float] = (0.0,) * (len(SECONDS) + 1)
+    images: Sequence[float] = (0.0,) * (len(TOKENS) + 1)
+    image_tokens: float = 0.0
 
     def since(self, then: Totals) -> Totals:
         """Return the counts since `then`; their `at` is the time that has passed."""
@@ -38,6 +40,8 @@ class Totals:
             _minus(self.prompts, then.prompts),
             _minus(self.first_token, then.first_token),
             _minus(self.gap, then.gap),
+            _minus(self.images, then.images),
+            self.image_tokens - then.image_tokens,
         )
 
 
@@ -50,10 +54,12 @@ class Demand:
     output_tokens: float  # mean length of recently completed answers; 0: unknown
     prompts: list[tuple[float, float]]  # tokens of a prompt, share of the requests
     waiting: int  # requests waiting in routers
+    images: list[tuple[float, float]] = field(default_factory=list)  # tokens of an image, share of the images
+    image_tokens_per_s: float = 0.0  # including those of images whose embeddings are kept
 
 
 class DemandMeter:
-    """Add up the reports of routers. A step costs one subtraction of some 130 numbers per router."""
+    """Add up the reports of routers. A step costs one subtraction of some 150 numbers per router."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, pb.RouterLoad]] = {}
@@ -64,6 +70,8 @@ class DemandMeter:
         self._over = 0.0
         self._output_tokens = 0.0
         self._prompts: list[float] = [0.0] * (len(TOKENS) + 1)
+        self._images: list[float] = [0.0] * (len(TOKENS) + 1)
+        self._image_tokens = 0.0
 
     def take(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Demand:
         """Add what routers have counted since the last call."""
@@ -77,8 +85,10 @@ class DemandMeter:
             self._requests,
             self._prompt_tokens,
             mean,
-            middles(self._prompts, TOKENS) if sum(self._prompts) > 1e-9 else [],
+            _spread(self._prompts),
             sum(load.waiting for load in routers.values()),
+            _spread(self._images),
+            self._image_tokens,
         )
 
     def _add(self, at: float, routers: Mapping[str, pb.RouterLoad]) -> Totals:
@@ -98,6 +108,8 @@ class DemandMeter:
                 prompts,
                 _grow(total.first_token, load.first_token, last.first_token),
                 _grow(total.gap, load.gap, last.gap),
+                _grow(total.images, load.images, last.images),
+                total.image_tokens + load.image_tokens - last.image_tokens,
             )
         for key in [key for key, (heard, _) in self._last.items() if heard < at - FORGET_S]:
             del self._last[key]
@@ -112,8 +124,15 @@ class DemandMeter:
         self._prompt_tokens = keep * self._prompt_tokens + rate * new.prompt_tokens
         self._over = keep * self._over + rate * new.over
         self._output_tokens = keep * self._output_tokens + rate * new.output_tokens
-        both = zip(self._prompts, new.prompts, strict=True)
-        self._prompts = [keep * old + rate * more for old, more in both]
+        self._image_tokens = keep * self._image_tokens + rate * new.image_tokens
+        self._prompts = [
+            keep * old + rate * more for old, more in zip(self._prompts, new.prompts, strict=True)
+        ]
+        self._images = [keep * old + rate * more for old, more in zip(self._images, new.images, strict=True)]
+
+
+def _spread(counts: Sequence[float]) -> list[tuple[float, float]]:
+    return middles(counts, TOKENS) if sum(counts) > 1e-9 else []
 
 
 def _grow(total: Sequence[float], now: Sequence[int], then: Sequence[int]) -> list[float]:

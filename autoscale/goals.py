@@ -31,6 +31,7 @@ class Goals:
     down_after_s: float  # remove a worker once fewer have sufficed for this long
     # change a role once its side could spare it for this long, and not again within the same time
     flip_after_s: float
+    encode: Bounds = Bounds(0, 0)  # most 0: encode workers are not scaled
 
     def bounds(self, role: pb.Role) -> Bounds:
-        return self.prefill if role == pb.ROLE_PREFILL else self.decode
+        return {pb.ROLE_PREFILL: self.prefill, pb.ROLE_DECODE: self.decode}.get(role, self.encode)

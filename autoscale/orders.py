@@ -11,6 +11,7 @@ from baton.autoscale.sizing import Counts
 from baton.protos import scheduler_pb2 as pb
 
 OTHER = {pb.ROLE_PREFILL: pb.ROLE_DECODE, pb.ROLE_DECODE: pb.ROLE_PREFILL}
+SCALED = (*OTHER, pb.ROLE_ENCODE)
 Role = pb.Role
 
 
@@ -61,14 +62,17 @@ class Draft:
         """Return the numbers of workers present or ordered, without those that leave."""
         flipped = {one.worker_id: role for one, role in self.flips}
         stopped = {one.worker_id for one in self.stops}
-        count = {role: len(self.coming(role)) for role in OTHER}
+        count = {role: len(self.coming(role)) for role in SCALED}
         for one in self.seen.members:
             if not one.leaving and one.worker_id not in stopped:
                 count[flipped.get(one.worker_id, one.role)] += 1
-        return Counts(count[pb.ROLE_PREFILL], count[pb.ROLE_DECODE])
+        return Counts(*(count[role] for role in SCALED))
 
-    def empty(self) -> list[tuple[str, pb.Place]]:
-        """Return the places in which nothing runs or was ordered, those of the emptiest fleet first."""
+    def empty(self, roles: Collection[Role]) -> list[tuple[str, pb.Place]]:
+        """Return the places for any of these roles in which nothing runs or was ordered.
+
+        Those of the emptiest fleet come first.
+        """
         taken = {*self._there, *self.barred}
         free = []
         for fleet, places in self.seen.places.items():
@@ -76,7 +80,9 @@ class Draft:
             free += [
                 (use, fleet, place)
                 for place in places
-                if place.name not in taken and place.name not in self.plan[fleet]
+                if place.name not in taken
+                and place.name not in self.plan[fleet]
+                and any(role in (place.roles or OTHER) for role in roles)
             ]
         free.sort(key=lambda one: one[:2])
         return [(fleet, place) for _, fleet, place in free]
@@ -101,27 +107,23 @@ class Draft:
 
     def start(self, role: Role, most: int) -> None:
         """Order up to `most` workers of this role to start in empty places."""
-        for fleet, place in self.empty():
-            if most <= 0:
-                return
-            if role in self._allowed.get(place.name, (role,)):
-                self.plan[fleet][place.name] = role
-                self.starts.append((place.name, role))
-                most -= 1
+        for fleet, place in self.empty((role,))[: max(0, most)]:
+            self.plan[fleet][place.name] = role
+            self.starts.append((place.name, role))
 
     def stop(self, role: Role, most: int, bounds: Bounds) -> None:
         """Order up to `most` workers of this role to leave: first unregistered ones, then the least busy.
 
         Among idle workers the last by name goes, `worker-3` before `decode-0`, so temporary workers leave
         first, and their nodes become free. A worker that no fleet started stays, because nobody could start
-        it again. So does the last worker that is ready.
+        it again. So does the last ready one of a role that generates.
         """
         for name in self.coming(role)[: max(0, most)]:
             self.remove(name)
             most -= 1
         flipped = {one.worker_id for one, _ in self.flips}
         ready = [one for one in self.seen.of(role) if not one.leaving and one.worker_id not in flipped]
-        most = min(most, len(ready) - max(1, bounds.least))
+        most = min(most, len(ready) - max(role in OTHER, bounds.least))
         for one in sorted(sorted(ready, key=_by_name, reverse=True), key=_load):
             if most > 0 and self.remove(one.name):
                 self.stops.append(one)

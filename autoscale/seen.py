@@ -12,7 +12,7 @@ Plan = Mapping[str, Mapping[str, pb.Role]]  # fleet -> place -> role of the work
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One live prefill or decode worker."""
+    """One live prefill, decode or encode worker."""
 
     worker_id: str
     name: str  # its place's name if a fleet started it

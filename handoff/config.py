@@ -33,7 +33,7 @@ class HandoffConfig:
     identity: str = ""  # folder of the worker's certificate; plain text if empty
     insecure: bool = False  # allow plain text to other machines
     drafter_fingerprint: str = ""  # hash of the draft model's own weights, if any
-    embeddings_mib: int | None = None  # an encode worker's shelf; None: see save/sizing.py
+    embeddings_mib: int | None = None  # memory for embeddings; None: see save/sizing.py
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> HandoffConfig:

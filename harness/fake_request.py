@@ -43,6 +43,7 @@ class Fault:
     loaded: bool = False  # ... except that its KV is loaded,
     crosses: bool = False  # and a token that was in flight when the next Start was sent
     hang: bool = False  # send no further message, but keep the connections open
+    images: tuple[str, ...] = ()  # named by `failed`
     goes_on: bool = False  # the engine continues after `failed`
     early: bool = False  # while the request waits for its source
 

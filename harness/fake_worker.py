@@ -406,6 +406,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             code=code,
             message=message,
             engine_goes_on=one.fault is not None and one.fault.goes_on,
+            images=one.fault.images if one.fault is not None else (),
         )
 
     def _fail(

@@ -161,6 +161,7 @@ class Cluster:
             max_attempts,
             encode_min_tokens=encode_min_tokens,
         )
+        self.counts = parts.counts
         self.client = RelayClient(parts, RelayLimits(**{**self._limits, **limits}))
         self.client.on_failure = self._failed
         if self._taking is not None:

@@ -500,14 +500,16 @@ class Attempt(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("attempt", "outcome", "cost")
+    __slots__ = ("attempt", "outcome", "cost", "kept")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     attempt: Attempt
     outcome: str
     cost: Cost
-    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    kept: int
+    def __init__(self, attempt: _Optional[_Union[Attempt, _Mapping]] = ..., outcome: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("queue_ms", "prefill_ms", "handoff_ms", "decode_ms", "handoff_bytes", "transport", "prompt_tokens", "output_tokens", "drafted_tokens", "accepted_tokens", "draft_steps")
@@ -564,7 +566,7 @@ class SnapshotRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., load: _Optional[_Union[RouterLoad, _Mapping]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., feed: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
-    __slots__ = ("prompts", "prompt_tokens", "first_token", "gap", "over", "output_tokens", "waiting")
+    __slots__ = ("prompts", "prompt_tokens", "first_token", "gap", "over", "output_tokens", "waiting", "images", "image_tokens")
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +574,8 @@ class RouterLoad(_message.Message):
     OVER_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompts: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     first_token: _containers.RepeatedScalarFieldContainer[int]
@@ -579,7 +583,9 @@ class RouterLoad(_message.Message):
     over: int
     output_tokens: int
     waiting: int
-    def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[int]
+    image_tokens: int
+    def __init__(self, prompts: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., first_token: _Optional[_Iterable[int]] = ..., gap: _Optional[_Iterable[int]] = ..., over: _Optional[int] = ..., output_tokens: _Optional[int] = ..., waiting: _Optional[int] = ..., images: _Optional[_Iterable[int]] = ..., image_tokens: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
     __slots__ = ("generation", "settling", "worker_lease_s", "placement_lease_s", "max_queued_prompt_tokens", "max_queue_factor", "handoff_min_tokens", "left", "idle_decode_tokens", "prefix_pull_s", "log_level", "fleet", "yours")

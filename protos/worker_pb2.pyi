@@ -217,7 +217,7 @@ class Admitted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., blocks_pulled: _Optional[int] = ..., wait_ms: _Optional[float] = ..., move_ms: _Optional[float] = ..., check_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., early_bytes: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("request_id", "epoch", "code", "message", "engine_goes_on")
+    __slots__ = ("request_id", "epoch", "code", "message", "engine_goes_on", "images")
     class Code(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CODE_UNSPECIFIED: _ClassVar[Failed.Code]
@@ -245,12 +245,14 @@ class Failed(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_GOES_ON_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     code: Failed.Code
     message: str
     engine_goes_on: bool
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., engine_goes_on: _Optional[bool] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., code: _Optional[_Union[Failed.Code, str]] = ..., message: _Optional[str] = ..., engine_goes_on: _Optional[bool] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
     __slots__ = ("request_id", "epoch", "key")

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from baton.autoscale.controller import Controller, Decision
 from baton.autoscale.goals import Goals
+from baton.autoscale.orders import SCALED
 from baton.autoscale.seen import Member, Seen
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.ask import ROLE_TIMEOUT_S, set_role
@@ -156,8 +157,7 @@ class Autoscaler:
 
 def seen(view: FleetView, told: Told, at: float) -> Seen:
     """Return the input of a decision; `at` is `time.monotonic`."""
-    sides = (pb.ROLE_PREFILL, pb.ROLE_DECODE)
-    members = [_member(unit) for unit in view.units() if unit[0].role in sides]
+    members = [_member(unit) for unit in view.units() if unit[0].role in SCALED]
     return Seen(
         at,
         members,

@@ -118,6 +118,7 @@ class Ledger:
             if live := self._find(attempt, result):
                 self._release(attempt.request_id, over=True)
                 self._keep(live.booking, event)
+                result.ended.append((live.booking, event))
             elif not self._fenced(attempt):  # its booking may still arrive, and must be refused
                 self._replace(attempt)
                 self._note(attempt.request_id, attempt.epoch, over=True)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from baton import metrics as baton_metrics
 from baton.autoscale.controller import Decision
+from baton.autoscale.orders import SCALED
 from baton.metrics import counter, gauge, histogram
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
@@ -37,8 +38,8 @@ class AutoscaleMetrics(baton_metrics.Metrics):
 
     def decided(self, decision: Decision, took_s: float) -> None:
         self._step_seconds.observe(took_s)
-        self._wanted_workers.labels("prefill").set(decision.wanted.prefill)
-        self._wanted_workers.labels("decode").set(decision.wanted.decode)
+        for role in SCALED:
+            self._wanted_workers.labels(role_of(role)).set(decision.wanted.of(role))
         self._prefill_backlog_seconds.set(decision.backlog_s)
         self._decode_occupancy.set(decision.occupancy)
         if decision.settled is None:

@@ -81,13 +81,16 @@ class Reports:
             self._put(attempt.request_id, booking)
             self._add(pb.Shared(attempt=attempt_to_wire(attempt), blocks=booking.blocks))
 
-    def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None) -> None:
-        """Report the end of an attempt. Outcomes: stop, length, abort, error or retried. Idempotent."""
+    def finished(self, attempt: Attempt, outcome: str, cost: pb.Cost | None = None, *, kept: int = 0) -> None:
+        """Report the end of an attempt. Outcomes: stop, length, abort, error or retried. Idempotent.
+
+        kept: the key of an image whose embeddings the encode worker now has
+        """
         if self._holds(attempt):
             self._put(attempt.request_id, None)
         if not self._reporters[self._home()].answered:
             self.on_released()  # a placement without a scheduler can use the room at once
-        self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost))
+        self._add(pb.Finished(attempt=attempt_to_wire(attempt), outcome=outcome, cost=cost, kept=kept))
 
     def saw_generation(self, generation: str, scheduler: str) -> None:
         """Report everything to this scheduler again if its generation is new."""

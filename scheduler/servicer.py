@@ -159,6 +159,9 @@ class SchedulerServicer(rpc.SchedulerServicer):
             return pb.ReportReply(refusal=str(error))
         result = self._ledger.report(report)
         self._metrics.stale("report", result.stale)
+        for booking, event in result.ended:
+            if event.kept:
+                self._prefixes.note(booking.decode_id, event.kept)
         fenced = set(result.fenced)
         self._metrics.adopted.inc(sum(booking.attempt not in fenced for booking in report.placed))
         return pb.ReportReply(

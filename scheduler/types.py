@@ -242,6 +242,7 @@ class ReportResult:
     lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked here
     fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or finished
     stale: int = 0  # events ignored because a later epoch was placed
+    ended: list[tuple[Booking, pb.Finished]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from baton.handoff import transports
 from baton.handoff.config import MIB, HandoffConfig
 from baton.handoff.embeddings import Embeddings, Form
 from baton.handoff.manifest import check_embedding
+from baton.handoff.save.sizing import EMBEDDINGS_BYTES
 from baton.handoff.transports.base import Cancellation, Pull, Transport
 from baton.handoff.transports.whole import pulled
 from baton.protos.handoff_pb2 import EmbeddingManifest
@@ -17,8 +18,19 @@ from baton.protos.handoff_pb2 import EmbeddingManifest
 class EmbeddingPuller:
     """Pulls embeddings into this process. Thread-safe."""
 
-    def __init__(self, worker_id: str, form: Form, names: Sequence[str] | None) -> None:
-        """form: of this worker's own model; names: the transports to use, best first."""
+    def __init__(
+        self,
+        worker_id: str,
+        form: Form,
+        names: Sequence[str] | None,
+        most_bytes: int = EMBEDDINGS_BYTES,
+    ) -> None:
+        """Set up.
+
+        form: of this worker's own model; names: the transports to use, best first; most_bytes: what its
+        callers may keep
+        """
+        self.most_bytes = most_bytes
         self._worker_id = worker_id
         self._form = form
         self._names = names

@@ -60,11 +60,7 @@ class Shelf:
         self._hash = compatibility_hash
         self._transports = transports.create(config.transports)
         segments.remove_stale()
-        size = (
-            config.embeddings_mib * MIB
-            if config.embeddings_mib is not None
-            else sizing.shelf_bytes(sizing.free_bytes())
-        )
+        size = sizing.embeddings_bytes(config.embeddings_mib)
         logger.info("%d MiB of shared memory for embeddings of images", size // MIB)
         register = functools.partial(transports.register, self._transports)
         self._staging = Staging(

@@ -1,4 +1,4 @@
-"""The default sizes of staging, and of an encode worker's shelf."""
+"""The default sizes of staging and of the memory for embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.handoff.memory.segments import DIRECTORY
 from baton.handoff.memory.views import bytes_for
 
 CACHE_SHARE = 2  # 1/n of the KV cache: enough for a batch and the prompts queued after it
-SHELF_BYTES = 4 << 30  # some hundred images of a megapixel each
+EMBEDDINGS_BYTES = 4 << 30  # some hundred images of a megapixel each
 FREE_SHARE = 4  # at most 1/n of free /dev/shm, as other ranks and workers start at the same time
 
 
@@ -37,9 +37,9 @@ def staging_size(record_bytes: int, cache_blocks: int, prompt_blocks: int, free_
     )
 
 
-def shelf_bytes(free_bytes: int) -> int:
-    """Return a shelf's size; its pages are taken as they are needed."""
-    return min(SHELF_BYTES, free_bytes // FREE_SHARE)
+def embeddings_bytes(mib: int | None) -> int:
+    """Return how much a worker keeps of embeddings; the pages are taken as they are needed."""
+    return mib << 20 if mib is not None else min(EMBEDDINGS_BYTES, free_bytes() // FREE_SHARE)
 
 
 def free_bytes() -> int:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from baton.prefix_keys import KEYS
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex
 
@@ -59,6 +60,11 @@ class PrefixLedger:
             self.index.apply(worker.slot, operations)
             worker.operations += len(operations)
         return _known(worker)
+
+    def note(self, worker_id: str, key: int) -> None:
+        """Add a block that a worker has stored and will report with its next heartbeat."""
+        if (worker := self._workers.get(worker_id)) is not None and key < KEYS:
+            self.index.apply(worker.slot, (key,))
 
     def keep(self, roles: Mapping[str, int]) -> None:
         """Forget workers that are not in `roles`, keyed by worker id, and those that do not report."""

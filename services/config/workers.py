@@ -217,8 +217,8 @@ class HandoffSettings(Section):
     """Memory for saved KV, in MiB per rank. If unset: half of the KV cache, or one prompt of max_model_len if
     that is more, but at most a quarter of the free /dev/shm."""
     embeddings_mib: Positive | None = None
-    """An encode worker's memory for images' embeddings, in MiB. If unset: 4 GiB, but at most a quarter of the
-    free /dev/shm."""
+    """Memory for images' embeddings, in MiB: an encode worker's, and as much for the unfinished requests of a
+    worker that gets them. If unset: 4 GiB, but at most a quarter of the free /dev/shm."""
     pull_timeout_s: Seconds = 20.0
     """Time limit for pulling a prompt's KV once the prompt is complete."""
     kv_wire_dtype: Literal["auto", "fp8_e4m3", "int8"] = "auto"
@@ -276,7 +276,7 @@ class SloSettings(Section):
 
 
 class AutoscaleSettings(Section):
-    """Autoscaling of prefill and decode workers (docs/autoscaling.md)."""
+    """Autoscaling of prefill, decode and encode workers (docs/autoscaling.md)."""
 
     mode: Literal["off", "advise", "on"] = "off"
     """off, on, or advise, which only logs and shows what `on` would do."""
@@ -288,6 +288,10 @@ class AutoscaleSettings(Section):
     """Minimum number of decode workers."""
     max_decode: Positive = 4
     """Maximum number of decode workers."""
+    min_encode: Count = 0
+    """Minimum number of encode workers. With 0, prompts' workers encode while there are few images."""
+    max_encode: Count = 0
+    """Maximum number of encode workers; 0: they are not scaled."""
     down_after_s: Seconds = 120.0
     """A worker is removed when fewer would have sufficed for this long."""
 
@@ -298,7 +302,7 @@ class AutoscaleSettings(Section):
 
     @model_validator(mode="after")
     def _least_is_not_above_most(self) -> AutoscaleSettings:
-        for role in ("prefill", "decode"):
+        for role in ("prefill", "decode", "encode"):
             least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
             if least > most:
                 raise ValueError(f"min_{role} ({least}) is above max_{role} ({most})")

@@ -10,6 +10,8 @@ ServiceError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.protos.worker_pb2 import Failed
 from baton.services.errors import ServiceError
 
@@ -33,6 +35,8 @@ class SiblingLost(EngineFailed):
 class RequestRefused(EngineError):
     """A request is refused. `code` tells the router what to do with it."""
 
-    def __init__(self, code: Failed.Code, message: str) -> None:
+    def __init__(self, code: Failed.Code, message: str, images: Sequence[str] = ()) -> None:
+        """`images`: the missing ones if the code is MEDIA; empty: any may be missing."""
         super().__init__(message)
         self.code = code
+        self.images = images

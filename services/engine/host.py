@@ -21,6 +21,7 @@ from baton.handoff.errors import HandoffError
 from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.handoff.params import asks_for_load
 from baton.handoff.reports import Staged
+from baton.handoff.save import sizing
 from baton.handoff.save.shelf import Shelf
 from baton.handoff.vllm import ec_connector
 from baton.protos.handoff_pb2 import Manifest, TrialReply
@@ -192,7 +193,10 @@ class EngineHost:
     def embedding_puller(self) -> EmbeddingPuller:
         """Return what pulls embeddings for this engine's model, which takes images."""
         plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
-        return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports)
+        own = plan.settings.handoff
+        return EmbeddingPuller(
+            plan.worker_id, form, own.transports, sizing.embeddings_bytes(own.embeddings_mib)
+        )
 
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""

@@ -26,4 +26,5 @@ def goals_of(settings: Settings) -> Goals:
         interval_s=min(DECIDE_S, own.flip_after_s / 2, own.down_after_s / 2),
         down_after_s=own.down_after_s,
         flip_after_s=own.flip_after_s,
+        encode=Bounds(own.min_encode, own.max_encode),
     )

@@ -48,15 +48,19 @@ class Plan:
         return any(self._own_engines.values())
 
     def further(self) -> list[str]:
-        """Return a role for each place beyond the first workers', if there are devices for it; "": any."""
+        """Return a role for each place beyond the first workers', if there are devices for it.
+
+        "": prefill or decode
+        """
         limits = self.settings.autoscale
         if limits.mode != "on":
             return []
         most = {"prefill": limits.max_prefill, "decode": limits.max_decode}
+        encode = [ENCODE.name] * (limits.max_encode - self.roles.count(ENCODE.name))
         if not self.sides_differ:
-            return [""] * (sum(most.values()) - sum(role in most for role in self.roles))
+            return encode + [""] * (sum(most.values()) - sum(role in most for role in self.roles))
         more = ([role] * (number - self.roles.count(role)) for role, number in most.items())
-        return [role for pair in zip_longest(*more) for role in pair if role]
+        return encode + [role for pair in zip_longest(*more) for role in pair if role]
 
     @property
     def _own_engines(self) -> dict[str, Mapping[str, Any]]:
@@ -115,12 +119,14 @@ class Places:
         ]
         # name -> role of each place in which workers should run
         self._roles = dict(zip(self.names, fleet.roles, strict=False))
-        self._encoders = {name: role for name, role in self._roles.items() if role == ENCODE.name}
-        # name -> the role to which each place with orders belongs; "": any. Encode workers get no orders.
+        scaled = fleet.settings.autoscale.max_encode > 0
+        # name -> role of each place without orders
+        self._fixed = {name: role for name, role in self._roles.items() if role == ENCODE.name and not scaled}
+        # name -> the role to which each place with orders belongs; "": prefill or decode
         self.owners = {
-            name: role if fleet.sides_differ else ""
+            name: role if fleet.sides_differ or role == ENCODE.name else ""
             for name, role in zip(self.names, roles, strict=True)
-            if name not in self._encoders
+            if name not in self._fixed
         }
         self._runs = {
             name: self._members(name, own, worker, shares)
@@ -138,13 +144,13 @@ class Places:
         self._fence = ordered.fence
         places = {member: name for name, members in self._runs.items() for member in members}
         known = [part for part in parts.members if part.name in places]
-        self._roles = self._encoders | {
+        self._roles = self._fixed | {
             name: role for name, role in ordered.roles.items() if name in self.owners
         }
         occupied = {places[part.name] for part in known}
         for name, role in self._roles.items():
             if name not in occupied:
-                parts.say(name, f"ordered: a {role} worker")
+                parts.say(name, f"ordered: {role} worker")
                 self._start(name, parts, ordered=True)
         for part in known:
             if places[part.name] not in self._roles and part.leaves_by is None:

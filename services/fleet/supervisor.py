@@ -159,7 +159,7 @@ def _check_model(one: Started) -> None:
     check_names(settings.router)
     plan = Plan(settings, fleet.roles)
     engines = [settings.engine]
-    for role in set(fleet.roles):
+    for role in {*fleet.roles, *filter(None, plan.further())}:
         roles.check(roles.role(role), own := plan.settings_of(role))
         engines.append(own.engine)
     if settings.fleet.node_rank:

@@ -31,8 +31,8 @@ class Watched:
     scheduler: str  # its address
     health_url: str  # the router's /health for this model
     prefix: str = ""  # prefix of the names of the model's processes
-    # The places for which the scheduler gives orders, and the role to which each belongs ("": any). None
-    # without autoscaling.
+    # The places for which the scheduler gives orders, and the role to which each belongs ("": prefill or
+    # decode). None without autoscaling.
     places: Mapping[str, str] = field(default_factory=dict)
 
 

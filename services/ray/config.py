@@ -138,18 +138,19 @@ class ClusterSettings(Settings):
 
     @property
     def scaling(self) -> AutoscaleSettings:
-        """The section `autoscale` with the limits from each side's autoscaling_config. Raises ConfigError."""
+        """The section `autoscale` with the limits from each role's autoscaling_config. Raises ConfigError."""
         own = self.autoscale
         if own.mode == "off":
             return own
-        bounds = {role: self._bounds_given(role) for role in SIDES}
+        given = own.model_dump(exclude_unset=True)
+        for role in WORKER_ROLES:
+            given |= self._bounds_given(role)
         try:
-            scaling = AutoscaleSettings(
-                **{**own.model_dump(exclude_unset=True), **bounds["prefill"], **bounds["decode"]}
-            )
+            scaling = AutoscaleSettings(**given)
         except ValidationError as error:
             raise ConfigError(f"autoscale, autoscaling_config: {one_line(error)}") from None
-        for role in SIDES if own.mode == "on" else ():
+        scaled = WORKER_ROLES if scaling.max_encode else SIDES
+        for role in scaled if own.mode == "on" else ():
             least, most = (getattr(scaling, f"{end}_{role}") for end in ("min", "max"))
             if not least <= (first := self.deploying(role).initial) <= most:
                 raise ConfigError(
@@ -159,10 +160,11 @@ class ClusterSettings(Settings):
         return scaling
 
     def _bounds_given(self, role: str) -> dict[str, int]:
-        """Return the keys of `autoscale` that a side's deployment_config sets. Raises ConfigError."""
+        """Return the keys of `autoscale` that a role's deployment_config sets. Raises ConfigError."""
         own, deploying = self.autoscale, self.deploying(role)
         section = f"{role}_config.deployment_config"
-        if own.mode == "on" and deploying.num_replicas is not None:
+        scaled = role in SIDES or (own.max_encode and deploying.num_replicas)
+        if own.mode == "on" and scaled and deploying.num_replicas is not None:
             raise ConfigError(
                 f"autoscale.mode is on and {section}.num_replicas fixes a number: "
                 "give autoscaling_config with min_replicas and max_replicas instead"
@@ -175,15 +177,15 @@ class ClusterSettings(Settings):
                 raise ConfigError(
                     f"autoscale.{key} is {getattr(own, key)} and {said} is {number}: leave one of them out"
                 )
-            if number < 1:
+            if number < 1 and role in SIDES:
                 raise ConfigError(f"{said} is 0: autoscaling keeps at least one worker on each side")
             bounds[key] = number
         return bounds
 
     def bounds(self, role: str) -> tuple[int, int | None]:
         """Return the minimum and maximum number of a role's workers, None for any. Raises ConfigError."""
-        if self.autoscale.mode == "on" and role in SIDES:
-            scaling = self.scaling
+        scaling = self.scaling
+        if self.autoscale.mode == "on" and (role in SIDES or scaling.max_encode):
             return getattr(scaling, f"min_{role}"), getattr(scaling, f"max_{role}")
         limits = self.deploying(role).autoscaling_config
         return (limits.min_replicas, limits.max_replicas) if limits else (0, None)
@@ -230,13 +232,14 @@ class ClusterSettings(Settings):
                     f"security.{key}: leave it out; on Ray the CA is where `baton ray up` runs (security.ca)"
                 )
         names = set()
-        there = (*SIDES, *(["encode"] if self.deploying("encode").initial else []))
+        encodes = self.deploying("encode").initial or self.scaling.max_encode
+        there = (*SIDES, *(["encode"] if encodes else []))
         for role in there:
             engine = self.engine_of(role)
             check_model(engine)
             validation.check(engine)
             roles.check(roles.role(role), self.model_copy(update={"engine": engine}))
-            if not self.deploying(role).initial:
+            if role in SIDES and not self.deploying(role).initial:
                 raise ConfigError(f"{role}_config.deployment_config: at least one worker is needed to start")
             self._check_gpus(role, engine)
             names.add((engine.model, engine.served_model_name))

@@ -1,8 +1,8 @@
 """Autoscaling on Ray: the scheduler orders which worker runs in which place (docs/autoscaling.md).
 
-The places are names of workers. If both sides' workers have the same settings, a place may run either role,
-and a worker may change its role; otherwise a place belongs to one side. An order lists all workers that
-should run. Without an answer nothing changes.
+The places are names of workers. If prefill and decode workers have the same settings, a place may run either
+role, and a worker may change its role; otherwise a place belongs to one role, as those for encode workers
+always do. An order lists all workers that should run. Without an answer nothing changes.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ class OrderedWorkers:
     """The places, and the workers that should run in them."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Make as many places as both sides' limits allow, the initial ones named after roles."""
-        first = {role: settings.deploying(role).initial for role in SIDES}
+        """Make as many places as the limits allow, the initial ones named after roles."""
+        first = {
+            role: [f"{role}-{at}" for at in range(settings.deploying(role).initial)] for role in WORKER_ROLES
+        }
         most = {role: settings.bounds(role)[1] or 0 for role in SIDES}
-        self._encoders = {f"encode-{at}": "encode" for at in range(settings.deploying("encode").initial)}
-        self._ordered = {f"{role}-{at}": role for role in SIDES for at in range(first[role])}
+        most_encode = settings.scaling.max_encode
+        self._fixed = {} if most_encode else dict.fromkeys(first["encode"], "encode")
+        scaled = WORKER_ROLES if most_encode else SIDES
+        self._ordered = {name: role for role in scaled for name in first[role]}
+        own = {"encode": most_encode}
         if settings.interchangeable:
-            more = (f"worker-{at}" for at in range(len(self._ordered), sum(most.values())))
-            names = [*self._ordered, *more]
+            names = [name for role in SIDES for name in first[role]]
+            names += [f"worker-{at}" for at in range(len(names), sum(most.values()))]
             self._places = [pb.Place(name=name) for name in names]
         else:
-            self._places = [
-                pb.Place(name=f"{role}-{at}", roles=[roles.role(role).wire])
-                for role in SIDES
-                for at in range(most[role])
-            ]
+            self._places, own = [], most | own
+        self._places += [
+            pb.Place(name=f"{role}-{at}", roles=[roles.role(role).wire])
+            for role, number in own.items()
+            for at in range(number)
+        ]
         self._id = f"ray-{socket.gethostname()}-{os.getpid()}"
         self._fence = 0
         self._asked = -math.inf
@@ -64,8 +70,8 @@ class OrderedWorkers:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The roles of all wanted workers, by name. Encode workers get no orders."""
-        return self._ordered | self._encoders
+        """The roles of all wanted workers, by name."""
+        return self._ordered | self._fixed
 
     @property
     def numbers(self) -> dict[str, int]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from baton.prefix_keys import image_key
 from baton.protos import worker_pb2
 from baton.scheduler.client import Placement
 from baton.services.router.errors import WorkerUnreachable
@@ -49,15 +50,16 @@ class Encodes:
         for number, (image, tokens) in enumerate(zip(state.images, state.image_places, strict=True)):
             if tokens.stop > cached:
                 computed.setdefault(image, number)
+        large = [
+            image
+            for image in computed
+            if image.tokens >= parts.encode_min_tokens and state.encodes_failed[image.identifier] < _FAILED
+        ]
+        for image in large:
+            parts.counts.image(image.tokens)
         if self._placements.encoders:
             exclude = frozenset(state.excluded | parts.pool.suspects())
-            placing = [
-                self._place(number, exclude)
-                for image, number in computed.items()
-                if image.tokens >= parts.encode_min_tokens
-                and state.encodes_failed[image.identifier] < _FAILED
-            ]
-            await asyncio.gather(*placing)
+            await asyncio.gather(*(self._place(computed[image], exclude) for image in large))
         parts.metrics.images_computed("prompt", len(computed) - len(self._encodes))
 
     @property
@@ -83,15 +85,21 @@ class Encodes:
                 self._placements.pairs.passed((one.worker_id, self._prompt_worker.worker_id))
         self.close()
 
-    def did_not_come(self) -> bool:
-        """Handle the prompt's worker lacking an image. Return whether it may be one of these."""
-        if not self._encodes:
-            return False
+    def did_not_come(self, names: Collection[str]) -> bool:
+        """Handle the prompt's worker lacking images. Return whether it may be some of these.
+
+        Others from the same encode worker are not tried again, either. names: the images; empty: unknown
+        """
+        lost = {one.worker_id for one in self._encodes if one.image.identifier in names or not names}
         for one in self._encodes:
-            self._state.encodes_failed[one.image.identifier] = _FAILED
-            self._placements.pairs.failed((one.worker_id, self._prompt_worker.worker_id))
-        self.close()
-        return True
+            if one.worker_id in lost:
+                self._state.encodes_failed[one.image.identifier] = _FAILED
+        self._state.excluded |= lost
+        for worker_id in lost:
+            self._placements.pairs.failed((worker_id, self._prompt_worker.worker_id))
+        if lost:
+            self.close()
+        return bool(lost)
 
     def close(self) -> None:
         """Abort what still runs, release what is kept, and end the bookings. Idempotent."""
@@ -187,9 +195,9 @@ class _Encode(StreamListener):
         if not stream.begin(self, start, (self.image,) if lacked or not self._held else ()):
             self._fail("its queue is full")
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, kept: int = 0) -> None:
         self._over = True
-        self._relay.parts.placements.reporter.finished(self._placement.attempt, outcome)
+        self._relay.parts.placements.reporter.finished(self._placement.attempt, outcome, kept=kept)
         if self._stream is not None:
             self._stream.forget(self)
 
@@ -207,7 +215,7 @@ class _Encode(StreamListener):
             self._fail(f"it could not keep an image's embeddings: {saved.problem}")
             return
         self.saved = True
-        self._end("stop")
+        self._end("stop", image_key(self.image.identifier))
         timings = self._relay.state.timings
         timings.encoded = time.monotonic()
         timings.encoder = process_of(self._placement.decode)

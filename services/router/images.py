@@ -90,6 +90,6 @@ class Sent:
     def forget(self, identifier: str) -> None:
         self._size -= self._sizes.pop(identifier, 0)
 
-    def forget_all(self, images: Iterable[Image]) -> None:
-        for image in images:
-            self.forget(image.identifier)
+    def forget_all(self, identifiers: Iterable[str]) -> None:
+        for identifier in identifiers:
+            self.forget(identifier)

@@ -168,8 +168,8 @@ class Leg(StreamListener):
     def on_failed(self, failed: worker_pb2.Failed) -> None:
         trouble = TROUBLES.get(failed.code, Trouble.ENGINE)
         if trouble is Trouble.MEDIA and self._stream is not None:
-            self._stream.sent.forget_all(self._state.images)
-            if self._encodes is not None and self._encodes.did_not_come():
+            self._stream.sent.forget_all(failed.images or [one.identifier for one in self._state.images])
+            if self._encodes is not None and self._encodes.did_not_come(failed.images):
                 trouble = Trouble.ENCODE
         self._end(self._failure(trouble, failed.message, engine_goes_on=failed.engine_goes_on))
 

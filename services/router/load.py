@@ -14,9 +14,9 @@ def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
     if len(loads) == 1:
         return loads[0]
     whole = pb.RouterLoad()
-    for name in ("prompts", "first_token", "gap"):
+    for name in ("prompts", "first_token", "gap", "images"):
         getattr(whole, name).extend(map(sum, zip(*(getattr(one, name) for one in loads), strict=True)))
-    for name in ("prompt_tokens", "over", "output_tokens", "waiting"):
+    for name in ("prompt_tokens", "over", "output_tokens", "waiting", "image_tokens"):
         setattr(whole, name, sum(getattr(one, name) for one in loads))
     return whole
 
@@ -28,12 +28,18 @@ class RouterCounts:
         self._prompts = Histogram(TOKENS)
         self._first_token = Histogram(SECONDS)
         self._gap = Histogram(SECONDS)
+        self._images = Histogram(TOKENS)
         self._sums = pb.RouterLoad()
 
     def arrived(self, state: RequestState) -> None:
         """Count a request on its arrival, before it is placed."""
         self._prompts.add(state.prompt_tokens)
         self._sums.prompt_tokens += state.prompt_tokens
+
+    def image(self, tokens: int) -> None:
+        """Count an image that an encode worker should compute."""
+        self._images.add(tokens)
+        self._sums.image_tokens += tokens
 
     def first_token(self, state: RequestState) -> None:
         state.first_token = time.monotonic()
@@ -51,6 +57,7 @@ class RouterCounts:
             prompts=self._prompts.counts,
             first_token=self._first_token.counts,
             gap=self._gap.counts,
+            images=self._images.counts,
             waiting=len(waiting),
         )
         load.MergeFrom(self._sums)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class RunningAttempt:
     share: Share = field(default_factory=Share)
     received: Received | None = None  # images that came on its router's stream
     images: dict[str, Any] | None = None  # name -> prepared image, or its embeddings; None: find them here
+    embedding_bytes: int = 0  # taken of EmbeddingRoom
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -60,8 +61,8 @@ class RunningAttempt:
     def log_fields(self) -> dict[str, str]:
         return {"request_id": self.request_id, "trace_id": trace_id_of(self.traceparent)}
 
-    def failed(self, code: Failed.Code, message: str) -> Failed:
-        return Failed(request_id=self.request_id, epoch=self.epoch, code=code, message=message)
+    def failed(self, code: Failed.Code, message: str, images: Sequence[str] = ()) -> Failed:
+        return Failed(request_id=self.request_id, epoch=self.epoch, code=code, message=message, images=images)
 
 
 class Attempts:

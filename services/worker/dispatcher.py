@@ -147,7 +147,7 @@ class Dispatcher:
     def _move_on(self, attempts: list[RunningAttempt], why: str = "a request is tried alone here") -> None:
         for attempt in attempts:
             self._end(attempt)
-        self._fail_all([(attempt, Failed.CODE_DRAINING, why) for attempt in attempts])
+        self._fail_all([(attempt, attempt.failed(Failed.CODE_DRAINING, why)) for attempt in attempts])
         self._host.abort([attempt.internal_id for attempt in attempts])
 
     def hang_up(self) -> None:
@@ -209,8 +209,7 @@ class Dispatcher:
         except RequestRefused as refused:
             if self._attempts.is_live(attempt):
                 self._attempts.end(attempt)
-            self._metrics.on_refused(refused.code)
-            self._fail(attempt, refused.code, str(refused))
+            self._turn_away(attempt, refused)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         engine_ids = []
@@ -243,8 +242,7 @@ class Dispatcher:
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
         """End an attempt at any stage, and tell its router why."""
-        self._cut(attempt, code, message)
-        self._fail(attempt, code, message)
+        self._fail_all([(attempt, self._cut(attempt, code, message))])
 
     # Called by the engine (engine.host.Listener).
 
@@ -380,12 +378,13 @@ class Dispatcher:
         if attempt is None:
             return
         self._attempts.end(attempt)
-        if isinstance(error, RequestRefused):
-            code, message = error.code, str(error)
-        else:
-            code, message = Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}"
-        self._metrics.on_refused(code)
-        self._fail(attempt, code, message)
+        if not isinstance(error, RequestRefused):
+            error = RequestRefused(Failed.CODE_INVALID, f"vLLM refuses it: {describe(error)}")
+        self._turn_away(attempt, error)
+
+    def _turn_away(self, attempt: RunningAttempt, refused: RequestRefused) -> None:
+        self._metrics.on_refused(refused.code)
+        self._fail_all([(attempt, attempt.failed(refused.code, str(refused), refused.images))])
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
         """Tell all routers that the engine failed, and which requests may have caused it.
@@ -393,29 +392,27 @@ class Dispatcher:
         After the loss of a rank no request is at fault: the routers only see their streams end.
         """
         why = self._closed_because = "this worker's engine failed"
-        failed: list[tuple[RunningAttempt, Failed.Code, str]] = []
+        failed: list[tuple[RunningAttempt, Failed]] = []
         for attempt in self._attempts.all():
             if not attempt.inside or (running is not None and attempt.internal_id not in running):
-                failed.append((attempt, Failed.CODE_DRAINING, why))
+                failed.append((attempt, attempt.failed(Failed.CODE_DRAINING, why)))
             elif not isinstance(error, RankLost):
-                failed.append((attempt, Failed.CODE_ENGINE, f"the engine failed: {describe(error)}"))
+                broken = attempt.failed(Failed.CODE_ENGINE, f"the engine failed: {describe(error)}")
+                failed.append((attempt, broken))
             self._attempts.end(attempt)
         self._fail_all(failed)
         if not self.failed.done():
             self.failed.set_result(error)
 
-    def _fail(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        self._fail_all([(attempt, code, message)])
-
-    def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed.Code, str]]) -> None:
+    def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed]]) -> None:
         """Send each router all of its failures in one message.
 
         Of several messages a router might read only the first: if it then writes to the stream, which has
         ended, gRPC drops the unread ones.
         """
         replies = Replies(RunReply)
-        for attempt, code, message in failed:
-            replies[attempt.session].failed.append(attempt.failed(code, message))
+        for attempt, message in failed:
+            replies[attempt.session].failed.append(message)
         for number, reply in replies.items():
             self._send(number, reply)
 
@@ -426,7 +423,7 @@ class Dispatcher:
 
     def _ended(self, attempt: RunningAttempt) -> None:
         self._admission.give_back(attempt.share)
-        self._gate.ended(attempt)
+        self._entrance.ended(attempt)
         if attempt.incoming is not None:
             attempt.incoming.cancel()
         if attempt.phase != PHASE_DECODE:

@@ -1,7 +1,7 @@
 """Bring the embeddings of a request's images from the encode workers that compute them.
 
-All are followed at once, with the Follow call, and pulled in threads. If one fails, the request does without
-all: its router sends it again with its images.
+All are followed at once, with the Follow call, and pulled in threads. If one fails, the attempt fails, and
+its router tries again and sends that image whole. Requests wait while others keep too many embeddings.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from baton.handoff.embeddings import Embeddings
-from baton.handoff.errors import HandoffError, MalformedManifest
+from baton.handoff.errors import HandoffError, MalformedManifest, StagingFull
 from baton.handoff.load.embeddings import EmbeddingPuller
 from baton.handoff.reports import Problem
 from baton.handoff.transports.base import Cancellation
@@ -22,6 +23,7 @@ from baton.protos.worker_pb2 import Complete, Encoded, Failed
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.images import MOST_EMBEDDING_BYTES
 from baton.services.errors import describe
+from baton.services.worker.attempts import RunningAttempt
 from baton.services.worker.following import Following
 from baton.services.worker.incoming import Event
 from baton.services.worker.metrics import WorkerMetrics
@@ -29,13 +31,59 @@ from baton.services.worker.metrics import WorkerMetrics
 logger = logging.getLogger(__name__)
 
 WAIT_S = 30.0  # limit of the wait for all embeddings of a request
+ROOM_S = 5.0  # limit of the wait for room
 _PULLS = 4  # at once
+
+
+class EmbeddingRoom:
+    """The memory for embeddings of all attempts, each of which keeps its own until it ends."""
+
+    def __init__(self) -> None:
+        self._free = 0
+        self._waiting: deque[tuple[RunningAttempt, int, asyncio.Future[None]]] = deque()
+
+    def fit(self, size: int) -> None:
+        self._free = size
+
+    async def take(self, attempt: RunningAttempt, size: int, wait_s: float) -> None:
+        """Take `size` bytes, in the order of the calls. Raises StagingFull."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((attempt, size, turn))
+        self._serve()
+        try:
+            async with asyncio.timeout(wait_s):
+                await turn
+        except TimeoutError:
+            raise StagingFull(
+                f"no room for {size} bytes of embeddings, because other requests keep theirs: raise "
+                "handoff.embeddings_mib"
+            ) from None
+        finally:
+            self._serve()  # it may have been in others' way
+
+    def give_back(self, attempt: RunningAttempt) -> None:
+        """Free what an attempt took. Idempotent."""
+        self._free += attempt.embedding_bytes
+        attempt.embedding_bytes = 0
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting:
+            attempt, size, turn = self._waiting[0]
+            if not turn.done():
+                if size > self._free:
+                    return
+                self._free -= size
+                attempt.embedding_bytes = size
+                turn.set_result(None)
+            self._waiting.popleft()
 
 
 class EmbeddingsComing:
     """The embeddings that this worker's requests wait for."""
 
     def __init__(self, following: Following, metrics: WorkerMetrics) -> None:
+        self.room = EmbeddingRoom()
         self._following = following
         self._metrics = metrics
         self._puller: EmbeddingPuller | None = None
@@ -43,6 +91,7 @@ class EmbeddingsComing:
 
     def fit(self, puller: EmbeddingPuller) -> None:
         self._puller = puller
+        self.room.fit(puller.most_bytes)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -50,24 +99,32 @@ class EmbeddingsComing:
             self._puller.close()
 
     async def bring(
-        self, encoded: Sequence[Encoded], rows: Mapping[str, int], epoch: int, left_s: float
+        self, attempt: RunningAttempt, encoded: Sequence[Encoded], rows: Mapping[str, int], left_s: float
     ) -> dict[str, Embeddings]:
         """Return the embeddings by image. rows: their numbers; left_s: time until the request's deadline.
 
         Raises RequestRefused(MEDIA).
         """
-        puller = self._puller
+        puller, names = self._puller, [one.identifier for one in encoded]
         if puller is None:
-            raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings")
-        if (size := sum(puller.bytes_for(rows[one.identifier]) for one in encoded)) > MOST_EMBEDDING_BYTES:
+            raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings", names)
+        size = sum(puller.bytes_for(rows[name]) for name in names)
+        if size > (most := min(MOST_EMBEDDING_BYTES, puller.most_bytes)):
             raise RequestRefused(
                 Failed.CODE_MEDIA,
-                f"the embeddings of image {encoded[0].identifier} and the others take {size} bytes; a request"
-                f" may bring {MOST_EMBEDDING_BYTES}",
+                f"the embeddings of image {names[0]} and the others take {size} bytes; a request may bring"
+                f" {most}",
+                names,
             )
-        wait_s = min(WAIT_S, left_s or WAIT_S)
+        until = time.monotonic() + min(WAIT_S, left_s or WAIT_S)
+        try:
+            await self.room.take(attempt, size, min(ROOM_S, until - time.monotonic()))
+        except StagingFull as error:
+            self._metrics.on_no_embeddings(type(error).__name__)
+            raise RequestRefused(Failed.CODE_MEDIA, str(error), names) from None
+        wait_s = max(0.001, until - time.monotonic())
         tasks = [
-            asyncio.create_task(self._one(puller, one, rows[one.identifier], epoch, wait_s))
+            asyncio.create_task(self._one(puller, one, rows[one.identifier], attempt.epoch, wait_s))
             for one in encoded
         ]
         try:
@@ -75,7 +132,7 @@ class EmbeddingsComing:
         finally:
             for task in tasks:
                 task.cancel()
-        return dict(zip((one.identifier for one in encoded), found, strict=True))
+        return dict(zip(names, found, strict=True))
 
     async def _one(
         self, puller: EmbeddingPuller, encoded: Encoded, rows: int, epoch: int, wait_s: float
@@ -88,13 +145,13 @@ class EmbeddingsComing:
         except HandoffError as error:
             self._metrics.on_no_embeddings(type(error).__name__)
             raise RequestRefused(
-                Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {error}"
+                Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {error}", [name]
             ) from None
         except Exception as error:  # a transport of another package may raise anything
             logger.exception("the embeddings of image %s cannot be pulled", name)
             self._metrics.on_no_embeddings(type(error).__name__)
             raise RequestRefused(
-                Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {describe(error)}"
+                Failed.CODE_MEDIA, f"the embeddings of image {name} did not come: {describe(error)}", [name]
             ) from None
         finally:
             told.cancel()

@@ -74,6 +74,11 @@ class Entrance:
         self._embeddings.close()
         await self._following.close()
 
+    def ended(self, attempt: RunningAttempt) -> None:
+        """Give back what an attempt took here."""
+        self._gate.ended(attempt)
+        self._embeddings.room.give_back(attempt)
+
     def begin(self, attempt: RunningAttempt, start: Start) -> None:
         """Begin an attempt, with what other workers compute for it. Raises RequestRefused."""
         if start.phase == PHASE_ENCODE:
@@ -169,13 +174,13 @@ class Entrance:
         if attempt.received is not None:
             attempt.received.prepared()
         if missing := [name for name, item in attempt.images.items() if item is None]:
-            raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[0]} is not here")
+            raise RequestRefused(Failed.CODE_MEDIA, f"the image {missing[0]} is not here", missing)
         self._later(attempt, self._bring(attempt, start, rows))
 
     async def _bring(self, attempt: RunningAttempt, start: Start, rows: Mapping[str, int]) -> None:
         """Bring an attempt's embeddings, then begin it. Cancelled when the attempt ends."""
         try:
-            found = await self._embeddings.bring(start.encoded, rows, start.epoch, start.left_s)
+            found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
             attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
             self._begin(attempt, start)
         except Exception as error:  # otherwise the request would wait forever

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 REMOVED = 1 << 63  # set in an operation that removes the block
+KEYS = 1 << 60  # keys are below
 MOST_LEVEL = 15
 MOST_KEYS = 256  # per prompt
 
 _LEVELS = 0xF  # bits of a name that hold its level
-_ABOVE_LEVELS = (1 << 60) - 1 - _LEVELS
+_ABOVE_LEVELS = KEYS - 1 - _LEVELS
 
 
 def level_of(depth: int) -> int:

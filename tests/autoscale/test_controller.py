@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 
 from baton.autoscale.capacity import Gap
 from baton.autoscale.controller import START_S, Controller, Decision
 from baton.autoscale.goals import Bounds, Goals
-from baton.autoscale.orders import Draft
+from baton.autoscale.histogram import TOKENS, Histogram
+from baton.autoscale.orders import OTHER, Draft
 from baton.autoscale.seen import Member, Seen
 from baton.autoscale.sizing import Counts
 from baton.protos import scheduler_pb2 as pb
 from tests.autoscale.simulation import Phase, Service, Simulation, requests_of
 
-P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+P, D, E = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_ENCODE
 GOALS = Goals("on", 1.0, 0.05, Bounds(1, 6), Bounds(1, 6), 2.0, 60.0, 10.0)
 SERVICE = Service(2_000.0, Gap(0.01, 0.001), 32)
 
@@ -35,7 +37,7 @@ PAIR = [member("p", P), member("d", D)]
 def test_running_workers_of_a_new_fleet_count_as_ordered() -> None:
     draft = Draft(Seen(0.0, [*PAIR, member("other", D)], places=places("pdx")))
     assert draft.plan == {"fleet": {"p": P, "d": D}}
-    assert [place.name for _, place in draft.empty()] == ["x"]
+    assert [place.name for _, place in draft.empty(OTHER)] == ["x"]
     assert draft.present() == Counts(1, 2)
 
 
@@ -151,7 +153,7 @@ def test_a_worker_that_never_registers_is_given_up() -> None:
     assert decision.plan == {"fleet": {"p": P, "d": D}}
     assert decision.present == Counts(1, 1)
     draft = Draft(Seen(one.now, PAIR, places=one.places, plan=one.plan), barred={"x"})
-    assert not draft.empty()
+    assert not draft.empty(OTHER)
 
 
 def test_advice_is_not_limited_by_places() -> None:
@@ -162,6 +164,84 @@ def test_advice_is_not_limited_by_places() -> None:
         Simulation(requests_of(phases, 1), SERVICE, (1, 1), controller)
         run[mode] = max(counts.prefill for _, counts in controller._history)
     assert run["advise"] > run["on"] == 1
+
+
+class Encoding:
+    """1P1D without load, and places for encode workers. An image has 1,000 tokens and takes 0.1 s."""
+
+    def __init__(self, most: int = 4) -> None:
+        self.controller = Controller(goals(encode=Bounds(0, most)))
+        self.counts: dict[str, pb.WorkerLoad] = {}  # of encode workers, by place
+        self.load = pb.RouterLoad()
+        self.images = Histogram(TOKENS)
+        self.places = places([*"pdx", *(f"e{at}" for at in range(most))], e0=E, e1=E, e2=E, e3=E)
+        self.plan: dict[str, dict[str, pb.Role]] = {}
+        self.now = 0.0
+        self.queued = 0.0  # s of work
+
+    def run(self, seconds: float, per_s: float) -> list[str]:
+        """Let images arrive for some time; return the places that have encode workers."""
+        step_s = GOALS.interval_s
+        for _ in range(round(seconds / step_s)):
+            for _ in range(round(per_s * step_s)):
+                self.images.add(1_000)
+                self.load.image_tokens += 1_000
+            self.queued += 0.1 * per_s * step_s if self.counts else 0.0  # else the prefill worker encodes
+            for one in self.counts.values():
+                busy_s = min(step_s, self.queued / len(self.counts))
+                one.counts.busy_s += busy_s
+                one.counts.computed_tokens += round(10_000 * busy_s)
+            self.queued = max(0.0, self.queued - step_s * len(self.counts))
+            self.now += step_s
+            load = pb.RouterLoad(images=self.images.counts, image_tokens=self.load.image_tokens)
+            decision = self.controller.step(
+                Seen(self.now, self.members(), {"r": load}, self.places, self.plan)
+            )
+            self.plan = {key: dict(value) for key, value in decision.plan.items()}
+            ordered = [name for name, role in self.plan["fleet"].items() if role == E]
+            self.counts = {name: self.counts.get(name, pb.WorkerLoad()) for name in ordered}
+        assert {name for name, role in self.plan["fleet"].items() if role != E} == {"p", "d"}
+        return sorted(self.counts)
+
+    def members(self) -> list[Member]:
+        each = round(10_000 * self.queued / max(1, len(self.counts)))
+        made = [replace(member(name, E), queued_tokens=each) for name in self.counts]
+        for one in made:
+            one.load.CopyFrom(self.counts[one.name])
+        return [*PAIR, *made]
+
+
+def test_encode_workers_come_and_go_with_the_images() -> None:
+    one = Encoding()
+    assert one.run(60, 0.0) == []
+    assert one.run(4, 5.0) == ["e0"]
+    assert one.run(60, 5.0) == ["e0"]
+    assert one.run(60, 20.0) == ["e0", "e1", "e2"]
+    assert one.run(40, 0.0) == ["e0", "e1", "e2"]  # stopped late
+    assert one.run(120, 0.0) == []
+    assert one.run(10, 5.0) == ["e0"]
+
+
+def test_encode_workers_stay_without_a_maximum() -> None:
+    one = Encoding(most=0)
+    one.counts = {"by hand": pb.WorkerLoad()}
+    assert one.run(4, 20.0) == []
+    decision = one.controller.step(Seen(one.now, [*PAIR, member("h", E)], places=one.places, plan=one.plan))
+    assert decision.wanted.encode == 1
+    assert not decision.stops
+
+
+def test_a_place_takes_encode_workers_only_if_it_says_so() -> None:
+    draft = Draft(Seen(0.0, [*PAIR, member("e", E)], places=places("pdxe", e=E)))
+    draft.start(E, 1)
+    assert not draft.starts
+    draft.stop(E, 1, Bounds(0, 2))  # even the last one
+    assert [one.worker_id for one in draft.stops] == ["e"]
+    draft = Draft(Seen(0.0, PAIR, places=places("pdxe", e=E)))
+    assert [place.name for _, place in draft.empty(OTHER)] == ["x"]
+    draft.start(P, 3)
+    draft.start(E, 3)
+    assert draft.starts == [("x", P), ("e", E)]
 
 
 def goals(**changes: object) -> Goals:

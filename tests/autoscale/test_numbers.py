@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,10 +15,10 @@ from baton.autoscale.goals import TARGET, Bounds, Goals
 from baton.autoscale.histogram import SECONDS, TOKENS, Histogram, middles, share_below
 from baton.autoscale.queueing import first_tokens_within, gaps_within, requests_each
 from baton.autoscale.seen import Member
-from baton.autoscale.sizing import Counts, Work, work
+from baton.autoscale.sizing import FEW, Counts, Work, work
 from baton.protos import scheduler_pb2 as pb
 
-P, D = pb.ROLE_PREFILL, pb.ROLE_DECODE
+P, D, E = pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_ENCODE
 GOALS = Goals("on", 1.0, 0.05, Bounds(1, 20), Bounds(1, 20), 2.0, 60.0, 10.0)
 
 
@@ -68,6 +69,19 @@ def test_rates_follow_routers_counts() -> None:
     assert meter.totals.requests == 59 * 10  # the earlier counts of `a` are left out
 
 
+def test_images_are_counted_apart_from_prompts() -> None:
+    meter = DemandMeter()
+    images = Histogram(TOKENS)
+    assert meter.take(0.0, {"a": pb.RouterLoad()}).images == []
+    for step in range(1, 30):
+        images.add(1_000)
+        load = pb.RouterLoad(images=images.counts, image_tokens=1_000 * step)
+        demand = meter.take(2.0 * step, {"a": load})
+    assert demand.images == [(768.0, 1.0)]
+    assert demand.image_tokens_per_s == pytest.approx(500, rel=0.01)
+    assert (demand.prompts, demand.prompt_tokens_per_s) == ([], 0.0)
+
+
 def test_routers_come_and_go() -> None:
     meter = DemandMeter()
     meter.take(0.0, {"a": router(50)})
@@ -93,6 +107,24 @@ def test_prefill_speed_is_known_however_idle_a_worker_is() -> None:
     assert learned.gap is None
     later = meter.take(200.0, [member("p", P, computed_tokens=9_600, prefix_hits=200, busy_s=1.5)])
     assert later.tokens_per_s == pytest.approx(1_200)  # nothing new
+
+
+def test_the_speed_of_encode_workers_and_what_they_keep() -> None:
+    meter = CapacityMeter()
+
+    def encoder(images: int, found: int = 0) -> Member:
+        one = member("e", E, computed_tokens=500 * images, busy_s=0.1 * images)
+        one.load.embeddings.CopyFrom(pb.Embeddings(computed=images, found=found))
+        return one
+
+    assert meter.take(0.0, [encoder(7)]).image_tokens_per_s is None
+    learned = meter.take(2.0, [encoder(10), member("p", P)])
+    assert learned.image_tokens_per_s == pytest.approx(5_000)
+    assert learned.new_images == 1.0
+    learned = meter.take(4.0, [encoder(10, found=9)])  # without a step
+    assert learned.image_tokens_per_s == pytest.approx(5_000)
+    assert learned.new_images == pytest.approx(0.25, rel=0.01)
+    assert learned.tokens_per_s is None
 
 
 def decoded(meter: CapacityMeter, sizes: list[float], base: float = 0.01, slope: float = 0.002) -> Capacity:
@@ -163,7 +195,8 @@ KNOWN = Capacity(2_000.0, 1.0, Gap(0.01, 0.001), 64)
 
 
 def wanted(demand: Demand, capacity: Capacity = KNOWN, room: int = 40, queued: int = 0) -> Counts:
-    return work(demand, capacity, [], queued, GOALS).wanted(GOALS, Counts(2, 3), room)
+    busy = replace(member("p", P), queued_tokens=queued)
+    return work(demand, capacity, [busy], GOALS).wanted(GOALS, Counts(2, 3), room)
 
 
 def test_the_fewest_workers_that_meet_the_goals() -> None:
@@ -172,7 +205,7 @@ def test_the_fewest_workers_that_meet_the_goals() -> None:
         now = wanted(of(rate))
         assert now.prefill >= before.prefill
         assert now.decode >= before.decode
-        todo = work(of(rate), KNOWN, [], 0, GOALS)
+        todo = work(of(rate), KNOWN, [], GOALS)
         for counts, enough in ((now, True), (Counts(now.prefill - 1, now.decode - 1), False)):
             shares = todo.within(counts, GOALS)
             for share, number in ((shares.first_token, counts.prefill), (shares.gap, counts.decode)):
@@ -209,7 +242,7 @@ def test_little_room_goes_to_the_side_that_needs_it_more() -> None:
     free = wanted(of(16.0))
     tight = wanted(of(16.0), room=free.prefill + free.decode - 3)
     assert tight.prefill + tight.decode == free.prefill + free.decode - 3
-    todo = work(of(16.0), KNOWN, [], 0, GOALS)
+    todo = work(of(16.0), KNOWN, [], GOALS)
     worst = min(share for share in vars_of(todo, tight) if share is not None)
     for other in (Counts(tight.prefill - 1, tight.decode + 1), Counts(tight.prefill + 1, tight.decode - 1)):
         assert worst >= min(share for share in vars_of(todo, other) if share is not None) - 1e-9
@@ -220,8 +253,45 @@ def vars_of(todo: Work, counts: Counts) -> tuple[float | None, float | None]:
     return shares.first_token, shares.gap
 
 
+SEEING = replace(KNOWN, image_tokens_per_s=10_000.0)
+
+
+def encoders(
+    rate: float, capacity: Capacity = SEEING, present: int = 0, most: int = 8, queued: int = 0
+) -> Counts:
+    """Return the numbers wanted while images of 1,000 tokens arrive, each of which takes 0.1 s."""
+    demand = replace(of(1.0), images=[(1_000, 1.0)] if rate else [], image_tokens_per_s=1_000 * rate)
+    busy = [replace(member("e", E), queued_tokens=queued)]
+    own = replace(GOALS, encode=Bounds(0, most))
+    return work(demand, capacity, busy, own).wanted(own, Counts(1, 1, present), 40)
+
+
+def test_encode_workers_follow_the_images() -> None:
+    numbers = [encoders(rate).encode for rate in (0.0, 10 * FEW - 0.1, 1.0, 10.0, 30.0, 1_000.0)]
+    assert numbers[:3] == [0, 0, 1]
+    assert numbers == sorted(numbers)
+    assert 3 < numbers[-2] < numbers[-1] == 8
+    assert encoders(10.0, queued=100_000).encode > encoders(10.0).encode
+    assert encoders(10.0, replace(SEEING, new_images=0.1)).encode < encoders(10.0).encode
+    others = {(one.prefill, one.decode) for one in (encoders(0.0), encoders(30.0, queued=100_000))}
+    assert len(others) == 1
+
+
+def test_one_encode_worker_shows_how_fast_they_are() -> None:
+    assert [encoders(rate, KNOWN, there).encode for rate, there in ((0.0, 0), (9.0, 0), (9.0, 3))] == [
+        0,
+        1,
+        3,
+    ]
+
+
+def test_without_a_maximum_encode_workers_stay() -> None:
+    assert encoders(30.0, present=2, most=0).encode == 2
+    assert encoders(0.0, KNOWN, present=9, most=0).encode == 9
+
+
 def test_more_workers_are_never_worse() -> None:
-    todo = work(of(16.0), KNOWN, [], 1_000, GOALS)
+    todo = work(of(16.0), KNOWN, [replace(member("p", P), queued_tokens=1_000)], GOALS)
     shares = [vars_of(todo, Counts(n, n)) for n in range(1, 20)]
     for few, more in pairwise(shares):
         assert all(a is None or b is None or b >= a - 1e-12 for a, b in zip(few, more, strict=True))

@@ -76,8 +76,8 @@ async def test_a_decode_worker_comes_and_goes_with_the_load(scaled: Deployment) 
 
     await asyncio.to_thread(eventually, lambda: "ended" in log(), 20, "one of them drains and ends")
     assert len(scaled.workers("decode")) == 1
-    assert "worker-2     ordered: a decode worker" in log()
+    assert "worker-2     ordered: decode worker" in log()
     assert "died" not in log()
     decided = (scaled.folder / "logs" / "scheduler.log").read_text()
-    assert "1 prefill + 1 decode -> 1 prefill + 2 decode: a decode worker starts as worker-2" in decided
+    assert "1 prefill + 1 decode -> 1 prefill + 2 decode: worker-2 starts (decode)" in decided
     assert "drains and ends (decode)" in decided

@@ -151,7 +151,7 @@ def test_a_second_gang_comes_and_goes_with_the_load(case: Case, tmp_path: Path) 
 
         asyncio.run(run())
         assert len(members(one)) == 2
-        for said in ("ordered: a decode worker", "no longer ordered: draining"):
+        for said in ("ordered: decode worker", "no longer ordered: draining"):
             assert said in log()
         assert "died" not in log()
 

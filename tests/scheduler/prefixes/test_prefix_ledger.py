@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton import block_log as log_module
 from baton.block_log import BlockLog, BlockLogs, Change
+from baton.prefix_keys import REMOVED
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.prefixes.index import PrefixIndex, slots_of
 from baton.scheduler.prefixes.prefix_ledger import SILENT_S, PrefixLedger
@@ -55,6 +56,21 @@ def deliver(ledger: PrefixLedger, log: BlockLog, worker_id: str = "w") -> None:
         if not log.message().operations:
             return
     raise AssertionError("it does not end")
+
+
+def test_a_block_may_be_known_before_its_worker_reports_it() -> None:
+    log, ledger = a_log(), a_ledger()
+    ledger.note("w", 1)  # it does not report
+    deliver(ledger, log)
+    ledger.note("w", 2)
+    ledger.note("w", 3 | REMOVED)  # no key
+    assert held(ledger, "w") == {2}
+    log.take(Change(stored=[2, 3]))
+    deliver(ledger, log)
+    assert held(ledger, "w") == {2, 3}
+    log.take(Change(removed=[2]))
+    deliver(ledger, log)
+    assert held(ledger, "w") == {3}
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,11 +21,12 @@ def settings(**sections: Any) -> Settings:
 def test_milliseconds_become_seconds_and_numbers_bounds() -> None:
     goals = goals_of(
         settings(
-            autoscale={"mode": "advise", "min_decode": 2, "max_decode": 7}, slo={"ttft_ms": 800, "itl_ms": 25}
+            autoscale={"mode": "advise", "min_decode": 2, "max_decode": 7, "max_encode": 3},
+            slo={"ttft_ms": 800, "itl_ms": 25},
         )
     )
     assert (goals.mode, goals.first_token_s, goals.gap_s) == ("advise", 0.8, 0.025)
-    assert (goals.prefill, goals.decode) == (Bounds(1, 4), Bounds(2, 7))
+    assert (goals.prefill, goals.decode, goals.encode) == (Bounds(1, 4), Bounds(2, 7), Bounds(0, 3))
 
 
 def test_two_that_change_roles_exclude_each_other() -> None:

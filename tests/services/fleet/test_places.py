@@ -103,6 +103,21 @@ def test_encode_workers_get_no_orders(fleet: Fleet) -> None:
     assert fleet.said == ["m1-decode-0: no longer ordered: draining"]
 
 
+def test_encode_workers_that_are_scaled_have_places_of_their_own(fleet: Fleet) -> None:
+    settings = SETTINGS.model_copy(deep=True)
+    settings.autoscale.max_encode = 2
+    (places,) = places_of([Plan(settings, ["prefill", "decode", "encode"], "m1-")], lambda _: fleet.worker)
+    assert places.names[2:] == ["m1-encode-0", "m1-encode-1", "m1-worker-4", "m1-worker-5"]
+    assert list(places.owners.values()) == ["", "", "encode", "encode", "", ""]
+    places.start(fleet.parts)
+    assert ("m1-encode-0", "encode") in {fleet.ran() for _ in range(3)}
+    both = {"m1-prefill-0": "prefill", "m1-decode-0": "decode"}
+    places.obey(Ordered("m1-", 1, both | {"m1-encode-1": "encode"}), fleet.parts)
+    assert fleet.ran() == ("m1-encode-1", "encode")
+    places.obey(Ordered("m1-", 2, both), fleet.parts)
+    assert [one.name for one in fleet.parts.members if one.leaves_by is None][2:] == [*both]
+
+
 def test_an_encode_worker_has_one_rank() -> None:
     settings = load(
         {
@@ -132,7 +147,7 @@ def test_what_is_missing_starts_once(fleet: Fleet) -> None:
     assert fleet.ran() == ("worker-2", "decode")
     assert fleet.names == ["prefill-0", "decode-0", "worker-2"]
     assert not fleet.started.poll(0)
-    assert fleet.said == ["worker-2: ordered: a decode worker"]
+    assert fleet.said == ["worker-2: ordered: decode worker"]
 
 
 def test_what_is_too_many_drains_and_is_not_started_again(fleet: Fleet) -> None:

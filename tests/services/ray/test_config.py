@@ -161,6 +161,9 @@ def limits(least: int | None = None, most: int | None = None, **more: Any) -> di
     return {"deployment_config": {"autoscaling_config": {**given, **more}}}
 
 
+FIXED = {"deployment_config": {"num_replicas": 2}}
+
+
 def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **more: Any) -> dict[str, Any]:
     sides = {"prefill_config": workers(**prefill), "decode_config": workers(**decode)}
     return {**sides, "autoscale": {"mode": mode, **more.pop("autoscale", {})}, **more}
@@ -260,6 +263,14 @@ def scaled(prefill: dict[str, Any], decode: dict[str, Any], mode: str = "on", **
             scaled(limits(0, initial_replicas=1), limits()),
             ["prefill_config.deployment_config.autoscaling_config.min_replicas is 0"],
         ),
+        (
+            scaled(limits(), limits(), encode_config=limits(0, 2), autoscale={"max_encode": 3}),
+            ["autoscale.max_encode is 3 and encode_config.deployment_config.autoscaling_config.max_replicas"],
+        ),
+        (
+            scaled(limits(), limits(), encode_config=FIXED, autoscale={"max_encode": 3}),
+            ["autoscale.mode is on and encode_config.deployment_config.num_replicas fixes a number"],
+        ),
         (scaled(limits(5), limits()), ["min_prefill (5) is above max_prefill (4)"]),
         (
             scaled(limits(), limits(), autoscale={"min_decode": 2}),
@@ -289,6 +300,26 @@ def test_autoscaling_keeps_within_the_bounds_of_each_side(mode: str) -> None:
     assert settings.bounds("decode") == ((1, 6) if mode == "on" else (1, None))
 
 
+@pytest.mark.parametrize(
+    ("encode", "own", "bounds", "initial"),
+    [
+        ({}, {}, (0, None), 0),
+        (FIXED, {}, (0, None), 2),
+        ({}, {"max_encode": 3}, (0, 3), 0),
+        (limits(0, 2, initial_replicas=1), {}, (0, 2), 1),
+        (limits(1, 2), {}, (1, 2), 1),
+    ],
+)
+def test_encode_workers_are_scaled_only_if_they_have_a_maximum(
+    encode: dict[str, Any], own: dict[str, Any], bounds: tuple[int, int | None], initial: int
+) -> None:
+    settings = read(
+        scaled(limits(), limits(), autoscale=own, **({"encode_config": encode} if encode else {}))
+    )
+    assert settings.bounds("encode") == bounds
+    assert settings.deploying("encode").initial == initial
+
+
 def test_without_autoscaling_bounds_are_those_of_scale_alone() -> None:
     settings = read(scaled(limits(0, 9, initial_replicas=1), {}, "off"))
     assert (settings.bounds("prefill"), settings.bounds("decode")) == ((0, 9), (0, None))
@@ -296,8 +327,7 @@ def test_without_autoscaling_bounds_are_those_of_scale_alone() -> None:
 
 
 def test_a_fixed_number_may_be_advised_on() -> None:
-    fixed = {"deployment_config": {"num_replicas": 2}}
-    settings = read(scaled(fixed, fixed, "advise"))
+    settings = read(scaled(FIXED, FIXED, "advise"))
     assert settings.deploying("decode").initial == 2
     assert Settings(**settings.tree_of("scheduler")).autoscale.max_decode == 4
 

@@ -115,6 +115,26 @@ async def test_encode_workers_get_no_orders(monkeypatch: pytest.MonkeyPatch) -> 
     assert one.numbers == {"prefill": 0, "decode": 1, "encode": 2}
 
 
+async def test_encode_workers_with_limits_get_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "ORDERS_S", 0.0)
+    tree = {
+        "engine": {"model": str(MODEL)},
+        "autoscale": {"mode": "on"},
+        "prefill_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}},
+        "decode_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
+        "encode_config": {
+            "deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}
+        },
+    }
+    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    own = {"encode-0": [pb.ROLE_ENCODE], "encode-1": [pb.ROLE_ENCODE]}
+    assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": []} | own
+    assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}
+    schedulers.reply = pb.OrdersReply(fence=1, orders=[pb.Order(name="encode-1", role=pb.ROLE_ENCODE)])
+    await one.ask(schedulers)  # type: ignore[arg-type]
+    assert one.numbers == {"prefill": 0, "decode": 0, "encode": 1}
+
+
 async def test_orders_are_asked_for_about_once_a_second() -> None:
     one, schedulers = made(), Schedulers()
     schedulers.reply = pb.OrdersReply(fence=1)

@@ -99,6 +99,8 @@ async def test_two_images_are_computed_by_two_encode_workers(cluster: Cluster) -
         assert set(one.data) == {"image_grid_thw"}
         assert (start.epoch, len(start.key), start.left_s > 0) == (prefill.seen.starts[0].epoch, 16, True)
     assert where(cluster) == (2, 0, 0)
+    load = cluster.counts.message([])
+    assert (sum(load.images), load.image_tokens) == (2, 8)  # an image twice counts once
     record = cluster.chronicle.recent.last(1)[0]
     stages = {stage.name: stage for stage in record.to_first_token}
     assert stages["encode"].attributes == {"images": 2}
@@ -119,12 +121,29 @@ async def test_a_holder_gets_no_image_and_computes_nothing(cluster: Cluster) -> 
     assert [one.prompt_tokens for one in encodes(holder)] == [1]
 
 
+async def test_an_image_that_comes_again_goes_to_its_holder_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler knows it from the end of the encode, before the encode worker reports it."""
+    await cluster.pair()
+    workers = await encoders(cluster, 4)
+    for worker in workers:
+        await until(lambda name=worker.worker_id: name in cluster.server._prefixes, "it reports")
+        monkeypatch.setattr(worker.blocks, "take", lambda _: None)
+    for _ in range(4):
+        await ask(cluster, A)
+    assert where(cluster) == (1, 3, 0)
+    assert len({start.key for start in encodes(*workers)}) == 4
+    assert sum(bool(encodes(worker)) for worker in workers) == 1
+
+
 async def test_a_small_image_stays_with_the_prompt(cluster: Cluster) -> None:
     cluster.remake(encode_min_tokens=5)
     prefill, _ = await cluster.pair()
     [encoder] = await encoders(cluster)
     await ask(cluster, A)
     assert (sent(prefill), encodes(encoder), where(cluster)) == (["a"], [], (0, 0, 1))
+    assert not cluster.counts.message([]).image_tokens
 
 
 async def test_an_image_that_is_cached_with_the_prompt_is_not_encoded(cluster: Cluster) -> None:
@@ -152,6 +171,7 @@ async def test_without_encode_workers_nothing_is_asked(
     monkeypatch.delattr(Placements, "encode")
     await ask(cluster, A)
     assert (sent(prefill), images(prefill), where(cluster)) == (["a"], [], (0, 0, 1))
+    assert cluster.counts.message([]).image_tokens == 4  # one may be started for more of them
     monkeypatch.delattr(Encodes, "place")
     await ask(cluster)
 
@@ -230,6 +250,30 @@ async def test_embeddings_that_do_not_come_are_computed_with_the_prompt(cluster:
     now += 60
     await ask(cluster, A)
     assert images(prefill) == ["a"]
+
+
+async def test_only_the_images_that_did_not_come_are_computed_with_the_prompt(cluster: Cluster) -> None:
+    prefill, _ = await cluster.pair()
+    workers = await encoders(cluster, 2)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA, images=("a",)))
+    await ask(cluster, A, B)
+    assert [sorted(images(prefill, attempt)) for attempt in (0, 1)] == [["a", "b"], ["b"]]
+    assert sent(prefill) == ["a"]
+    assert sorted(name for worker in workers for name in sent(worker)) == ["a", "b"]  # B only once
+    assert where(cluster)[2] == 1
+
+
+async def test_an_image_that_the_prompts_worker_has_dropped_is_sent_again(cluster: Cluster) -> None:
+    """The other image's embeddings are not at fault."""
+    cluster.remake(encode_min_tokens=5)
+    prefill, _ = await cluster.pair()
+    large = replace(feature("c", 30), mm_position=replace(feature("c", 30).mm_position, length=8))
+    await encoders(cluster)
+    await ask(cluster, A)
+    prefill.faults.append(Fault(PHASE_PREFILL, failed=Failed.CODE_MEDIA, images=("a",)))
+    await ask(cluster, A, large)
+    assert (sent(prefill), images(prefill)) == (["a", "a"], ["c"])
+    assert cluster.count("retries_total", trouble="encode", worker="p0") == 0
 
 
 async def test_a_retry_elsewhere_uses_the_embeddings_again(cluster: Cluster) -> None:

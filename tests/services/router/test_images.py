@@ -29,7 +29,7 @@ def test_a_stream_forgets_what_its_worker_may_have_dropped() -> None:
     assert [sent.add(one) for one in (A, B, A)] == [True, True, False]
     assert sent.add(Image("c", b"c" * 100_000))  # B was used before A
     assert [sent.add(one) for one in (A, B)] == [False, True]
-    sent.forget_all([A])
+    sent.forget_all([A.identifier])
     assert sent.add(A)
 
 

@@ -28,10 +28,13 @@ def test_each_request_is_counted_at_its_arrival_first_token_and_end():
     refused = request(0)
     counts.arrived(refused)
     counts.over(refused)
+    counts.image(300)
+    counts.image(2_000)
     load = counts.message([1, 2, 3])
     assert (load.over, load.output_tokens, load.waiting) == (4, 17, 3)
     assert load.prompt_tokens == 3 * 100 + 5_000 + 100
     assert middles(load.prompts, TOKENS) == [(96.0, 0.8), (6144.0, 0.2)]
+    assert (sum(load.images), load.image_tokens) == (2, 2_300)
     assert sum(load.first_token) == 3
     assert share_below(load.first_token, SECONDS, 0.4) == 0.0
     assert share_below(load.first_token, SECONDS, 0.7) == 1.0

@@ -110,6 +110,12 @@ async def failed(worker: Worker) -> tuple[Any, str]:
     return one.code, one.message
 
 
+async def missing(worker: Worker) -> list[str]:
+    one = await worker.failure()
+    assert one.code == Failed.CODE_MEDIA
+    return list(one.images)
+
+
 async def entered(worker: Worker, name: str) -> Any:
     await until(lambda: f"{name}#1" in worker.engine.requests, f"{name} enters")
     return worker.engine.requests[f"{name}#1"]
@@ -182,6 +188,40 @@ async def test_a_full_shelf(encoder: Site, prompts: Worker) -> None:
     assert (await failed(encoder))[0] == Failed.CODE_FULL
     prompts.start(asking(encoder, "p", {A: "one"}))
     assert (await failed(prompts))[0] == Failed.CODE_MEDIA
+
+
+async def test_the_router_is_told_which_image_is_missing(encoder: Site, prompts: Worker) -> None:
+    put(encoder, B)
+    encoder.start(encoding("two", B))
+    prompts.start(asking(encoder, "p", {A: "none", B: "two"}))
+    assert await missing(prompts) == [A]
+    prompts.start(asking(encoder, "q", {A: "", B: "two"}))
+    assert await missing(prompts) == [A]
+
+
+async def test_requests_wait_for_room_for_embeddings(
+    encoder: Site, prompts: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = prompts.dispatcher._entrance._embeddings.room
+    room.fit(2 * ROWS * FORM.row_bytes)
+    for name, image in (("one", A), ("two", B)):
+        put(encoder, image)
+        encoder.start(encoding(name, image))
+    for name, images in (("p", {A: "one"}), ("q", {A: "one", B: "two"}), ("r", {B: "two"})):
+        prompts.start(asking(encoder, name, images))
+    await entered(prompts, "p")
+    await until(lambda: len(room._waiting) == 2, "Q waits, and R behind it")
+    prompts.dispatcher.abort(["q"])
+    await entered(prompts, "r")
+    monkeypatch.setattr(module, "ROOM_S", 0.05)
+    prompts.start(asking(encoder, "s", {B: "two", A: "one"}))
+    assert await missing(prompts) == [B, A]
+    assert prompts.count("embeddings_load_failed", error="StagingFull") == 1
+    prompts.dispatcher.abort(["p", "r"])
+    prompts.start(asking(encoder, "t", {A: "one", B: "two"}))
+    await entered(prompts, "t")
+    prompts.dispatcher.abort(["t"])
+    assert (room._free, len(room._waiting)) == (2 * ROWS * FORM.row_bytes, 0)
 
 
 @pytest.mark.parametrize("loss", ["abort", "stream", "later attempt"])
