@@ -13,13 +13,15 @@ from typing import Any
 import aiohttp
 from tokenizers import Tokenizer
 
-from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs
-from bench.traffic import stream
+from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs, killed
+from bench.traffic import Answer, stream
 from harness.support import ROOT
 
 FOLDER = ROOT / "deploy" / "demo-model"
 DEMO, DEMO_MTP, EAGLE3 = (str(FOLDER / name) for name in ("weights", "weights-mtp", "eagle3"))
 REFERENCE = "one"
+KILLED, KILLED_MTP = "killed", "killed-mtp"  # their decode worker is killed in mid-answer
+LONG, KILLED_FROM = 512, 64  # tokens of the answer whose worker is killed, and how many it has by then
 LOOKS, LOOK_S = 10, 0.1
 REQUEST_S = 90.0  # the first requests compile
 # CUDA graphs of decode steps, without torch.compile.
@@ -39,17 +41,27 @@ PROMPTS = (
     "Once upon a time there was a small boat on a large lake, and in the boat sat",
     "List three colours and three animals, one a line:",
     "word " * 300 + "Now say what was repeated.",
+    "The sea is wide. " * 350,
 )
 Requests = (aiohttp.ClientError, TimeoutError, RuntimeError)  # errors of a request
 
 
 def arm(
-    *, model: str = DEMO, pair: bool = True, drafts: dict[str, Any] | None = None, by: str = "", **extra: Any
+    *,
+    model: str = DEMO,
+    pair: bool = True,
+    drafts: dict[str, Any] | None = None,
+    by: str = "",
+    handoff: dict[str, Any] | None = None,
+    **extra: Any,
 ) -> Arm:
-    """Return an arm of one engine or of 1P1D. by: the transport; extra: arguments for vLLM."""
+    """Return an arm of one engine or of 1P1D.
+
+    by: the transport; handoff: its further settings; extra: arguments for vLLM.
+    """
     made: Arm = {"prefill": 1, "decode": 1} if pair else {"mixed": 1}
     made["engine"] = {"model": model, "speculative_config": drafts, "extra": {"enforce_eager": True, **extra}}
-    made["handoff"] = {"staging_mib": 128, **({"transports": [by]} if by else {})}
+    made["handoff"] = {"staging_mib": 128, **({"transports": [by]} if by else {}), **(handoff or {})}
     return made
 
 
@@ -68,6 +80,11 @@ ARMS: dict[str, Arm] = {
     ),
     "eagle3": arm(drafts={"method": "eagle3", "model": EAGLE3, "verifier": "baton"}),
     "ngram": arm(drafts={"method": "ngram", "verifier": "baton"}),
+    "fp8": arm(handoff={"kv_wire_dtype": "fp8_e4m3"}),
+    "int8": arm(handoff={"kv_wire_dtype": "int8"}),
+    "window": arm(handoff={"staging_mib": 4}),  # the longest prompt takes more than half of it
+    KILLED: {**arm(), "decode": 2},
+    KILLED_MTP: {**arm(model=DEMO_MTP, drafts={"method": "mtp", "verifier": "baton"}), "decode": 2},
     # vLLM's defaults: torch.compile and piecewise graphs.
     "compiled": arm(enforce_eager=False),
 }
@@ -92,41 +109,69 @@ async def compare(served: Served, tokens: int, keep: Keep) -> None:
     unseen = [[*tokenizer.encode("Again: ").ids, *prompt] for prompt in prompts]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
         before = served.metrics()
-        asked = [_answers(http, served.url, name, prompts, tokens) for name in served.arms]
+        asked = [answers(http, served.url, name, prompts, tokens) for name in served.arms]
         found = dict(zip(served.arms, await asyncio.gather(*asked), strict=True))
         after = served.metrics()
         reference = REFERENCE if REFERENCE in found and any(found[REFERENCE]) else served.arms[0]
         arms: dict[str, Any] = {}
-        for name, answers in found.items():
-            places = differences(answers, found[reference])
-            for place in places:
-                at = [*prompts[place["prompt"]], *answers[place["prompt"]][: place["at"]]]
-                place["lead"] = await lead(http, served.url, reference, at)
-            arms[name] = {
-                "equal": sum(a == b and bool(a) for a, b in zip(answers, found[reference], strict=True)),
-                "of": len(prompts),
-                "unanswered": sum(not one for one in answers),
-                "differences": places,
-                **drafts(before[name], after[name]),
-            }
+        figures = {"reference": reference, "tokens": tokens, "arms": arms}
+        for name, given in found.items():
+            arms[name] = await compared(http, served.url, reference, prompts, given, found[reference])
+            arms[name] |= drafts(before[name], after[name])
             print(f"{name:>10}", arms[name], flush=True)
-            keep({"reference": reference, "tokens": tokens, "arms": arms})
+            keep(figures)
         for name in served.arms:
-            if not all(found[name]) or "decode" not in served.one.config["models"][name]:
-                continue
-            before = served.metrics()
-            await _answers(http, served.url, name, unseen, 2)
-            for _ in range(LOOKS):  # the last handoff may be counted after its answer
-                moved = handoffs(before[name], served.metrics()[name])
-                if sum(moved.get("loaded", {}).values()) == len(unseen):
-                    break
-                await asyncio.sleep(LOOK_S)
-            arms[name]["handoffs"] = moved
-            print(f"{name:>10}", arms[name]["handoffs"], flush=True)
-            keep({"reference": reference, "tokens": tokens, "arms": arms})
+            if all(found[name]) and "decode" in served.one.config["models"][name]:
+                arms[name]["handoffs"] = await _handoffs(http, served, name, unseen)
+                print(f"{name:>10}", arms[name]["handoffs"], flush=True)
+                keep(figures)
+        expected = await answers(http, served.url, reference, prompts[:1], LONG)
+        for name in served.arms:
+            if all(expected) and served.one.config["models"][name].get("decode", 0) > 1:
+                answer = Answer(0.0)
+                at = await killed(http, served, name, prompts[0], (LONG, KILLED_FROM), answer)
+                same = [one == other for one, other in zip(answer.token_ids, expected[0], strict=False)]
+                arms[name]["killed"] = {"at": at, "equal": sum(same), "of": LONG}
+                print(f"{name:>10}", arms[name]["killed"], flush=True)
+                keep(figures)
 
 
-async def _answers(
+async def compared(
+    http: aiohttp.ClientSession,
+    url: str,
+    reference: str,
+    prompts: list[list[int]],
+    found: list[list[int]],
+    expected: list[list[int]],
+) -> dict[str, Any]:
+    """Return the number of equal answers, and for each other one where and how narrowly it first differs."""
+    places = differences(found, expected)
+    for place in places:
+        at = [*prompts[place["prompt"]], *found[place["prompt"]][: place["at"]]]
+        place["lead"] = await lead(http, url, reference, at)
+    return {
+        "equal": sum(a == b and bool(a) for a, b in zip(found, expected, strict=True)),
+        "of": len(prompts),
+        "unanswered": sum(not one for one in found),
+        "differences": places,
+    }
+
+
+async def _handoffs(
+    http: aiohttp.ClientSession, served: Served, name: str, unseen: list[list[int]]
+) -> dict[str, Any]:
+    """Return the times of an arm's handoffs of prompts that no worker has cached."""
+    before = served.metrics()[name]
+    await answers(http, served.url, name, unseen, 2)
+    for _ in range(LOOKS):  # the last handoff may be counted after its answer
+        moved = handoffs(before, served.metrics()[name])
+        if sum(moved.get("loaded", {}).values()) == len(unseen):
+            break
+        await asyncio.sleep(LOOK_S)
+    return moved
+
+
+async def answers(
     http: aiohttp.ClientSession, url: str, name: str, prompts: list[list[int]], tokens: int
 ) -> list[list[int]]:
     """Return an arm's answers, one request at a time, empty from the first failed request on."""

@@ -6,6 +6,7 @@ a deployment pays for the import once.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections import Counter
@@ -15,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import psutil
+
 from baton.services.fleet.devices import cpu_build
+from bench.traffic import Answer, stream
 from harness.deployment import Deployment
 from harness.scrape import samples
 
 Arm = dict[str, Any]  # an entry of `models:`
 Metrics = dict[str, Counter[str]]  # arm -> sums over its workers
 Keep = Callable[[dict[str, Any]], None]  # writes a part's figures so far
-KINDS = ("prefill", "decode", "mixed")
+KINDS = ("encode", "prefill", "decode", "mixed")
 TRIES = 3
 LOADED = "handoffs_loaded_total "
-LOOK_S = 0.1
+LOOK_S, WATCH_S = 0.1, 0.01
 SAID = 800  # characters of a failed start's output
 _WORKER = rf"(\S+)-(?:{'|'.join(KINDS)})-\d+"
 
@@ -167,6 +172,46 @@ def stages(before: Counter[str], after: Counter[str]) -> dict[str, float]:
             took = after[f"{stage} seconds_sum"] - before[f"{stage} seconds_sum"]
             found[stage] = round(1e3 * took / count, 2)
     return found
+
+
+async def killed(
+    http: aiohttp.ClientSession,
+    served: Served,
+    name: str,
+    prompt: list[int],
+    lengths: tuple[int, int],
+    answer: Answer,
+) -> int:
+    """Kill the decode worker of a running answer. Return the number of tokens that the client had by then.
+
+    lengths: of the answer, and how many of its tokens must have arrived; answer: to be filled, also when the
+    request fails.
+    """
+    length, least = lengths
+    asked = asyncio.create_task(stream(http, served.url, name, prompt, length, into=answer))
+    victim = 0
+    while not victim and not (await asyncio.wait([asked], timeout=WATCH_S))[0]:
+        if answer.tokens >= least:
+            victim = await _decoding(http, served, name)
+    at = answer.tokens
+    if victim:
+        psutil.Process(victim).kill()
+    try:
+        await asked
+    except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
+        print(f"{name}, whose worker was killed at {at}: {error!r}"[:600], flush=True)
+    return at
+
+
+async def _decoding(http: aiohttp.ClientSession, served: Served, name: str) -> int:
+    """Return the process id of an arm's decode worker that runs a request, or 0."""
+    for log in (served.one.folder / "logs").glob(f"{name}-decode-?.log"):
+        said = log.read_text(errors="replace")
+        process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]
+        async with http.get(url) as found:
+            if re.search(r"^baton_worker_requests_running\S* [1-9]", await found.text(), re.MULTILINE):
+                return int(process)
+    return 0
 
 
 def drafts(before: Counter[str], after: Counter[str]) -> dict[str, int]:

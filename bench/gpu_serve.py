@@ -6,6 +6,7 @@
 
     answers   the demo model's greedy answers in every arm (transports, attention, graphs, drafts) against one
               engine's; handoff times by stage; drafted and accepted tokens
+    models    models of many kinds: 1P1D with drafts (1E1P1D where they take images) against one engine
     streams   streams while long prompts arrive: 1P1D, one engine in vLLM's order, one in Baton's
     load      closed loops of 1 to 256 clients: 1P1D and one engine
     compiled  streams with vLLM's defaults and torch.compile; the other parts capture only decode steps.
@@ -32,13 +33,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_answers, gpu_loads
+from bench import gpu_answers, gpu_loads, gpu_models
 from bench.gpu_fleet import Served, StartFailed, serving
 from bench.options import options
 from harness.checkpoints import QWEN3, qwen3_shape
 from harness.stats import command, save, saved
 
-PARTS = ("answers", "streams", "load", "compiled")
+PARTS = ("answers", "models", "streams", "load", "compiled")
 LOADED = ("1P1D", "one-stock")  # default arms of load and compiled
 ROUTERS = 4  # processes; one carries about 15,000 tokens/s
 SETTINGS: dict[str, Any] = {"ops": {"listen": ""}}
@@ -92,6 +93,13 @@ def answers(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
         asyncio.run(gpu_answers.compare(served, given.tokens, partial(keep, "answers", served)))
 
 
+def models(given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
+    names = _chosen(given, gpu_models.MODELS) or list(gpu_models.MODELS)
+    arms, sections = gpu_models.arms(names), SETTINGS | gpu_models.SECTIONS
+    with serving(folder / "models", arms, {}, given.start_s, **sections) as served:
+        asyncio.run(gpu_models.compare(served, given.tokens, partial(keep, "models", served)))
+
+
 def loads(parts: Sequence[str], size: str, given: argparse.Namespace, folder: Path, keep: KeepPart) -> None:
     """Run parts that share a deployment: streams and load of a size, or compiled."""
     chosen = _chosen(given, gpu_loads.FLEETS)
@@ -114,7 +122,7 @@ def main(arguments: list[str]) -> None:
     given = options(
         __doc__,
         arguments,
-        parts=(list(PARTS[:3]), None, PARTS),
+        parts=(list(PARTS[:4]), None, PARTS),
         arms=([str], "arms of any of the parts; all by default"),
         sizes=(["1.7", "8"], "of the models", list(QWEN3)),
         tokens=(64, "of each compared answer"),
@@ -127,7 +135,7 @@ def main(arguments: list[str]) -> None:
         folder=(Path, "keep configurations and logs here"),
         save=("gpu-serve", "name of the file in bench/results"),
     )
-    known = {*gpu_answers.ARMS, *gpu_loads.FLEETS}
+    known = {*gpu_answers.ARMS, *gpu_models.MODELS, *gpu_loads.FLEETS}
     if unknown := set(given.arms or []) - known:
         raise SystemExit(f"--arms {' '.join(sorted(unknown))}: known are {' '.join(sorted(known))}")
     signal.signal(signal.SIGTERM, _terminated)
@@ -141,7 +149,8 @@ def main(arguments: list[str]) -> None:
                 if size:
                     loads(parts, size, given, folder, partial(results.keep, size))
                 else:
-                    answers(given, folder, partial(results.keep, size))
+                    alone = answers if parts == ["answers"] else models
+                    alone(given, folder, partial(results.keep, size))
             except (*gpu_loads.PROBLEMS, StartFailed) as problem:
                 failed.append(name)
                 results.fail(parts, size, repr(problem)[-800:])
@@ -166,7 +175,7 @@ def _named(parts: Sequence[str], size: str) -> str:
 
 
 def turns(parts: list[str], sizes: list[str]) -> list[Turn]:
-    found: list[Turn] = [(["answers"], "")] if "answers" in parts else []
+    found: list[Turn] = [([part], "") for part in ("answers", "models") if part in parts]
     if together := [part for part in parts if part in ("streams", "load")]:
         found += [(together, size) for size in sizes]
     if "compiled" in parts:

@@ -3,10 +3,11 @@
 #   smoke     the kit itself, without an engine             gpu       saves and loads of a handoff
 #   kernels   our kernels against their definitions         tests     tests of kernels and of the cache on the device
 #   answers   output of each set-up against one engine's    small large    load on models of 1.7 and 8 billion
+#   models    models of many kinds, and images
 #   compiled  small with vLLM's default, torch.compile      parameters
-# The default is all except large and compiled. Each step has a time limit, and so has the whole run (TOTAL_S, 560). A
+# The default is all except models, large and compiled. Each step has a time limit, and so has the whole run (TOTAL_S, 560). A
 # failed step does not stop the run. Results and logs are in $OUT (.kit/out) after each step.
-# ARMS="one shm" limits answers; SIZE_ARGS adds arguments of gpu-serve to small and large.
+# ARMS="one shm" limits answers, MODELS="gemma3" models; SIZE_ARGS adds arguments of gpu-serve to small and large.
 set -uo pipefail
 unset PYTHONDONTWRITEBYTECODE
 kit=${KIT:-/tmp/baton-kit} # unpacked there
@@ -53,6 +54,7 @@ for name in ${*:-smoke kernels gpu tests answers small}; do
     gpu) step gpu 60 python3 -m bench gpu --skip-kernels ;;
     tests) step tests 130 python3 -m pytest -q -n 8 -p no:benchmark -p no:cacheprovider tests/kernels tests/handoff/memory ;;
     answers) serve answers 120 --parts answers ${ARMS:+--arms $ARMS} ;;
+    models) serve models 200 --parts models ${MODELS:+--arms $MODELS} --start-s 120 ;;
     small) serve small 165 --parts load streams --sizes 1.7 --seconds 7 --rounds 2 --load-seconds 3 --start-s 80 ${SIZE_ARGS:-} ;;
     large) serve large 130 --parts load streams --sizes 8 --seconds 7 --rounds 1 --load-seconds 3 --start-s 80 ${SIZE_ARGS:-} ;;
     compiled) serve compiled 100 --parts compiled --sizes 1.7 --seconds 6 --rounds 1 --start-s 75 ;;

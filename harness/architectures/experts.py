@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,15 +60,17 @@ def _ernie_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> Non
     _feed_forward(weights, prefix, gain, dense, "moe_statics", 1)
 
 
-def _deepseek_layer(weights: Weights, prefix: str, gain: float, dense: bool) -> None:
+def _deepseek_layer(
+    weights: Weights, prefix: str, gain: float, dense: bool, *, head_dim: int = HEAD_DIM, rank: int = KV_RANK
+) -> None:
     attention = f"{prefix}.self_attn"
     weights.add(f"{attention}.q_a_proj", QUERY_RANK, HIDDEN)
     weights.norm(f"{attention}.q_a_layernorm", QUERY_RANK)
-    weights.add(f"{attention}.q_b_proj", HEADS * (HEAD_DIM + ROPE_DIM), QUERY_RANK, gain=1.5)
-    weights.add(f"{attention}.kv_a_proj_with_mqa", KV_RANK + ROPE_DIM, HIDDEN, gain=1.5)
-    weights.norm(f"{attention}.kv_a_layernorm", KV_RANK)
-    weights.add(f"{attention}.kv_b_proj", HEADS * 2 * HEAD_DIM, KV_RANK)
-    weights.add(f"{attention}.o_proj", HIDDEN, HEADS * HEAD_DIM, gain=2 * gain)
+    weights.add(f"{attention}.q_b_proj", HEADS * (head_dim + ROPE_DIM), QUERY_RANK, gain=1.5)
+    weights.add(f"{attention}.kv_a_proj_with_mqa", rank + ROPE_DIM, HIDDEN, gain=1.5)
+    weights.norm(f"{attention}.kv_a_layernorm", rank)
+    weights.add(f"{attention}.kv_b_proj", HEADS * 2 * head_dim, rank)
+    weights.add(f"{attention}.o_proj", HIDDEN, HEADS * head_dim, gain=2 * gain)
     _feed_forward(weights, prefix, gain, dense)
 
 
@@ -92,21 +95,21 @@ def glm4_moe(folder: Path) -> None:
     _with_mtp(10, _glm_layer).save(folder, config)
 
 
-def deepseek_v3(folder: Path) -> None:
-    """Write a model with attention over latents (MLA) and plain rotary embeddings."""
+def deepseek_v3(folder: Path, *, head_dim: int = HEAD_DIM, rank: int = KV_RANK) -> None:
+    """Write a model with attention over latents (MLA) and plain rotary embeddings. rank: of the latents."""
     own = {
         "num_key_value_heads": HEADS,
         "q_lora_rank": QUERY_RANK,
-        "kv_lora_rank": KV_RANK,
+        "kv_lora_rank": rank,
         "qk_rope_head_dim": ROPE_DIM,
-        "qk_nope_head_dim": HEAD_DIM,
-        "v_head_dim": HEAD_DIM,
+        "qk_nope_head_dim": head_dim,
+        "v_head_dim": head_dim,
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",  # vLLM defaults to softmax, transformers does not
         "topk_method": "noaux_tc",
     }
     config = common("DeepseekV3ForCausalLM", "deepseek_v3", LAYERS, **_GROUPS, **own)
-    _with_mtp(11, _deepseek_layer).save(folder, config)
+    _with_mtp(11, partial(_deepseek_layer, head_dim=head_dim, rank=rank)).save(folder, config)
 
 
 def ernie4_5_moe(folder: Path) -> None:

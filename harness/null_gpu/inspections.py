@@ -1,4 +1,4 @@
-"""Fill vLLM's cache in VLLM_CACHE_ROOT with its inspections of the demo models' classes.
+"""Fill vLLM's cache in VLLM_CACHE_ROOT with its inspections of the classes of the models that run there.
 
     python -m harness.null_gpu.inspections
 
@@ -18,6 +18,18 @@ CLASSES = (
     "MiMoForCausalLM",
     "MiMoMTPModel",
     "Eagle3LlamaForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeMTPModel",
+    "DeepseekV3ForCausalLM",
+    "DeepSeekMTPModel",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MTP",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
 )
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 
 from bench.gpu_answers import ARMS, DEMO_MTP, ENGINE, arm
-from bench.gpu_fleet import Arm, Served, drafts, handoffs, serving
+from bench.gpu_fleet import Arm, Served, drafts, handoffs, killed, serving
 from bench.traffic import Answer, stream
 from harness.continuation import thinking_model
 from harness.null_gpu import entered
@@ -27,7 +24,6 @@ from harness.null_gpu.tokens import token
 from harness.support import CALL_S, PATIENCE
 
 START_S = 90.0
-LOOK_S = 0.01
 TOKENS = 24
 LONG, KILLED_FROM = 512, 16  # tokens of the answer whose worker is killed, and how many it has by then
 THINKS = "v1-thinks"  # the arm whose model has tokens for thoughts
@@ -49,8 +45,8 @@ V1: dict[str, Arm] = {
 }
 V1[THINKS]["engine"]["reasoning_parser"] = "qwen3"
 ALL = V2 | V1
-for killed in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
-    killed["decode"] = 2
+for one in (V2["shm"], V2["mtp-baton"], V1["v1-sync"]):
+    one["decode"] = 2
 # Fields of each arm's requests, chosen so that a worker calls all patches.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
@@ -160,30 +156,9 @@ def _difference(prompt: list[int], answer: list[int]) -> list[str]:
 
 async def _kill(http: aiohttp.ClientSession, served: Served, name: str, report: Report) -> str:
     """Kill the decode worker of a running answer. Return at which token."""
-    prompt = [2000 + i % 997 for i in range(300)]
-    answer = Answer(time.perf_counter())
-    asked = asyncio.create_task(stream(http, served.url, name, prompt, LONG, into=answer))
-    victim = 0
-    while not victim and not (await asyncio.wait([asked], timeout=LOOK_S))[0]:
-        if answer.tokens >= KILLED_FROM:
-            victim = await _decoding(http, served, name)
-    at = answer.tokens
-    if victim:
-        psutil.Process(victim).kill()
-    try:
-        await asked
-    except (aiohttp.ClientError, RuntimeError, TimeoutError) as error:
-        report.wrong.append(f"killed at {at}: {error!r}"[:400])
+    prompt, answer = [2000 + i % 997 for i in range(300)], Answer(0.0)
+    at = await killed(http, served, name, prompt, (LONG, KILLED_FROM), answer)
+    if answer.tokens != LONG:
+        report.wrong.append(f"killed at {at}: {answer.tokens} tokens")
     report.wrong += _difference(prompt, answer.token_ids)
     return f"{at} of {LONG}"
-
-
-async def _decoding(http: aiohttp.ClientSession, served: Served, name: str) -> int:
-    """Return the process id of an arm's decode worker that runs a request, or 0."""
-    for log in (served.one.folder / "logs").glob(f"{name}-decode-?.log"):
-        said = log.read_text(errors="replace")
-        process, url = re.findall(r"\[\S+\.(\d+)\] .*metrics on (\S+)", said)[-1]
-        async with http.get(url) as answer:
-            if re.search(r"^baton_worker_requests_running\S* [1-9]", await answer.text(), re.MULTILINE):
-                return int(process)
-    return 0

@@ -1,0 +1,34 @@
+"""1P1D of several kinds of models on the null GPU: caches in groups, latents, windows, images."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from bench import gpu_models
+from bench.gpu_fleet import serving
+from tests.null_gpu.arms import START_S, TOKENS
+
+NAMES = ["glm4-moe", "deepseek-v3", "gemma3", "gpt-oss", "qwen25-vl"]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    folder = tmp_path_factory.mktemp("models")
+    with serving(folder, gpu_models.arms(NAMES), {}, 2 * START_S, **gpu_models.SECTIONS) as served:
+        asyncio.run(gpu_models.compare(served, TOKENS, kept.update))
+    models: dict[str, Any] = kept["models"]
+    return models
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pair_hands_over_every_prompt_and_gives_its_engines_tokens(
+    name: str, found: dict[str, Any]
+) -> None:
+    one = found[name]
+    assert one["equal"] == one["of"] == one["handoffs"]["loaded"]["shm"]
