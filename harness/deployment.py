@@ -47,7 +47,7 @@ ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 1024,
     "max_num_seqs": 16,
-    "kv_cache_gib": 0.125,
+    "kv_cache_gib": 0.25,
     "tool_call_parser": "hermes",
 }
 
@@ -104,7 +104,7 @@ class Deployment:
             "engine": dict(ENGINE),
             "scheduler": {"address": self.scheduler_address},
             "router": {"port": self.port},
-            "handoff": {"staging_mib": 64},
+            "handoff": {"staging_mib": 128},
             "ops": {"listen": ""},  # no live page, whose default port another test may use
         }
         for section, values in self.config.items():
