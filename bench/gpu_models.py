@@ -1,7 +1,8 @@
-"""Compare models of many kinds, served by 1P1D with their drafts, with one engine without drafts, on one GPU.
+"""Compare models of many kinds, served by 1P1D with and without drafts, with one engine, on one GPU.
 
-The models are the tiny ones of harness.architectures in bfloat16. Those that take images also get an encode
-worker, which computes every image.
+The models are the tiny ones of harness.architectures in bfloat16. Drafts are verified in other batches than
+single tokens are computed in, so near-ties can flip. Models that take images also get an encode worker, which
+computes every image.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-import openai
 
-from bench.gpu_answers import REQUEST_S, answers, compared
+from bench.gpu_answers import REQUEST_S, Requests, answers, compared
 from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs
-from bench.images import answers as about_images
+from bench.images import TOKENS, conversations
 from harness.architectures.experts import deepseek_v3
 from harness.architectures.registry import ARCHITECTURES, VISIONS, Architecture
 
-PAIR = "-pd"  # ends the name of a model's arm with a prefill and a decode worker
+PAIR, DRAFTS = "-pd", "-drafts"  # endings of a model's arms with a prefill and a decode worker
 PROMPTS = 8
+IDS = {"ignore_eos": True, "return_token_ids": True}
 ENGINE = {"max_num_seqs": 8, "kv_cache_gib": 0.25, "tool_call_parser": None, "dtype": "bfloat16"}
 SECTIONS: dict[str, Any] = {
     "scheduler": {"idle_decode_tokens": 0},
@@ -48,20 +49,20 @@ MODELS: dict[str, Architecture] = {
 
 
 def arms(names: list[str]) -> dict[str, Arm]:
-    """Return two arms for each of these MODELS."""
-    return {f"{name}{end}": _arm(MODELS[name], bool(end)) for name in names for end in ("", PAIR)}
+    """Return three arms for each of these MODELS."""
+    return {f"{name}{end}": _arm(MODELS[name], end) for name in names for end in ("", PAIR, DRAFTS)}
 
 
-def _arm(model: Architecture, pair: bool) -> Arm:
+def _arm(model: Architecture, end: str) -> Arm:
     folder = model.checkpoint()
-    made: Arm = {"prefill": 1, "decode": 1} if pair else {"mixed": 1}
-    if pair and model.mark:
+    made: Arm = {"prefill": 1, "decode": 1} if end else {"mixed": 1}
+    if end and model.mark:
         made["encode"] = 1
     made["engine"] = {
         **ENGINE,
         "model": str(model.target(folder)),
         "max_model_len": 2048 if model.mark else 512,
-        "speculative_config": model.speculative(folder) if pair else None,
+        "speculative_config": model.speculative(folder) if end == DRAFTS else None,
         "extra": {"enforce_eager": True, **(LINEAR if "qwen3.5" in model.name else {})},
         **model.engine,
     }
@@ -69,32 +70,50 @@ def _arm(model: Architecture, pair: bool) -> Arm:
 
 
 async def compare(served: Served, tokens: int, keep: Keep) -> None:
-    """Compare each pair's answers with those of its model's engine. `keep` gets the figures after each."""
+    """Compare each pair's answers with its model's engine's. `keep` gets the figures after each model."""
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_S)) as http:
 
         async def judge(name: str) -> None:
-            before = served.metrics()[name + PAIR]
-            made = await (_images(served, name) if MODELS[name].mark else _texts(http, served, name, tokens))
-            after = served.metrics()[name + PAIR]
-            found[name] = made | drafts(before, after) | {"handoffs": handoffs(before, after)}
-            print(f"{name:>12}", found[name], flush=True)
+            before = served.metrics()
+            pairs = [name + end for end in (PAIR, DRAFTS) if name + end in served.arms]
+            asked = [_answers(http, served.url, name, arm, tokens) for arm in (name, *pairs)]
+            expected, *given = await asyncio.gather(*asked)
+            prompts = [] if MODELS[name].mark else MODELS[name].prompts(PROMPTS)
+            after = served.metrics()
+            for arm, made in zip(pairs, given, strict=True):
+                if prompts:
+                    figures = await compared(http, served.url, name, prompts, made, expected)
+                else:
+                    equal = sum(map(list.__eq__, made, expected))
+                    figures = {"equal": equal, "of": len(conversations())}
+                figures |= drafts(before[arm], after[arm])
+                found[arm] = figures | {"handoffs": handoffs(before[arm], after[arm])}
+                print(f"{arm:>20}", found[arm], flush=True)
             keep({"tokens": tokens, "models": found})
 
-        await asyncio.gather(*(judge(name) for name in MODELS if {name, name + PAIR} <= {*served.arms}))
+        await asyncio.gather(*(judge(name) for name in MODELS if name in served.arms))
 
 
-async def _texts(http: aiohttp.ClientSession, served: Served, name: str, tokens: int) -> dict[str, Any]:
-    prompts = MODELS[name].prompts(PROMPTS)
-    asked = [answers(http, served.url, arm, prompts, tokens) for arm in (name, name + PAIR)]
-    expected, given = await asyncio.gather(*asked)
-    return await compared(http, served.url, name, prompts, given, expected)
-
-
-async def _images(served: Served, name: str) -> dict[str, Any]:
-    asked = [asyncio.to_thread(about_images, served.url, arm) for arm in (name, name + PAIR)]
+async def _answers(
+    http: aiohttp.ClientSession, url: str, name: str, arm: str, tokens: int
+) -> list[list[int]]:
+    if not MODELS[name].mark:
+        return await answers(http, url, arm, MODELS[name].prompts(PROMPTS), tokens)
     try:
-        expected, given = await asyncio.gather(*asked)
-    except openai.OpenAIError as error:
-        return {"why": repr(error)[:800]}
-    return {"equal": sum(map(list.__eq__, given, expected)), "of": len(expected)}
+        return await _about_images(http, url, arm)
+    except Requests as error:
+        print(f"{arm:>20} {error!r}"[:600], flush=True)
+        return []
+
+
+async def _about_images(http: aiohttp.ClientSession, url: str, model: str) -> list[list[int]]:
+    """Return a model's answers about images, one request at a time."""
+    found: list[list[int]] = []
+    for messages in conversations():
+        body = {"model": model, "messages": messages, "max_tokens": TOKENS, "temperature": 0} | IDS
+        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
+            found.append((await response.json())["choices"][0]["token_ids"])
+    return found

@@ -74,12 +74,12 @@ def _says(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def answers(url: str, model: str = MODEL_NAME) -> list[list[int]]:
+def answers(url: str) -> list[list[int]]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=CALL_S) as client:
         return [
             token_ids(
                 client.chat.completions.create(
-                    model=model,
+                    model=MODEL_NAME,
                     messages=messages,  # type: ignore[arg-type]
                     max_tokens=TOKENS,
                     **GREEDY,

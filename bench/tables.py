@@ -334,9 +334,16 @@ TABLES = {
     "gpu-answers": Table(
         "gpu-serve",
         "answers.arms",
-        "equal=equal answers of 8; handoffs.total_ms=handoff, ms; drafted; accepted",
+        "equal=equal answers of 9; handoffs.total_ms=handoff, ms; drafted; accepted",
         ("way",),
         part="answers",
+    ),
+    "gpu-models": Table(
+        "gpu-serve",
+        "models.models",
+        "equal; of; drafted; accepted; handoffs.mib=KV, MiB",
+        ("way",),
+        part="models",
     ),
     "gpu-streams": Table(
         "gpu-serve", _gpu("streams", "median"), _STREAMS, ("model", "fleet"), part="streams"

@@ -110,20 +110,10 @@ class WorkerSide:
         segments.remove_stale()
         longest = num_records(found.groups, vllm_config.model_config.max_model_len)
         self.staging = self._make_staging(config, cache, kv_cache_config.num_blocks, longest)
-        listen = join(config.host, config.port_of(rank))
-        trials = Trials(
-            self.staging, self._transports, self._client, rank=rank, chunk_bytes=config.chunk_bytes
-        )
-        self._service = HandoffService(
-            self.staging, rank, listen, config.chunk_bytes, config.published_host, trials=trials
-        )
+        self._service = self._serve(config)
+        address, size = self._service.address, config.chunk_bytes
         self._saver = Saver(
-            cache,
-            self.staging,
-            self._transports,
-            rank=rank,
-            address=self._service.address,
-            chunk_bytes=config.chunk_bytes,
+            cache, self.staging, self._transports, rank=rank, address=address, chunk_bytes=size
         )
         self.loader = self._make_loader(config, cache, found.groups)
         self._results = StepResults()
@@ -154,6 +144,12 @@ class WorkerSide:
         # which the first long prompt would block a GPU's engine.
         arena.begin(min(longest * cache.record_bytes, BEGIN_BYTES) if cache.device is not None else 0)
         return Staging(arena, config.lease_s, functools.partial(transports.withdraw, self._transports))
+
+    def _serve(self, config: HandoffConfig) -> HandoffService:
+        chunk_bytes, rank = config.chunk_bytes, self._rank
+        trials = Trials(self.staging, self._transports, self._client, rank=rank, chunk_bytes=chunk_bytes)
+        listen = join(config.host, config.port_of(rank))
+        return HandoffService(self.staging, rank, listen, chunk_bytes, config.published_host, trials=trials)
 
     def _make_loader(
         self, config: HandoffConfig, cache: BlockCache, groups: tuple[CacheGroup, ...]

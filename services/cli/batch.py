@@ -62,10 +62,7 @@ def batch(
     from baton.services.offline.errors import InputError
     from baton.services.offline.pipeline import default_concurrency, fleet_of
 
-    if url and (prefill or decode or mixed):
-        raise ConfigError("--url names a running deployment: leave out --prefill, --decode and --mixed")
-    if url and not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
+    _check_url(url, alone=not (prefill or decode or mixed))
     try:
         if url:
             endpoint = Endpoint(
@@ -84,6 +81,13 @@ def batch(
         complain(f"baton: error: {error}")
         status = BAD_INPUT
     sys.exit(status)
+
+
+def _check_url(url: str, *, alone: bool) -> None:
+    if url and not alone:
+        raise ConfigError("--url names a running deployment: leave out --prefill, --decode and --mixed")
+    if url and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url}: give it as http://HOST:PORT")
 
 
 def _key(given: str, file: str, settings: Settings) -> str:

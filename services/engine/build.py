@@ -193,12 +193,15 @@ def _connector_config(plan: EnginePlan) -> dict[str, Any]:
 
 def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
     """Have the engine compute images alone. Raises ConfigError for a model that takes none."""
+    from vllm.config import SchedulerConfig
+
     if not takes_images(model_config):
         raise ConfigError(
             f"the model {plan.settings.engine.model!r} takes no images: leave out encode workers"
         )
     args["ec_transfer_config"] = image_connector("ec_producer", _connector_config(plan))
-    args["max_num_batched_tokens"] = max(largest_image(model_config), args.get("max_num_batched_tokens") or 0)
+    step = args.get("max_num_batched_tokens") or SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+    args["max_num_batched_tokens"] = max(step, largest_image(model_config), args.get("max_num_seqs") or 0)
     args["long_prefill_token_threshold"] = 0  # an image is computed whole
     args["async_scheduling"] = False  # for its steps vLLM reports no work
     args.pop("long_prefill_token_threshold_adaptive", None)

@@ -113,10 +113,8 @@ def prepare(
     """
     core = _decode(start)
     decodes, follows = start.phase == PHASE_DECODE, start.HasField("source")
-    if start.alone_tokens and (not decodes or follows):
-        raise _invalid(
-            "a request tried alone computes its prompt itself: it must be a DECODE without a source"
-        )
+    if start.alone_tokens and (follows or not decodes):
+        raise _invalid("a request tried alone must be a DECODE without a source: it computes its prompt")
     waits = decodes and follows and complete is None
     generated = list(start.output_token_ids)
     if decodes and complete is not None:
@@ -152,10 +150,9 @@ def prepare(
         first_drafts.want(request)
     if decodes and complete is not None:
         first_drafts.give(request, _drafts(complete, limits.vocabulary))
+    ids = start.request_id, start.epoch
     alone = start.alone_tokens > 0
-    return Prepared(
-        start.request_id, start.epoch, request, max_tokens, saves, limits.vocabulary, cut=alone, late=late
-    )
+    return Prepared(*ids, request, max_tokens, saves, limits.vocabulary, cut=alone, late=late)
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:

@@ -63,8 +63,9 @@ def test_a_closed_loop_counts_tokens_within_its_time() -> None:
 
 
 def test_streams_and_load_of_a_size_share_a_deployment() -> None:
-    assert gpu_serve.turns(["load", "compiled", "streams", "answers"], ["1.7", "8"]) == [
+    assert gpu_serve.turns(["load", "models", "compiled", "streams", "answers"], ["1.7", "8"]) == [
         (["answers"], ""),
+        (["models"], ""),
         (["load", "streams"], "1.7"),
         (["load", "streams"], "8"),
         (["compiled"], "1.7"),
@@ -102,11 +103,11 @@ def test_an_arm_that_cannot_start_is_left_out_and_the_others_answer(
         asyncio.run(gpu_answers.compare(served, 4, lambda found: kept.append(json.loads(json.dumps(found)))))
         loops: list[dict[str, object]] = []
         closed_loops(served, ["shm"], [1, 4], 1.5, lambda found: loops.append(json.loads(json.dumps(found))))
-    found = kept[-1]["arms"]
+    found, many = kept[-1]["arms"], len(gpu_answers.PROMPTS)
     assert isinstance(found, dict)
-    assert {name: one["equal"] for name, one in found.items()} == {"one": 8, "shm": 8}
+    assert {name: one["equal"] for name, one in found.items()} == {"one": many, "shm": many}
     # A busy machine may recompute a prompt.
-    assert 6 <= found["shm"]["handoffs"]["loaded"]["shm"] <= 8
+    assert many - 2 <= found["shm"]["handoffs"]["loaded"]["shm"] <= many
     took = loops[-1]["handoff_ms"]
     assert isinstance(took, dict)
     assert {"wait", "move", "load", "total"} <= set(took["shm"]["4"])

@@ -11,7 +11,8 @@ from bench import gpu_models
 from bench.gpu_fleet import serving
 from tests.null_gpu.arms import START_S, TOKENS
 
-NAMES = ["glm4-moe", "deepseek-v3", "gemma3", "gpt-oss", "qwen25-vl"]
+NAMES = ["deepseek-v3", "gemma3", "gpt-oss", "qwen25-vl"]
+PAIRS = [name + end for name in NAMES for end in (gpu_models.PAIR, gpu_models.DRAFTS)]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,9 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return models
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_pair_hands_over_every_prompt_and_gives_its_engines_tokens(
-    name: str, found: dict[str, Any]
-) -> None:
-    one = found[name]
+@pytest.mark.parametrize("arm", PAIRS)
+def test_a_pair_hands_over_every_prompt_and_gives_its_engines_tokens(arm: str, found: dict[str, Any]) -> None:
+    one = found[arm]
     assert one["equal"] == one["of"] == one["handoffs"]["loaded"]["shm"]

@@ -16,6 +16,7 @@ import contextlib
 import math
 import socket
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from importlib.resources import files
 from itertools import islice
 from typing import Annotated, Any, Literal, cast
@@ -64,13 +65,8 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, access: PageAccess) 
     async def root() -> Response:
         return RedirectResponse("/ops")
 
-    @app.get("/ops")
-    async def page() -> Response:
-        return HTMLResponse((_STATIC / "index.html").read_text())
-
-    @app.get("/ops/login")
-    async def ask() -> Response:
-        return HTMLResponse((_STATIC / "login.html").read_text())
+    for path, name in (("/ops", "index.html"), ("/ops/login", "login.html")):
+        app.add_api_route(path, partial(_page, name), response_class=HTMLResponse)
 
     @app.post("/ops/login")
     async def login(request: Request) -> Response:
@@ -117,6 +113,10 @@ def build_app(feed: Feed, recent: Recent, actions: Actions, access: PageAccess) 
 
     app.mount("/ops/static", StaticFiles(directory=str(_STATIC)), name="static")
     return app
+
+
+async def _page(name: str) -> str:
+    return (_STATIC / name).read_text()
 
 
 async def _login(request: Request, access: PageAccess) -> Response:

@@ -13,11 +13,12 @@ import torch
 from baton.services.config import load
 from baton.services.engine.refusals import reason
 from baton.services.errors import ConfigError
+from harness.architectures.registry import VISIONS
 from harness.deployment import MODEL
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from vllm.config import CacheConfig
+    from vllm.config import CacheConfig, ModelConfig
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import update_kv_cache_capacity
     from vllm.v1.kv_cache_interface import (
@@ -28,8 +29,10 @@ with warnings.catch_warnings():
     )
     from vllm.v1.worker.utils import request_memory
 
+    from baton.services.engine.args import largest_image
     from baton.services.engine.build import (
         EnginePlan,
+        _add_encoding,
         _gpu_arguments,
         build_config,
         cores_of_ranks,
@@ -200,3 +203,15 @@ def test_a_prompts_share_is_measured_on_a_gpu_unless_it_is_set(
     monkeypatch.setattr(current_platform, "is_cpu", lambda: on_cpu)
     settings = load({"engine": {"model": str(MODEL), "extra": extra}})
     assert measures_share(EnginePlan(settings, "w", "f00", needs_handoffs=True)) is measured
+
+
+def test_an_encode_workers_step_takes_its_images_and_its_requests() -> None:
+    model = VISIONS["gemma3-vision"]
+    target = str(model.target(model.checkpoint()))
+    plan = EnginePlan(load({"engine": {"model": target}}), "w", "f", needs_handoffs=False, encodes=True)
+    config = ModelConfig(model=target, dtype="float32")
+    largest = largest_image(config)
+    for given, least in (({}, 256), ({"max_num_batched_tokens": 1, "max_num_seqs": 300}, 300)):
+        args: dict[str, Any] = dict(given)
+        _add_encoding(args, plan, config)
+        assert args["max_num_batched_tokens"] >= max(least, largest)

@@ -20,16 +20,12 @@ def test_they_change_the_logits_of_every_draft(tmp_path: Path) -> None:
     assert process.wait(120) == 0, process.text
 
 
-def check() -> None:
-    """Apply the parameters of a batch with a bias in the first request and min_p in the second.
-
-    Runs in a forked process, which imports Triton again because Triton chooses the interpreter on import.
-    """
+def _interpret() -> None:
+    """Import Triton again, because it chooses the interpreter on import, and give it to vLLM."""
     os.environ["TRITON_INTERPRET"] = "1"
     for name in list(sys.modules):
         if re.match(r"triton(\.(?!_C)|$)|vllm\.v1\.worker\.gpu\b", name):
             del sys.modules[name]
-    import torch
     import triton
     import vllm.triton_utils as found
     from triton import language
@@ -43,7 +39,16 @@ def check() -> None:
 
     patched = buffer_utils
     patched.UvaBuffer = HostBuffer
+
+
+def check() -> None:
+    """Apply the parameters of a batch with a bias in the first request and min_p in the second.
+
+    Runs in a forked process.
+    """
+    _interpret()
     import numpy as np
+    import torch
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
     from vllm.v1.worker.gpu.sample.sampler import Sampler
