@@ -33,7 +33,7 @@ def first_tokens_within(
         return 1.0
     square = sum(seconds * seconds * share for seconds, share in prompts)
     waits: float = usage ** (math.sqrt(2 * (servers + 1)) - 1)
-    # Mean wait: mean * (1 + cv^2) / 2, the rest of a prompt under way, is square / mean / 2.
+    # The mean wait follows from the mean rest of a running prompt: mean * (1 + cv^2) / 2 = square / mean / 2.
     length_s = square / mean / (2 * servers * (1 - usage))
     return sum(
         share * (1 - waits * math.exp((seconds - goal_s) / length_s))

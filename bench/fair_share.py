@@ -27,7 +27,7 @@ STAGGER_S = 0.001  # the time between two arrivals; the first step has begun wit
 
 @dataclass(frozen=True)
 class Way:
-    """A way of queueing. Sizes are in tokens; 0 means vLLM's default."""
+    """A rule for queueing prompts. Sizes are in tokens; 0 means vLLM's default."""
 
     step: int = 0  # limit of a step
     cap: int = 0  # one prompt's share of a step with others, unless an equal share is larger
@@ -70,7 +70,7 @@ class PrefillEngine:
         self._count = 0
 
     def use(self, way: Way) -> None:
-        """Switch the way of queueing. The engine must be idle: vLLM's scheduler reads these in each step."""
+        """Apply a queueing rule. The engine must be idle: vLLM reads these settings in each step."""
         from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 
         scheduler = self._scheduler

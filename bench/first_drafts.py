@@ -112,7 +112,7 @@ def _hand_over(
     load = load_params(1, read.saved.manifest.num_tokens, read.saved.manifest, f"{name}-read")
     answer = engine.add(name, prompt, ANSWER, load, written=read.tokens)
     first_drafts.give(engine.core.scheduler.requests[name], made.get(f"{name}-read", []))
-    began, ends = time.monotonic(), list[float]()  # ends: when each token after the first was there
+    began, ends = time.monotonic(), list[float]()  # ends: when each token after the first arrived
     first_step = 0
     while engine.step():
         new = len(answer.tokens) - len(ends)

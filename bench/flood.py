@@ -245,7 +245,7 @@ async def crowded(clients: list[Client], make: Make, most: int, seconds: float) 
 
 
 def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
-    """Return a function: for which number of concurrent `spans` a share of the time had no more."""
+    """Return a function: the most `spans` that were concurrent during a given share of the time."""
     moments = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     lasted: dict[int, float] = defaultdict(float)  # concurrent spans -> seconds
     under_way = 0

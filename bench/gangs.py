@@ -7,7 +7,7 @@ order, and ratios are taken pair by pair:
     two     two plain engines, and a gang of two, all with the same requests
     idle    a plain engine, and a gang of two in which only one engine has requests
 
-A wake-up is the time from an engine's ring, because it has got work, until the other engine begins its first
+A wake-up is the time from an engine's ring, because it has work, until the other engine begins its first
 forward.
 """
 

@@ -184,7 +184,7 @@ async def killed(
 ) -> int:
     """Kill the decode worker of a running answer. Return the number of tokens that the client had by then.
 
-    lengths: of the answer, and how many of its tokens must have arrived; answer: to be filled, also when the
+    lengths: the answer's length, and how many of its tokens must have arrived. answer: filled in, even if the
     request fails.
     """
     length, least = lengths

@@ -49,7 +49,7 @@ HEARTBEAT_S = 5.0  # heartbeats of 1,000 workers every second would use a core
 class Arm:
     """A deployment and its load."""
 
-    store: str = "redis"  # or memory, or stopped: Redis hangs from the middle of the first part on
+    store: str = "redis"  # or memory, or stopped (Redis hangs from the middle of the first part on)
     routers: int = 20
     pairs: int = 32
     schedulers: int = 1

@@ -92,8 +92,8 @@ def deployed(
 ) -> Iterator[tuple[Deployment, list[Worker]]]:
     """Start a place of each role with its shape. Yield the deployment and the workers of all places.
 
-    A single mixed worker does not draft. Several machines are network namespaces of this one; this thread
-    opens its sockets on the first meanwhile.
+    A single mixed worker does not draft. Several machines are network namespaces of this one; meanwhile
+    this thread opens its sockets in the first.
     """
     engine = case.engine()
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}

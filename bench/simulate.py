@@ -165,7 +165,7 @@ def _sender(one: Deployment) -> Any:
 
 
 def _handoff(model: Path) -> dict[str, Any]:
-    """Return the model's KV bytes per token and its handoff speed, as bench/results/handoff.json has it."""
+    """Return the model's KV bytes per token and its handoff speed, from bench/results/handoff.json."""
     config = json.loads((model / "config.json").read_text())
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head

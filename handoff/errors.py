@@ -28,7 +28,7 @@ class WrongRequest(ManifestError):
 
 
 class StaleEpoch(ManifestError):
-    """The manifest is of another attempt at the request."""
+    """The manifest belongs to another attempt at the request."""
 
 
 class CompatibilityMismatch(ManifestError):

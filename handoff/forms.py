@@ -69,7 +69,7 @@ class Form:
         return self.ranks * max(1, len(self.stages))
 
     def layers_of(self, rank: int, layers: int) -> Sequence[int]:
-        """Return the numbers of a rank's layers, of `layers` in all."""
+        """Return the numbers of a rank's layers; the model has `layers` of them."""
         return self.stages[rank // self.ranks] if self.stages else range(layers)
 
 

@@ -300,7 +300,7 @@ def decode(
     epoch: int = 1,
     written: Sequence[int] = (),
 ) -> Answer:
-    """Decode from the manifest's KV on. Without `written` tokens, its last token is recomputed."""
+    """Continue from the manifest's KV. Without `written` tokens, its last token is recomputed."""
     answer = engine.add(
         request_id, prompt, max_tokens, load_params(epoch, manifest.num_tokens, manifest), written=written
     )

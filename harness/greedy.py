@@ -41,7 +41,7 @@ class Load:
         self._tasks = [asyncio.create_task(self._run(number)) for number in range(clients)]
 
     async def more(self, count: int) -> None:
-        """Wait for `count` more answers. Raises what went wrong in a client."""
+        """Wait for `count` more answers. Raises a client's error."""
         wanted = self.answered + count
         deadline = time.monotonic() + WITHIN_S
         while self.answered < wanted:

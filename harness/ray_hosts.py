@@ -131,8 +131,8 @@ def _cluster_file(folder: Path, routers: int, sections: Mapping[str, Any]) -> Pa
 def ray_hosts(folder: Path, routers: int = 1, *, die: bool = False, **sections: Any) -> Iterator[RayHosts]:
     """Run a deployment on two hosts during the block. Yield it when it is ready.
 
-    die: a host will die, which Ray is to notice soon; sections: of cluster.yaml, instead of those for the
-    demo model with prefill and decode on a host each
+    die: a host will die, which Ray should notice soon. sections: replace those of cluster.yaml, which serve
+    the demo model with prefill and decode on separate hosts.
     """
     environment = {**os.environ, **RAY, **(QUICK if die else {}), "BATON_SECURITY__CA": str(folder / "ca")}
     with Network(folder) as network:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = Path(sys.executable)
 BATON = PYTHON.with_name("baton")
-# Works too if the package is on Python's path but not installed.
+# Also works if the package is on Python's path but not installed.
 COMMAND = (
     [str(BATON)]
     if BATON.exists()

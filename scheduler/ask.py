@@ -44,8 +44,8 @@ async def set_role(worker: WorkerRecord, role: pb.Role, fence: int = 0) -> str:
 
     Only the next registrations count, so no state here can be wrong after either side dies. A restarted
     worker has the role of its command line. `fence`: the deciding scheduler's fencing number. A worker
-    refuses one below the highest it has seen. If one of a gang refuses, the others return to their roles.
-    Until they have, they serve with different ones, which harms no request.
+    refuses one below the highest it has seen. If a member of a gang refuses, the others return to their
+    old roles. Until then members serve in different roles, which harms no request.
     """
     if problem := _cannot_take(worker, role):
         return problem

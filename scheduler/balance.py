@@ -87,7 +87,7 @@ class Balance:
         self._pause_until = 0.0
 
     def start_over(self) -> None:
-        """Forget how long sides were under pressure, because nobody has watched. The pause continues."""
+        """Forget how long sides were under pressure, because nobody was watching. The pause continues."""
         self._since.clear()
 
     def look(self, view: FleetView) -> Flip | None:

@@ -50,7 +50,7 @@ class Placement:
     prompt_tokens: int = 0  # booked on the worker that runs the prompt
     blocks: int = 0  # KV-cache blocks booked on the decode worker
     moved: bool = False  # placed by a scheduler other than the router's home
-    alone: bool = False  # chosen here, from a snapshot, without a scheduler; not: on a single worker
+    alone: bool = False  # chosen here, from a snapshot, without a scheduler
     scheduler: str = ""  # address of the scheduler that chose
     scheduler_s: float = 0.0  # time that the scheduler took
 

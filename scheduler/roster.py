@@ -98,7 +98,7 @@ class Roster:
     def deregister(self, worker_id: str, epoch: int = 0) -> bool:
         """Remove a worker; return False, and change nothing, if `epoch` is below the worker's last one.
 
-        That it left is remembered even if it was unknown, because routers may know it. Bookings stay until
+        Its departure is remembered even if it was unknown, because routers may know it. Bookings stay until
         the requests end.
         """
         if epoch < self._epoch_of(worker_id):

@@ -87,7 +87,7 @@ class Standby:
 
     @property
     def keeps_lost(self) -> bool:
-        """Whether workers are kept that are missing from the last snapshot."""
+        """Whether workers that are missing from the last snapshot are kept."""
         return bool(self._lost)
 
     @property
@@ -140,7 +140,7 @@ class Standby:
                 state=status.state,
                 load=status.load if valid and status.HasField("load") else None,
                 reserved=reserved,
-                drain_asked=False,  # the state says it
+                drain_asked=False,  # implied by the state
                 heard_at=seen.at - status.heartbeat_age_s,
             )
         return found

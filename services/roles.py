@@ -53,7 +53,7 @@ def encoder_settings(settings: Settings) -> Settings:
 
 
 def encoder_engine(engine: EngineSettings) -> EngineSettings:
-    """Return the engine of an encode worker: one rank, and nothing of the language model's."""
+    """Return the engine of an encode worker: one rank, without the language model's settings."""
     one = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nodes"), 1)
     off = dict.fromkeys(("expert_parallel", "enable_prefix_caching"), False)
     none = dict.fromkeys(("speculative_config", "lora"))

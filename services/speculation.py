@@ -37,7 +37,7 @@ class SpeculativeSettings(BaseModel):
     num_speculative_tokens: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = "auto"
     """Drafted tokens per step; auto chooses them from measured acceptance and cost."""
     max_speculative_tokens: int | None = Field(None, ge=1, le=MOST)
-    """Most drafted tokens that auto may choose; if unset, AUTO_MAXIMUM."""
+    """Maximum number of drafted tokens that auto may choose; if unset, AUTO_MAXIMUM."""
     model: str | None = None
     """Folder or name of the draft model."""
     num_model_steps: Positive | None = None
@@ -53,9 +53,9 @@ class SpeculativeSettings(BaseModel):
     suffix_decoding_max_cached_requests: int = Field(10_000, ge=0)
     """Number of past outputs kept for matching."""
     suffix_decoding_max_spec_factor: float = Field(1.0, gt=0)
-    """Most drafted tokens per token of matched suffix."""
+    """Maximum number of drafted tokens per token of matched suffix."""
     suffix_decoding_min_token_prob: float = Field(0.1, ge=0, le=1)
-    """Least estimated probability of a drafted token."""
+    """Minimum estimated probability of a drafted token."""
     quantization: str | None = None
     """Quantization of the draft model's weights, by vLLM's names."""
     draft_tensor_parallel_size: Positive | None = None

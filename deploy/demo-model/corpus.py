@@ -111,8 +111,7 @@ def _encoded(tokenizer: Tokenizer, count: int, seed: int) -> Iterator[Pieces]:
 def windows(tokens: Tokens, length: int) -> NDArray[np.int64]:
     """Return the starts of windows of `length` + 1 tokens.
 
-    A window begins with a document, also with one that the window before cut off; only longer documents are
-    split.
+    A window begins with a document, even if the previous window cut it off; only longer documents are split.
     """
     found, start, end = [], 0, len(tokens.ids) - length - 1
     while start <= end:

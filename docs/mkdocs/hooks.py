@@ -28,7 +28,7 @@ def on_config(config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Return the page with links out of docs/ pointing into the repository.
 
-    Raises FileNotFoundError for a link to what is not there.
+    Raises FileNotFoundError for a broken link.
     """
     del files
     folder = posixpath.dirname(f"docs/{page.file.src_uri}")
@@ -57,7 +57,7 @@ def _navigation(index: str) -> list[dict[str, Any]]:
 
 
 def _repository() -> str:
-    """Return the web address of the remote `origin`, "" where there is none."""
+    """Return the web address of the remote `origin`, or "" if there is none."""
     command = ["git", "config", "--get", "remote.origin.url"]
     try:
         remote = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

@@ -168,7 +168,7 @@ class Loader:
             thread.start()
 
     def reserve(self, job: LoadJob) -> None:
-        """Start a load, whose blocks are allocated; pull at once if its manifest is here."""
+        """Start a load, whose blocks are allocated; pull at once if its manifest has arrived."""
         load = _Load(job, self._cache.mark(), Progress(job))
         with self._lock:
             self._loads[job.key] = load

@@ -310,7 +310,7 @@ class Pulls:
         return pulls
 
     def _parts(self, job: LoadJob, share: Share) -> list[Part]:
-        """Return the parts of the groups that this share has heads of."""
+        """Return the parts of the groups whose heads are in this share."""
         groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
         return [part for part in job.parts if part.group in groups]
 

@@ -1,4 +1,4 @@
-"""Pull records into memory of one's own, and check their digests."""
+"""Pull records into private memory, and check their digests."""
 
 from __future__ import annotations
 

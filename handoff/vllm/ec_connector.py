@@ -65,7 +65,7 @@ class BatonECConnector(ECConnectorBase):
         transfer = vllm_config.ec_transfer_config
         self._encodes = transfer.is_encode_only
         self._lost: set[str] = set()  # requests to end
-        self._offered: dict[str, Embeddings] = {}  # keyed by image; those of the requests in this step
+        self._offered: dict[str, Embeddings] = {}  # this step's embeddings, keyed by image
         self._step = StepImages()
         self.shelf: Shelf | None = None  # in the rank of an encode worker
         if self._encodes and role == ECConnectorRole.WORKER:
@@ -79,7 +79,7 @@ class BatonECConnector(ECConnectorBase):
     # -- in the scheduler
 
     def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
-        """Return whether all images behind the computed tokens are here; otherwise the request ends."""
+        """Return whether all images after the computed tokens are available; otherwise the request ends."""
         brought: dict[str, Embeddings] = getattr(request, EMBEDDINGS, {})
         for feature in request.mm_features:
             place, name = feature.mm_position, feature.identifier
@@ -121,7 +121,7 @@ class BatonECConnector(ECConnectorBase):
             encoder_cache[name] = _tensor(one)
 
     def start_save_caches(self, **kwargs: Any) -> None:
-        """Put images on the shelf again that vLLM still has, because it does not compute these."""
+        """Put images that vLLM still has back on the shelf, because it does not compute them again."""
         if self.shelf is not None:
             cache, step = kwargs["encoder_cache"], cast(StepImages, self._get_connector_metadata())
             for name in step.new:

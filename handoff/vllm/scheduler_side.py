@@ -184,8 +184,8 @@ class SchedulerSide:
     def _may_begin(self, prompt: _Prompt, num_computed: int) -> bool:
         """Return whether a prompt that will be saved may be computed now, from token `num_computed` on.
 
-        A prompt to be saved only if cached is refused, once, if more would have to be computed than a block,
-        and another one if vLLM drafts from hidden states.
+        A prompt to be saved only if cached is refused, once, if more than two blocks would have to be
+        computed, or if the model keeps states.
         """
         request, most = prompt.request, 2 * max(group.block_size for group in self._groups)
         left = request.num_tokens - num_computed

@@ -163,8 +163,8 @@ _ON_REDIS: dict[str, Callable[[RedisServer], None]] = {
 def steps(text: str) -> Run:
     """Return a fault that takes these steps. `hold` waits; the others name a kind of part, or redis.
 
-    A kind stands for the same part in all steps: one of its parts, or of the kinds between bars; `schedulers`
-    are all of them.
+    A kind means the same part in all steps: one of that kind, or of any of the kinds separated by bars.
+    `schedulers` means all schedulers.
     """
     parsed = [step.partition(" ") for step in text.split(", ")]
     for verb, _, kind in parsed:

@@ -14,8 +14,8 @@ from harness.chaos.load import Answer, Fate, judge
 from harness.stats import percentile
 
 KEPT = 20  # messages kept of each kind
-ADDED_S = 2.0  # a pause may last a lease and this
-LATE_S = 0.5  # tokens may still arrive for so long after the fault that stopped them
+ADDED_S = 2.0  # a pause may last a lease plus this
+LATE_S = 0.5  # tokens may still arrive for this long after the fault that stopped them
 TURN_S = ClassesSettings().batch.patience_s  # batch work may wait this long to be prefilled again
 
 Span = tuple[float, float]  # begin and end; time.monotonic
@@ -93,7 +93,7 @@ class Outcome:
     recomputed: int = 0  # prompts that their decode worker prefilled again
     most_booked: int = 0  # highest number of requests on one decode worker
     poison: dict[str, int] = field(default_factory=dict)  # poisonous requests, by kind and status
-    engines_failed: int = 0  # processes that those ended
+    engines_failed: int = 0  # processes that such requests ended
     unmet: list[str] = field(default_factory=list)  # figures outside the plan's bounds
     messages: list[str] = field(default_factory=list)
 

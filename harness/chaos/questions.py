@@ -41,7 +41,7 @@ class Case:
 
     @property
     def images(self) -> tuple[int, ...]:
-        """The seeds of its images. The prompt of such a question has these numbers, negative."""
+        """The seeds of its images, which its prompt contains as negative numbers."""
         return tuple(-one for one in self.prompt if one < 0)
 
     @property
@@ -92,9 +92,9 @@ def _turn(images: tuple[int, ...]) -> dict[str, Any]:
 
 
 def sample(every: int, *, tiny: bool = False, images: bool = False) -> list[tuple[int, ...]]:
-    """Return every `every`-th prompt, of all lengths. tiny: for the models of harness/architectures.
+    """Return every `every`-th prompt, of all lengths.
 
-    images: and as many questions with images.
+    tiny: for the models of harness/architectures. images: add as many questions with images.
     """
     known = texts.prompts()
     if tiny:

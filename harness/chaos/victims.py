@@ -90,7 +90,7 @@ class Part:
 
     @property
     def fell(self) -> bool:
-        """Whether it has to end, because one of its gang went while it was running."""
+        """Whether it has to end, because a member of its gang ended while it was running."""
         return any(one.gone_at > self.started_at for one in self.gang)
 
     @property

@@ -95,7 +95,7 @@ def _engine(worker: pb.WorkerStatus) -> Engine:
 
 
 def _context_s(step_s: float, sizes: Sizes, long_s: float) -> float:
-    """Return the cost of each pair of a token and one in an earlier step."""
+    """Return the cost, in seconds, of attending from one token to one token of an earlier step."""
     steps = sizes.long / sizes.step
     pairs = sizes.long**2 / 2 - steps * sizes.step**2 / 2  # pairs within a step are part of its time
     return max(0.0, (long_s - steps * step_s) / pairs)

@@ -76,7 +76,7 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
 
 
 def _place(role: str, number: int, settings: Settings) -> str:
-    """Return a place's name: unique, but the same on all machines of a gang, and there as `baton up` says."""
+    """Return a place's name: unique, but on all machines of a gang the one that `baton up` uses."""
     if settings.engine.nodes == 1:
         return f"{role}-{os.uname().nodename}-{number}"
     return "-".join(filter(None, (role, settings.worker.gang, str(number))))

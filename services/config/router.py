@@ -18,9 +18,9 @@ class MediaSettings(Section):
     allowed_domains: list[str] = Field(default_factory=list)
     """Hosts, or host:port, from which images are fetched by URL (docs/security.md)."""
     max_images: Annotated[int, Field(ge=1, le=256)] = 16
-    """Most images in a request."""
+    """Maximum number of images in a request."""
     max_megapixels: Annotated[int, Field(ge=1, le=256)] = 16
-    """Most pixels of all images of a request, in millions."""
+    """Maximum number of pixels in all images of a request, in millions."""
     encode_min_tokens: Annotated[int, Field(ge=0)] = 256
     """Encode workers compute images of at least this many tokens; shorter ones stay with the prompt."""
 
@@ -50,7 +50,7 @@ class RouterSettings(Section):
     """YAML file of keys with tenants and limits, instead of api_key (docs/tenants.md). Changes take effect
     without a restart."""
     keys_store: str = Field("", repr=False)
-    """A Redis, as in scheduler.store, for limits across routers, and without keys_file also for the keys."""
+    """A Redis, as in scheduler.store, for limits across routers and, without keys_file, for the keys."""
     keys_store_password_file: str = ""
     """File with the password of keys_store, instead of a password in its URL."""
     metrics_port: Port = 0
@@ -73,8 +73,8 @@ class RouterSettings(Section):
     max_body_mib: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest request body, in MiB; a larger one gets 413."""
     media: MediaSettings = Field(default_factory=MediaSettings)
-    """Images: most in a request, their pixels, and hosts from which they are fetched by URL (docs/images.md,
-    docs/security.md)."""
+    """Images: maximum number and pixels per request, and hosts from which they are fetched by URL
+    (docs/images.md, docs/security.md)."""
     max_connections: Positive = 4096
     """Maximum number of client connections; requests on further ones get 503."""
     keep_alive_s: Seconds = 120.0

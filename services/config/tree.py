@@ -98,7 +98,7 @@ class Settings(BaseModel):
 
 
 def section_of(kind: Any) -> type[BaseModel] | None:
-    """Return the section in a type, also an optional one; None for a plain value."""
+    """Return the section in a type, even an optional one; None for a plain value."""
     for one in (kind, *get_args(kind)):
         if isinstance(one, type) and issubclass(one, BaseModel):
             return one

@@ -15,7 +15,7 @@ from baton.scheduler.members import members
 from baton.services import credentials
 from baton.services.config import Settings
 
-MOST = 64  # processes of those that the scheduler lists
+MOST = 64  # maximum number of the scheduler's processes
 MOST_BYTES = 1 << 20  # per answer
 TIMEOUT_S = 5.0
 AT_ONCE = 16

@@ -82,7 +82,7 @@ class EnginePlan:
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
     needs_handoffs: bool
-    encodes: bool = False  # an encode worker's: the tower alone
+    encodes: bool = False  # an encode worker's: only the tower
     adapters: tuple[AdapterFiles, ...] = ()
     kv_host: str = ""  # host at which others reach the ranks; empty: where the ranks listen
     gang: GangRank | None = None  # if the engine is in a gang
@@ -192,7 +192,7 @@ def _connector_config(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
-    """Have the engine compute images alone. Raises ConfigError for a model that takes none."""
+    """Have the engine compute only images. Raises ConfigError for a model that takes none."""
     from vllm.config import SchedulerConfig
 
     if not takes_images(model_config):
@@ -203,7 +203,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
     step = args.get("max_num_batched_tokens") or SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
     args["max_num_batched_tokens"] = max(step, largest_image(model_config), args.get("max_num_seqs") or 0)
     args["long_prefill_token_threshold"] = 0  # an image is computed whole
-    args["async_scheduling"] = False  # for its steps vLLM reports no work
+    args["async_scheduling"] = False  # vLLM reports no work for its steps
     args.pop("long_prefill_token_threshold_adaptive", None)
 
 
@@ -255,7 +255,7 @@ def _drafter_fingerprint(engine: EngineSettings) -> str:
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
     try:
-        # vLLM applies the revision to the model alone, and takes a draft model's newest one.
+        # vLLM applies the revision only to the model, and takes a draft model's newest one.
         return model_fingerprint(spec.model, **{**from_hub(engine), "revision": None})
     except OSError as error:
         raise StartError(f"cannot read the draft model {spec.model!r}: {error}") from None
@@ -293,7 +293,7 @@ def _check_stages(config: Any, engine: EngineSettings) -> None:
 
 
 def image_connector(role: str = "ec_both", config: dict[str, Any] | None = None) -> Any:
-    """Return the configuration of handoff/vllm/ec_connector.py. config: of an encode worker's."""
+    """Return the configuration of handoff/vllm/ec_connector.py. config: the encode worker's."""
     from vllm.config import ECTransferConfig
 
     return ECTransferConfig(
@@ -311,7 +311,7 @@ def _add_cpu_blocks(args: dict[str, Any], model_config: Any) -> None:
 
 
 def _check_on_cpu(args: dict[str, Any]) -> None:
-    """Refuse arguments that vLLM's CPU build accepts although they kill a rank at its first request."""
+    """Refuse arguments that vLLM's CPU build accepts but that kill a rank at its first request."""
     for name in _NOT_ON_CPU:
         if args.get(name):
             raise ConfigError(

@@ -51,7 +51,7 @@ class GroupedPunica(PunicaWrapperCPU):
         scale: float,
         **kwargs: Any,
     ) -> None:
-        """Add the products of the adapters of the language model's head to the logits `y`."""
+        """Add the products of the LM head's adapters to the logits `y`."""
         del kwargs
         if len(x) != self._counts[1]:
             return

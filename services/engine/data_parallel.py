@@ -110,7 +110,7 @@ def meet(config: Any, mine: GangRank) -> Any:
     parallel = config.parallel_config
     if parallel.data_parallel_size == 1:
         return None
-    parallel.data_parallel_rank_local = 0  # each rank sees its own devices alone
+    parallel.data_parallel_rank_local = 0  # each rank sees only its own devices
     parallel._coord_store_port = mine.store_port
     return parallel.stateless_init_dp_group()
 

@@ -29,7 +29,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = "baton/fingerprints"  # below the user's cache folder
-THREADS = 16  # at most; hashing releases the GIL and reaches 0.6 to 2 GB/s per core
+THREADS = 16  # maximum; hashing releases the GIL and reaches 0.6 to 2 GB/s per core
 KEEP_FROM = 1 << 20  # bytes; smaller files are hashed as quickly as looked up
 QUIET_S = 2.0  # a file changed this recently may change again without a trace in its times
 TELL_S = 10.0  # between progress lines

@@ -16,7 +16,7 @@ from baton.services.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# Files that determine what is computed: settings, also of images, the model's own code, weights.
+# Files that determine what is computed: settings (including those for images), the model's code, weights.
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 _SMALL = ("config.json", *_PROCESSOR, "*.index.json", "*quant*.json", "params.json", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")

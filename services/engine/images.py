@@ -1,4 +1,4 @@
-"""Images in requests for the engine: whole, or metadata alone, but never without data.
+"""Images in requests for the engine: whole, or only their metadata, but never without data.
 
 A prepared image is large (6 MB per megapixel for Qwen2.5-VL); a worker that gets its prompt's KV needs only
 the metadata, some hundred bytes: its name, for the names of KV blocks, its place, and the fields from which
@@ -55,10 +55,10 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 
 
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
-    """Return the features with those images that are here, and the name of the first missing one, or "".
+    """Return the features with the images that have arrived, and the name of the first missing one, or "".
 
-    If its embeddings are here, a feature stays as it is. An image whose metadata are others than the
-    feature's was prepared in another way: it counts as missing.
+    A feature whose embeddings have arrived stays as it is. An image whose metadata differ from the feature's
+    was prepared in another way: it counts as missing.
     """
     found, missing = [], ""
     for feature in features:

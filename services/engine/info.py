@@ -28,7 +28,7 @@ class EngineInfo:
     runner_v2: bool = False  # whether it uses vLLM's model runner V2
     prompt_logprobs: bool = True  # whether the model computes logits of prompts
     images: bool = False  # whether it takes images
-    encodes: bool = False  # whether it computes images alone
+    encodes: bool = False  # whether it computes only images
     image_tokens: int = 0  # tokens of the largest image; its encoder cache holds no larger one
 
     @property
@@ -36,7 +36,7 @@ class EngineInfo:
         return StepLimits(self.vocabulary, self.runner_v2, self.drafts_always, self.prompt_logprobs)
 
 
-# Of an engine without KV: more than can be booked, for a scheduler that counts blocks.
+# The blocks that an engine without KV reports: more than a scheduler can book.
 _NO_LIMIT = 1 << 20
 
 
@@ -83,7 +83,7 @@ def load_of(engine: Any, info: EngineInfo) -> EngineLoad:
 
 
 def _block_size(cache: Any) -> int:
-    """Return the tokens of a block of full attention, or of the smallest block without such a group."""
+    """Return the block size of full attention or, without such a group, the smallest one; in tokens."""
     return int(cache.effective_attention_block_size or cache.block_size)
 
 

@@ -1,7 +1,7 @@
 """Run the ranks of an engine on a further machine, and the thread that starts them.
 
 They load as the engine's other ranks do, and get each step from the machine of its first rank. They would
-wait for a dead engine for ever: the gang's link tells its end, and this process ends then.
+wait forever for a dead engine, so this process ends when the gang's link reports its end.
 """
 
 from __future__ import annotations

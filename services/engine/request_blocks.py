@@ -21,6 +21,6 @@ class RequestBlocks:
     def most(self, tokens: int, requests: int = 1) -> int:
         """Return the maximum number of blocks that this many requests with these tokens take.
 
-        Windows, chunks and states take only so many for each request.
+        With windows, chunks and states, the number of blocks per request is limited.
         """
         return sum(min(-(-tokens // size), most * requests) for size, most in self._groups)

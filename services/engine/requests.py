@@ -105,8 +105,8 @@ def prepare(
     The tokens generated so far become output, so that penalties, min_tokens and max_tokens count them. A
     PREFILL is cut to one more token by the request's own max_tokens, and SamplingParams keep the client's. A
     SAVE is a PREFILL of the prompt's beginning, whose token is dropped. Where the prompt is computed, its
-    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for one that is not here,
-    except for a SAVE, which needs none if its last block has none.
+    images are put in; elsewhere they stay metadata. Raises RequestRefused(MEDIA) for a missing image,
+    except for a SAVE whose last block contains none.
 
     complete: the source's message at the end of its prompt. Without it a DECODE with a source reserves room
     for its KV and waits for its first token, and a PREFILL computes its prompt from the beginning.
@@ -156,7 +156,7 @@ def prepare(
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
-    """Build the request that computes one image's embeddings, with the image's metadata alone.
+    """Build the request that computes one image's embeddings, with only the image's metadata.
 
     Raises RequestRefused(INVALID).
     """

@@ -299,7 +299,7 @@ class Parts:
             self._await_siblings(part, now)
 
     def _await_siblings(self, part: Part, now: float) -> None:
-        """Let the rest of a gang end in time: one that hangs would be waited for by the next life."""
+        """Let the rest of a gang end in time: its next life would wait for a member that hangs."""
         for one in self._siblings(part):
             if one.child and one.runs and one.child.started_at < part.budget.ended_at and not one.ends_by:
                 one.ends_by = now + GANG_END_S

@@ -80,7 +80,7 @@ class _Outbox:
         self._filled.set()
 
     def wake(self) -> None:
-        """Let `next` return early, so that its caller looks whether the link has ended."""
+        """Let `next` return early, so that its caller checks whether the link has ended."""
         self._filled.set()
 
     async def next(self, timeout_s: float) -> dict[str, int]:
@@ -110,7 +110,7 @@ class GangLink:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.draining, self.drained = asyncio.Event(), asyncio.Event()
         self._silence = silence
-        self._serves = False  # all members do
+        self._serves = False  # all members serve
         self._rung = rung
 
     @property
@@ -135,7 +135,7 @@ class GangLink:
         raise NotImplementedError
 
     def _hear(self, stage: gang_pb2.Stage) -> None:
-        """Take the gang's stage."""
+        """Adopt the gang's stage."""
         if stage == gang_pb2.STAGE_SERVING:
             self._serves = True
             return

@@ -1,7 +1,7 @@
 """An HTTP client of a router, with bounded concurrency and retries.
 
 Requests are retried while the router is full (503 with Retry-After) or restarting (no response). When no
-request has got a response for `PATIENCE_S`, all fail with Unavailable.
+request has had a response for `PATIENCE_S`, all fail with Unavailable.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Client:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request until it is admitted; the context is its response.
 
-        Raises _ConnectionLost if the connection breaks after the request was sent, also within the context.
+        Raises _ConnectionLost if the connection breaks after the request was sent, even within the context.
         """
         began = time.monotonic()
         try:

@@ -20,7 +20,7 @@ class RequestError(OfflineError):
 
 
 class Unavailable(OfflineError):
-    """No request has got a response for minutes: retrying is pointless."""
+    """No request has had a response for minutes: retrying is pointless."""
 
 
 class DeploymentEnded(OfflineError):

@@ -1,4 +1,4 @@
-"""Orders for the workers of a gang, which shares one reservation of Ray's (services/fleet/places.py)."""
+"""Orders for the workers of a gang, which share one Ray reservation (services/fleet/places.py)."""
 
 from __future__ import annotations
 

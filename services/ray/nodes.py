@@ -18,7 +18,7 @@ from baton.services.ray.keeper import Keeper, Report
 from baton.services.ray.pauses import TURN_S
 
 ANSWER_S = 2.0  # longest wait for keepers in one turn; a slower node is read in a later turn
-SILENT_S = 3.0  # a node is then shown as not answering; Ray notices later
+SILENT_S = 3.0  # a node silent for this long is shown as not answering; Ray notices later
 
 
 @dataclass(eq=False)

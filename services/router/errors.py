@@ -83,7 +83,7 @@ class Convicted(RequestFailed):
 
 
 class Overloaded(RequestFailed):
-    """The router itself has no room for the request now."""
+    """The router itself has no room for the request right now."""
 
 
 class TooLarge(RequestFailed):

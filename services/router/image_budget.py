@@ -1,6 +1,7 @@
 """Limit the memory of prepared images of waiting and running requests, apart from the journal of their text.
 
-So images never make text wait. A tenant may hold half of the budget, without tenants a client.
+So images never make text wait. A tenant, or a client if there are no tenants, may hold half of the
+budget.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ImageBudget:
     def check(self, images: Sequence[Image], holder: str) -> None:
         """Check that there is room for a request's images. Raises NotAdmitted (503).
 
-        `holder`: "" is for requests of nobody in particular.
+        `holder`: "" for requests without a known sender.
         """
         if not images:
             return

@@ -82,8 +82,8 @@ class Placements:
     ) -> Placement:
         """Get a placement for the request's next epoch, in the class `service`.
 
-        Avoids `suspects` if it can (a stream may break while its worker is well), and pairs of workers that
-        recently could not reach each other. Raises NotAdmitted; then, and when cancelled, nothing stays
+        Avoids `suspects` if it can (a stream may break while its worker is healthy), and pairs of workers
+        that recently could not reach each other. Raises NotAdmitted; then, and when cancelled, nothing stays
         booked.
         """
         placement = await self._place(state, suspects, service)

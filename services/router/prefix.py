@@ -41,7 +41,7 @@ def prefix_of(state: RequestState, placement: Placement, parts: RelayParts) -> P
 
 
 def between_images(tokens: int, cached: int, places: Sequence[range]) -> int:
-    """Return the most tokens, up to `tokens`, whose last block has no part of an image.
+    """Return the largest number of tokens, up to `tokens`, whose last block has no part of an image.
 
     The source computes that block again, and may not have the image. cached: tokens, whole blocks
     """

@@ -36,7 +36,7 @@ class Trouble(Enum):
     STALE = "stale"  # the worker has seen a later epoch
     NOT_KEPT = "not kept"  # the prompt was prefilled, but its KV could not be saved
     HANDOFF = "handoff"  # the KV could not be loaded
-    SOURCE = "source"  # as HANDOFF, because the decode worker cannot reach the prefill worker
+    SOURCE = "source"  # like HANDOFF, but because the decode worker cannot reach the prefill worker
     PREFIX = "prefix"  # the prompt's first blocks could not be pulled from the worker that has them
     MEDIA = "media"  # the worker needs an image again that it does not have
     ENCODE = "encode"  # an image's embeddings did not come from an encode worker
@@ -56,7 +56,7 @@ TROUBLES = {  # keyed by the code of a worker's message
 }
 
 
-_HELP_FAILED = (Trouble.PREFIX, Trouble.ENCODE)  # the placement's own workers are well
+_HELP_FAILED = (Trouble.PREFIX, Trouble.ENCODE)  # the placement's own workers are healthy
 
 
 class RecoveryStep(Enum):
@@ -77,7 +77,7 @@ class Failure:
 
     @property
     def decode_side_is_fine(self) -> bool:
-        """Whether the decode worker is well and has no KV of this request."""
+        """Whether the decode worker is healthy and has no KV of this request."""
         return self.trouble in (Trouble.NOT_KEPT, Trouble.HANDOFF, Trouble.SOURCE)
 
     @property
@@ -131,7 +131,7 @@ def failure_of_pair(prefill: Failure | None, decode: Failure | None, *, begun: b
     begun: the prompt is prefilled, so the decode worker could decode
     """
     # A failed prefill explains any failure of the decode leg. A missing prefix or image does not: the same
-    # two workers continue without it, if both are well.
+    # two workers continue without it, if both are healthy.
     mends = prefill is not None and prefill.trouble in _HELP_FAILED
     if decode is None or (prefill is not None and (not mends or may_be_the_source(decode))):
         return prefill

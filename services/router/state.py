@@ -141,7 +141,7 @@ class RequestState:
 
     @property
     def journal_bytes(self) -> int:
-        """The memory of the request with `room_tokens` output tokens, at most, without images, bytes."""
+        """The upper bound, in bytes, on its memory with `room_tokens` output tokens, without images."""
         known = len(self.engine_request) + KEY_BYTES * len(self.prefix.keys)
         asked = LOGPROB_BYTES * self.prompt_logprobs
         each = TOKEN_BYTES + LOGPROB_BYTES * self.logprobs

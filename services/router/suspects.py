@@ -43,7 +43,7 @@ FORGET_TOKENS = 32
 MOST_CONVICTS = 1024  # the oldest is dropped
 CONVICTED_S = 600.0
 STEP_COSTS = 16  # generating a token costs as much as prefilling this many
-A_SECOND = 1000  # a trial lets shorter ones overtake that come up to a second later, per this many tokens
+A_SECOND = 1000  # per this many tokens, trials may overtake a longer one that came a second earlier
 MOST_S = 3.0  # a trial overtakes only those that came at most this much earlier
 KEPT_S = 30.0  # how long after a trial its worker is used for the next one
 # After this the next suspect is sent too. The worker admits suspects one at a time, and sends a long one back

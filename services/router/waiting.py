@@ -320,7 +320,7 @@ class WaitingRoom:
             self._metrics.classes.waiting(queue.service, change)
 
     def _choose(self) -> None:
-        """Give the turn to a request that resumes, or to a class that is owed it, or by priority."""
+        """Give the turn to a resuming request, else to a class that is owed it, else to the highest class."""
         turn: Turn | None = None
         if waiting := [one for one in (self._resuming, *self._queues.values()) if one.waiting]:
             queue = next((one for one in waiting if self._is_owed(one)), waiting[0])

@@ -94,7 +94,7 @@ class SimulatedEngine:
         self.busy_s = 0.0
         self._waiting: list[tuple[int, int, Job]] = []  # heap
         self._prompts: list[Job] = []  # jobs whose prompts are being computed
-        self._decoding: list[tuple[float, int, Job]] = []  # heap, by the `_progress` at jobs' ends
+        self._decoding: list[tuple[float, int, Job]] = []  # heap, ordered by the `_progress` at jobs' ends
         self._number = count()
         self._progress = 0.0  # tokens that a request decoding from the start would have
         self._joined = 0.0  # sum of `joined` over decoding jobs

@@ -24,7 +24,7 @@ class _Section(BaseModel):
 
 
 class Pace(_Section):
-    """The time of an engine step in seconds. Curves are linear between points, and after the last."""
+    """The time of an engine step in seconds. Curves are linear between and beyond points."""
 
     prefill: Points = Field(
         [(0, 0.008), (512, 0.064), (8_192, 1.024)], description="prompt tokens of the step -> seconds"

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def connect(url: str, topic: str, timeout_s: float | None, password: str = "") -> Redis:
-    """Return a client of the server with the topic's keys (redis_link.connect). Raises ConfigError."""
+    """Return a client for the server with the topic's keys (redis_link.connect). Raises ConfigError."""
     try:
         return redis_link.connect(
             url,

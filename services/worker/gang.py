@@ -53,7 +53,7 @@ def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
 
 
 def is_limb(settings: Settings) -> bool:
-    """Return whether a process has ranks of an engine on another machine, and is no worker."""
+    """Return whether a process has ranks of an engine on another machine, and is not a worker."""
     return settings.worker.gang_rank % settings.engine.spread > 0
 
 
@@ -129,7 +129,7 @@ class WorkerGang:
         return GangRank(seat.rank, world.host, world.store_port, own)
 
     def serve(self) -> None:
-        """Tell that this worker's engine is loaded."""
+        """Tell the gang that this worker's engine is loaded."""
         self.link.tell(gang_pb2.STAGE_SERVING)
 
     def drain(self) -> None:
@@ -137,7 +137,7 @@ class WorkerGang:
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
-        """Tell that this worker is drained, and wait until all are, or `within_s` seconds.
+        """Tell the gang that this worker is drained, and wait until all are, or `within_s` seconds.
 
         failed: this worker's engine has failed; then leave at once, because the others wait for it.
         """

@@ -122,7 +122,7 @@ class Limb:
             task.cancel()
         if not failed.done() and not link.lost.done():
             link.tell(gang_pb2.STAGE_DRAINED)  # which also lets the others drain
-            # The worker drains for so long, and then waits as long for the rest of the gang.
+            # The worker drains for this long, and then waits as long for the rest of the gang.
             await gang.drained(2 * self._settings.worker.drain_timeout_s, failed)
         if failed.done():
             raise EngineFailed(f"the engine failed: {failed.result()}") from failed.result()

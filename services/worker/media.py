@@ -1,7 +1,7 @@
-"""Keep the images that routers sent, decoded, so that chat turns, retries and siblings send none twice.
+"""Keep decoded images, so that routers need not send them again for chat turns, retries and siblings.
 
-The parts of an image come one after another on a router's stream (`Assembly`). A thread decodes it before the
-stream is read further, so it is there when the Start behind it is read. Images are dropped in the order of
+An image arrives in parts on a router's stream (`Assembly`). A thread decodes it before the stream is read
+further, so it is available when the Start that follows it is read. Images are dropped in the order of
 their last use; the engine's requests keep their own.
 """
 
@@ -58,7 +58,7 @@ class Received:
     """The images that came on one stream for the next Start that needs some.
 
     That Start gets them from here: other routers' images may have replaced them in the store. Starts that
-    need none may come between.
+    need none may come in between.
     """
 
     def __init__(self) -> None:

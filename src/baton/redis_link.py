@@ -104,7 +104,7 @@ class RedisPlace:
 def connect(
     url: str, key: str, *, password: str = "", max_connections: int, timeout_s: float | None = None
 ) -> Redis:
-    """Return a client of the server that has `key`; it connects on first use. Close it with `hang_up`.
+    """Return a client for the server that has `key`; it connects on first use. Close it with `hang_up`.
 
     `password` replaces the one in the URL. `timeout_s` limits the wait for a free connection, for connecting
     and for a reply; None if the caller has its own timeout. Raises ValueError, which may quote a password.

@@ -183,7 +183,7 @@ class Dialler:
 
     @property
     def credentials(self) -> Credentials | None:
-        """The current credentials; another object if they have changed."""
+        """The current credentials; a new object if they have changed."""
         return self._mine.current() if self._mine else None
 
     def channel(self, address: str) -> grpc.Channel:

@@ -45,7 +45,7 @@ Needed = set[tuple[str, str, Port]]
 
 
 def network(manifests: Manifests, more: Callable[[Needed], Needed] = set) -> list[str]:
-    """Compare the policies with DIALS. `more` returns further connections that are needed, from those."""
+    """Compare the policies with DIALS. `more` derives further needed connections from those."""
     own = [one.place for one in manifests.workloads]
     others = [DNS, PROMETHEUS, *STRANGERS]
     by_kind = {"client": [one.name for one in [*own, *others]], "prometheus": [PROMETHEUS.name]}

@@ -39,7 +39,7 @@ BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BATON_USER = User(54321)  # the image's user
 BUILD_S = 200.0
 START_S = 300.0
-# As for `docker compose up`, PREFILL=2 DECODE=3 in the environment tests five engines.
+# PREFILL=2 DECODE=3 in the environment tests five engines, as it does for `docker compose up`.
 SCALE = {name: os.environ.get(name, "1") for name in ("PREFILL", "DECODE")}
 # Containers share no memory, and their network is trusted.
 BETWEEN = next(name for name in transports.usable(None) if name != "shm")

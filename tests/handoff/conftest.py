@@ -36,7 +36,7 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
-    """A function that polls until a condition holds, for ten seconds of a free machine."""
+    """A function that polls until a condition holds, for ten seconds on an idle machine."""
 
     def wait(condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 10 * PATIENCE

@@ -174,7 +174,7 @@ def split(draw: random.Random, layers: int) -> tuple[tuple[int, ...], ...]:
     """The layers of up to four stages; of each, some in the middle are missing from most stages' groups."""
     count = draw.randint(1, min(4, layers))
     cuts = [0, *sorted(draw.sample(range(1, layers), count - 1)), layers]
-    order = draw.sample(range(layers), layers)  # numbered by group, so a stage's numbers are no range
+    order = draw.sample(range(layers), layers)  # numbered by group, so a stage's numbers are not contiguous
     stages = tuple(tuple(sorted(order[first:stop])) for first, stop in itertools.pairwise(cuts))
     return stages if count > 1 else ()
 
@@ -341,7 +341,7 @@ def test_each_rank_gets_its_heads_early_or_not_and_the_last_one_releases(
 
 
 def groups_of(loader: Loader) -> set[int]:
-    """The groups that a loader's rank has layers of."""
+    """The groups whose layers a loader's rank has."""
     cache = loader._cache
     return {cache.layers[one].group for one in cache.form.layers_of(cache.rank, len(cache.layers))}
 
@@ -356,7 +356,7 @@ def groups_of(loader: Loader) -> set[int]:
 def test_a_window_serves_every_rank(
     there: tuple[int, int], here: tuple[int, int], transport: str, eventually: Eventually
 ) -> None:
-    """Slots are reused when the last rank has taken their records, or has released them without."""
+    """Slots are reused when the last rank has taken their records, or has released them untaken."""
     blocks, into = random_blocks(BLOCKS, 6, 1), random_blocks(BLOCKS, 6, 3)
     parts = (Part(0, 0, blocks), Part(1, 6, blocks))
     with workers(there, here, transport) as made:

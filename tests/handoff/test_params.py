@@ -27,7 +27,7 @@ def test_wishes_are_found_in_their_parameters() -> None:
 
 
 def config(**changes: Any) -> HandoffConfig:
-    """Return the configuration that a worker makes of its settings, with these changes."""
+    """Return the configuration that a worker makes from its settings, with these changes."""
     settings = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     return HandoffConfig.from_extra_config({"worker_id": "w", **settings, **changes})
 

@@ -68,7 +68,7 @@ def encoding(model: Architecture) -> Options:
 
 
 def add(engine: Engine, name: str, feature: Any) -> Answer:
-    """Queue a request that has one image alone."""
+    """Queue a request that has only one image."""
     place = feature.mm_position
     only = replace(feature, mm_position=replace(place, offset=0))
     return engine.add(name, [5] * place.length, 1, features=[only])

@@ -233,7 +233,7 @@ def test_a_window_is_for_a_request_that_ends_with_its_prompt() -> None:
 
 
 def test_ranks_on_another_machine() -> None:
-    """They are dialled at their published addresses, and their clocks count for nothing here."""
+    """They are dialled at their published addresses, and their clocks are ignored here."""
     extra = HandoffSettings(host="127.0.0.1").model_dump(exclude={"enabled"})
     side = SchedulerSide(HandoffConfig.from_extra_config(extra | {"worker_id": "w"}), (CacheGroup(32),), 100)
     here = RankHandshake(0, host_id(), "127.0.0.1:1", "a:1", 8, True, "00", {})

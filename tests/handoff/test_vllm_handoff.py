@@ -1,6 +1,6 @@
 """Handoffs between two real engines, each in its own process.
 
-Here the decode side gets the prompt alone, as in stock vLLM: it computes the prompt's last position again and
+Here the decode side gets only the prompt, as in stock vLLM: it computes the prompt's last position again and
 must sample the same token as the prefill side.
 """
 

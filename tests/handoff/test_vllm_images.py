@@ -36,7 +36,7 @@ def engine(model: Architecture) -> Iterator[EngineProcess]:
         yield one
 
 
-# In the engine's process. how: what a request has of its images, as the function that makes it.
+# These run in the engine's process. how: the function that makes a request's features.
 
 _names = iter(range(1_000_000))
 
@@ -59,7 +59,7 @@ def alone(engine: Engine, mark: str, seeds: Sequence[int]) -> list[int]:
 
 
 def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, keep: bool = False) -> Any:
-    """Prefill, and go on from the saved KV. Return the tokens, and how many were loaded and had to be."""
+    """Prefill and continue from saved KV. Return the tokens, how many were loaded, the prompt's length."""
     ids, features = prompt(engine, mark, seeds)
     name = f"handed-{next(_names)}"
     first = engine.add(name, ids, 1, save_params(1), features=features)
@@ -76,7 +76,7 @@ def handed_over(engine: Engine, mark: str, seeds: Sequence[int], how: Any, *, ke
 
 
 def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
-    """Hand B over to an engine that has got A, in a prompt that differs in nothing else."""
+    """Hand B over to an engine that already has A, in a prompt that differs in nothing else."""
     saved = {}
     for seed in (A, B):
         ids, features = prompt(engine, mark, [seed])
@@ -94,7 +94,7 @@ def behind_another(engine: Engine, mark: str, how: Any) -> list[int]:
 
 
 def without_image(engine: Engine, mark: str) -> Any:
-    """Run a request whose image is neither here nor in the KV cache, and one beside it."""
+    """Run a request whose image is neither available nor in the KV cache, and another one beside it."""
     ids, features = prompt(engine, mark, [A])
     beside = engine.add(f"beside-{next(_names)}", prompt(engine, mark, [])[0], WRITTEN)
     lost = engine.add(name := f"lost-{next(_names)}", ids, WRITTEN, features=metadata(features))

@@ -167,7 +167,7 @@ class Growth:
     beside: list[int]
     preempted: int
     reserved: bool  # before the source's first message
-    behind: int = 0  # tokens tokens of the next request in the queue by then
+    behind: int = 0  # tokens of the next request in the queue by then
     lookups: int = 0  # lookups in the prefix cache by then
 
 

@@ -1,4 +1,4 @@
-"""A scheduler's process places by the scorer of another package."""
+"""Test that a scheduler process places requests with a scorer from another package."""
 
 from __future__ import annotations
 

@@ -386,7 +386,7 @@ def test_an_encode_goes_to_an_encode_worker_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("prompt", [10, 100, 1_000])
 def test_an_encode_worker_never_gets_a_prompt(prompt: int) -> None:
-    """Whatever is lost, full or excluded, as long as it could take it."""
+    """This holds whichever workers are missing, full or excluded."""
     random_ = random.Random(prompt)
     states = [None, Reserved(), CROWDED]
     for _ in range(300):

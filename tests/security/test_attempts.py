@@ -79,7 +79,7 @@ async def test_allowed_calls(server: SchedulerServer, become: Become) -> None:
 
 
 async def test_without_a_certificate(server: SchedulerServer, ca: Authority, become: Become) -> None:
-    """The client has the CA's certificate, which is no secret, but no certificate of its own."""
+    """The client has the CA's certificate, which is not secret, but no certificate of its own."""
     rpc.act_as(None)
     text = _meant(await refusal(server.address, ca.root_pem))
     assert "it hung up; if it speaks TLS, this process needs security.tls, too" in text

@@ -172,7 +172,7 @@ async def test_only_the_holder_of_a_valid_certificate_can_renew_it(
     request = request_for(new_key())
     mine, over = ca.issue(WORKER), ca.issue(WORKER, life_s=1)
     eventually(lambda: checked(over, "here").seconds_left() < 0, 5, "it is over")
-    stolen = replace(mine, key=ca.issue(WORKER).key)  # a certificate is no secret
+    stolen = replace(mine, key=ca.issue(WORKER).key)  # a certificate is not secret
     unsigned = "the old certificate is not from this CA, or its key did not sign the request"
     for pems, why in (
         (stolen, unsigned),

@@ -57,7 +57,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve: Serve) -> None:
 
 
 async def used(url: str) -> str:
-    """Make every call of a store; return its problem."""
+    """Call every method of a store; return its problem."""
     store = RedisStore(url, TOPIC)
     try:
         await store.open()

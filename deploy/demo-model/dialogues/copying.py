@@ -57,7 +57,7 @@ def repeat_long(rng: Random) -> Dialogue:
 
 
 def repeat_earlier(rng: Random) -> Dialogue:
-    """Ask for a text of two turns ago."""
+    """Ask for a text from two turns ago."""
     text, other = _some_text(rng), trivia(rng)
     first, again = exact(f"Repeat after me: {text}", text), exact(pick(rng, "repeat_earlier"), text)
     return Dialogue(first.messages + other.messages + again.messages, answer=text)

@@ -73,7 +73,7 @@ def _check_ranks(engine: EngineSettings, spec: SpeculativeSettings) -> None:
 
 
 def _check_gang(spec: SpeculativeSettings) -> None:
-    """Refuse what lets the engines of a gang run their drafters a different number of times in a step."""
+    """Refuse settings with which engines of a gang could run their drafters different numbers of times."""
     if spec.adaptive:
         raise refuse(
             "num_speculative_tokens",

@@ -91,7 +91,7 @@ class _Lane:
         return party in self.running or party in self.waiting
 
     def next(self) -> _Trial | None:
-        """Take the next trial that may run, of the client whose last turn was longest ago."""
+        """Take the next trial that may run, from the client whose last turn was longest ago."""
         if len(self.running) >= self.slots:
             return None
         for party, queue in self.waiting.items():

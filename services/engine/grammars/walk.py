@@ -17,7 +17,7 @@ import numpy as np
 MOST_CALL_S = 0.06
 MOST_TOKEN_S = 0.01
 STEPS = 64
-STATES = 200  # visited at most to show that a request's other fields exclude all answers of its grammar
+STATES = 200  # maximum visited to show that a request's other fields exclude all answers of its grammar
 
 
 class TooCostly(Exception):

@@ -98,7 +98,7 @@ class FailedStep:
         scheduler.reset_encoder_cache()
         engine.model_executor.reset_encoder_cache()
         for output in self._outputs:
-            scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have got them
+            scheduler.finished_req_ids |= output.finished_req_ids  # the runner may not have received them
         if scheduler.defer_block_free:
             scheduler.processed_step_seq = scheduler.sched_step_seq
             scheduler._drain_deferred_frees()

@@ -54,7 +54,7 @@ class FirstDrafts:
         self._scheduler = scheduler
         self._most = most
         self._prompts: set[str] = set()  # requests for other workers whose prompt is being computed
-        self._ended: set[str] = set()  # those whose prompt ends in this step
+        self._ended: set[str] = set()  # requests whose prompt ends in this step
         self._made: dict[str, list[int]] = {}
         replace(scheduler.kv_cache_manager, "allocate_slots", self._allocate_slots, ALLOCATE_SLOTS)
         replace(scheduler, "_update_after_schedule", self._update_after_schedule)

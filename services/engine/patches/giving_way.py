@@ -60,11 +60,11 @@ class _Step:
     held: list[Any]  # requests that give way and are left out
     prefills: bool = False  # whether one more prompt that gives way may be computed
     new: bool = True  # whether all waiting requests may begin, or only those that hold KV
-    most_new: int | None = None  # waiting requests that may begin, at most; None: as many as find a slot
+    most_new: int | None = None  # maximum of waiting requests that may begin; None: as many as find a slot
     most_tokens: int | None = None  # None: as many as the engine takes
     output: Any = None
     others: int = 0  # tokens of requests that give way
-    prompts: int = 0  # those of them that belong to prompts
+    prompts: int = 0  # how many of them belong to prompts
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Scheduled:
     step: _Step | None  # None: no request gives way in it
     tokens: int
     prompts: bool  # whether it computes prompts: it has more tokens than its decoding requests could use
-    launched_s: float = 0.0  # how long the call took that scheduled and launched it
+    launched_s: float = 0.0  # duration of the call that scheduled and launched it
 
 
 @dataclass

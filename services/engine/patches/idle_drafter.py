@@ -24,7 +24,7 @@ _BACKLOG = "_baton_backlog"  # attribute of a model runner
 
 @replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs")
 def _prepare(original: Any, self: Any, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
-    """Keep a step without drafts out of the rejection sampler, which speculative_config leads it into."""
+    """Keep a step without drafts out of the rejection sampler, to which speculative_config would send it."""
     spec = self.speculative_config
     if spec is None or scheduler_output.scheduled_spec_decode_tokens or not _can_wait(self):
         return original(self, scheduler_output, num_scheduled_tokens)

@@ -13,7 +13,7 @@ from typing import Any
 from baton.services.engine.images import metadata_of
 from baton.services.engine.patches.replace import replaces
 
-several_ranks = False  # whether this process's engine has more than one
+several_ranks = False  # whether this process's engine has several ranks
 
 
 @replaces("vllm.v1.core.sched.output:NewRequestData.from_request")

@@ -81,7 +81,7 @@ def time_draft(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _mark(output: Any, times: StepPhases) -> Any:
-    """Attach the times to an output; to an asynchronous one as soon as it is there. Return the output."""
+    """Attach the times to an output; to an asynchronous one once it has arrived. Return the output."""
     if hasattr(output, "get_output"):
         get_output = output.get_output
 

@@ -22,7 +22,7 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 def streams(start: Message) -> bool:
-    """Return whether an http.response.start is that of an event stream."""
+    """Return whether an http.response.start begins an event stream."""
     return any(name == b"content-type" and value.startswith(_EVENTS) for name, value in start["headers"])
 
 
@@ -67,7 +67,7 @@ class Comments:
     async def _add_comments(self, before: Callable[[], Awaitable[bool]] | None) -> None:
         while True:
             await asyncio.sleep(self._last + self._every_s - time.monotonic())
-            async with self._turn:  # a part that the client does not read yet is no silence
+            async with self._turn:  # a part that the client has not read yet does not count as silence
                 if time.monotonic() < self._last + self._every_s:
                     continue
                 if before is None or await before():

@@ -25,8 +25,8 @@ from baton.services.router.media.parts import Part
 from baton.services.router.media.processes import Decoders, Header, Lent
 from baton.services.router.media.turns import Store, Turns
 
-AT_ONCE = 4  # times the most pixels of a request: decoded images that wait for vLLM, of all requests
-MAX_RATIO = 200  # width to height; some models' processors raise beyond it
+AT_ONCE = 4  # decoded pixels of all requests that wait for vLLM, in multiples of one request's limit
+MAX_RATIO = 200  # longer side / shorter side; some models' processors raise beyond it
 WAITING = 256  # requests
 WAIT_S = 60.0
 FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a decoder
@@ -65,7 +65,7 @@ class MediaDoor:
 
     @property
     def pixels(self) -> int:
-        """The pixels of decoded images in memory, with those that are being decoded."""
+        """The pixels of decoded images in memory, including those being decoded."""
         return self._pixels.most - self._pixels.free
 
     async def __aenter__(self) -> MediaDoor:

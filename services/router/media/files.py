@@ -78,7 +78,7 @@ def check_url(url: str, allowed: Collection[str]) -> URL | None:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address, also one inside an IPv6 address, is public and of one host."""
+    """Return whether an address, perhaps embedded in an IPv6 address, is public and belongs to one host."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         if found.teredo is not None or found.is_site_local:

@@ -18,7 +18,7 @@ _VIDEO = frozenset({"video_url", "video_embeds", "video"})
 _FILES = frozenset({"file", "input_file", "document", "container_upload"})
 _EMBEDDINGS = frozenset({"image_embeds", "prompt_embeds"})
 _OBJECTS = frozenset({"image_pil"})
-# A part without a type is what its other key says.
+# The keys that tell the kind of a part without a type.
 MEDIA = _IMAGES | _AUDIO | _VIDEO | _FILES | _EMBEDDINGS | _OBJECTS
 _WHY = {
     **dict.fromkeys(_AUDIO, "audio is not served here: send its transcript as text"),
@@ -30,7 +30,7 @@ _WHY = {
     **dict.fromkeys(_OBJECTS, "objects of Python are not accepted: send the image as a data: URL"),
 }
 _IN = {"messages": "content", "input": "content"}  # the fields that hold messages, and where their parts are
-_OUTPUT = "output"  # parts of a result of a tool, in Responses
+_OUTPUT = "output"  # parts of a tool's result, in Responses
 
 
 @dataclass(frozen=True, slots=True)

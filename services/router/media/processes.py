@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file by its header."""
+    """A file as described by its header."""
 
     format: str
     width: int
@@ -171,7 +171,7 @@ class _Process:
         return self._memory >= 0 and self._process.returncode is None
 
     async def ask(self, request: dict[str, Any], file: bytes = b"") -> dict[str, Any]:
-        """Return the reply. Raises Unsupported if the file is at fault, also if it ended the process."""
+        """Return the reply. Raises Unsupported if the file is at fault, even if it ended the process."""
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
             self._writer.write(file)

@@ -120,7 +120,7 @@ def build_config(settings: Settings) -> Any:
             reasoning_config=args.reasoning_config,
             lora_config=lora,
         )
-    # As for several engines, so that vLLM's cache of prepared images leaves no image out that it has sent.
+    # As with several engines: otherwise vLLM would leave out prepared images that it has sent before.
     config.parallel_config._api_process_count = 2
     config.cache_config.enable_prefix_caching = True  # otherwise vLLM may count images instead of naming them
     name_images(config.model_config)

@@ -32,7 +32,7 @@ from vllm.v1.structured_output import (
 
 from baton.services.engine.patches.replace import replace
 
-# For a schema, choices, regex or grammar, also from tools. 10,000 choices (59 KB) took 0.5 s to compile.
+# For a schema, choices, regex or grammar, even from tools. 10,000 choices (59 KB) took 0.5 s to compile.
 MAX_GRAMMAR_BYTES = 128 << 10
 _FIELDS = ("json", "regex", "choice", "grammar", "structural_tag")
 

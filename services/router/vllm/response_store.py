@@ -194,7 +194,7 @@ class ResponseStore:
             admission.lasting = task
 
     def _measure(self, response_id: str, added: int) -> bool:
-        """Count added bytes; return whether the answer is still here after making room."""
+        """Count added bytes; return whether the answer is still stored after making room."""
         kept = self._kept.get(response_id)
         if kept is None:
             return False

@@ -69,7 +69,7 @@ TABLE: Mapping[str, Rule] = MappingProxyType(
         f"{_HANDOFF}Renew": _for(Role.WORKER),
         f"{_HANDOFF}Taken": _for(Role.WORKER),
         f"{_HANDOFF}Staged": _for(Role.WORKER),
-        f"{_HANDOFF}Sample": _for(Role.WORKER),  # test payloads alone
+        f"{_HANDOFF}Sample": _for(Role.WORKER),  # only test payloads
         f"{_HANDOFF}Trial": _for(Role.WORKER),
         # any process with a certificate may check a service's health
         f"{_HEALTH}Check": _for(*_ALL),

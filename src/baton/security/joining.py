@@ -1,4 +1,4 @@
-"""Get a certificate from the CA: the first one with a token, later ones with the certificate before.
+"""Get a certificate from the CA: the first one with a token, later ones with the previous certificate.
 
 A joiner fetches the CA's certificate over an unverified TLS connection and compares its key with the token's
 pin. All further connections are verified with that certificate. Neither the joiner's key nor the token's

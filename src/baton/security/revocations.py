@@ -55,7 +55,7 @@ class Revocations:
 
     def _add(self, what: str) -> None:
         with self._lock() as found:
-            found[what] = time.time()  # under the lock, so renewals in progress are earlier
+            found[what] = time.time()  # under the lock, so renewals that preceded it have earlier times
             replace(self._path, json.dumps(found, indent=1).encode())
 
     @contextlib.contextmanager

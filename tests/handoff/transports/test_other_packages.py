@@ -45,7 +45,7 @@ def kv_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(site: Path, kv_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """An engine that hands over to itself, with this transport alone."""
+    """An engine that hands over to itself, with only this transport."""
     model = checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
     prepare = functools.partial(reach, str(site), str(kv_folder))
     own = {"enable_prefix_caching": False}

@@ -50,7 +50,7 @@ CACHES: dict[str, list[Layer]] = {
     "odd heads, float16": [Layer((5, 16, 2 * 40), 40, FP16)],
     "float32": [Layer((3, 16, 64), 32, FP32)],
     "mla": [Layer((16, 576), 576, BF16), Layer((16, 576), 576, BF16)],
-    # Layers with short rows have few tokens: every tile takes the interpreter as long as one of MLA's.
+    # Layers with short rows have few tokens: the interpreter takes as long for their tiles as for MLA's.
     "mixed, with gaps": [
         Layer((5, 5, 2 * 24), 24, BF16, gap=40),  # four tiles, the last one shorter
         Layer((16, 576), 576, BF16),

@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tables:
-    """The target's and the drafter's logits of what follows each token, [V, V]."""
+    """The target's and the drafter's logits of the token that follows each token, [V, V]."""
 
     target: torch.Tensor
     drafter: torch.Tensor

@@ -136,7 +136,7 @@ def test_requests_of_a_failed_step_end_and_later_ones_are_answered(
 def test_a_request_that_fails_while_it_joins_the_batch_leaves_it(
     engine: EngineProcess, source: EngineProcess
 ) -> None:
-    """The sampler's masks are filled after the request has got a row."""
+    """The sampler's masks are filled after the request has been given a row."""
     before = engine.call(blocks)
     prompts = {f"half-{number}": prompt_of(f"half-{number}", 60) for number in range(3)}
     expected = {name: source.call(generate, name, prompt, TOKENS) for name, prompt in prompts.items()}

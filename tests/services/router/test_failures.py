@@ -264,7 +264,7 @@ async def test_a_hung_worker_counts_as_lost(cluster, phase, after):
 
 
 async def test_a_hung_worker_is_lost_with_its_gang(cluster):
-    """The others of its gang have missed it, and end, before this router does."""
+    """The other members of its gang notice the loss, and end, before this router notices it."""
     cluster.remake(silence_s=600.0)
     await cluster.pair(decode=0)
     gang = [FakeWorker(f"g{rank}", pb.ROLE_DECODE) for rank in range(3)]

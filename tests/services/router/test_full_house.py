@@ -92,7 +92,7 @@ async def test_a_scheduler_that_dies_loses_no_waiting_request(cluster):
 async def test_the_first_token_waits_for_a_slot(cluster):
     """A stream must not stand still after its first token because the decode worker's batch is full.
 
-    A loaded KV cache is no slot: an engine loads those of requests that wait.
+    A loaded KV cache is not a slot: an engine also loads the KV of requests that wait.
     """
     _, decode = await cluster.pair(max_num_seqs=4)
     decode.faults += [Fault(PHASE_DECODE, silent=True, loaded=True)] * 5

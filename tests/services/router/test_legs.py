@@ -126,7 +126,7 @@ async def test_a_decode_worker_that_is_not_reached_ends_the_prefill(cluster):
 
 
 async def test_a_source_that_cannot_be_followed_ends_the_prefill(cluster):
-    """The prefill worker is well, but the decode worker cannot reach it."""
+    """The prefill worker is healthy, but the decode worker cannot reach it."""
     prefill, decode = await cluster.pair()
     prefills_long(prefill)
     decode.faults.append(Fault(PHASE_DECODE, failed=Failed.CODE_SOURCE, early=True))

@@ -87,7 +87,7 @@ async def test_without_the_prefix_the_prompt_is_computed(cluster, fault, outcome
     assert first.HasField("source")
     assert cluster.count(PULLS, outcome=outcome) == 1
     assert cluster.count("prefix_pulled_tokens_total") == 0
-    assert cluster.count("request_attempts_sum") == 1  # a missing prefix is no failed attempt
+    assert cluster.count("request_attempts_sum") == 1  # a missing prefix is not a failed attempt
     await cluster.settled()
     assert decode.seen.aborts == ([prefix_id(first.request_id)] if outcome == "late" else [])
 

@@ -33,7 +33,7 @@ def test_a_trace_in_mooncakes_format(tmp_path: Path) -> None:
         1_200,
         20,
         2,
-    )  # the rest is no full block
+    )  # the rest is not a full block
     assert (two.at, two.prompt, len(two.hashes)) == (1.0, 1_700, 3)
     assert one.hashes == two.hashes[:2]
     assert len({one >> 4 for one in two.hashes}) == 3  # block keys ignore the lowest bits

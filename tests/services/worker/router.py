@@ -116,7 +116,7 @@ class Stream:
     ) -> pb.Source:
         """Return this worker as the source of a request's KV.
 
-        written: earlier output tokens; name, tokens: those of the prompt's beginning
+        written: earlier output tokens. name, tokens: of the save, if it has only the prompt's beginning.
         """
         return pb.Source(
             worker_id="source",

@@ -108,7 +108,7 @@ async def encode(pair: Pair, feature: Any, name: str) -> Got:
 def brought(
     pair: Pair, core: Any, names: dict[str, str], phase: Any = PHASE_DECODE, **source: Any
 ) -> pb.Start:
-    """Return the Start of a prompt whose images come from encodes. names: of the encodes, by image."""
+    """Return the Start of a prompt whose images come from encodes. names: the encodes' names, by image."""
     start = pb.Start(
         request_id=core.request_id, epoch=1, phase=phase, engine_request=wire.encode_request(core)
     )

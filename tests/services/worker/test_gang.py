@@ -29,7 +29,7 @@ def test_its_place() -> None:
     [(1, 2, [0, None]), (2, 2, [0, 1]), (4, 2, [0, 1, 2, 3]), (2, 4, [0, None, 1, None])],
 )
 def test_members_on_several_machines(size: int, nodes: int, ranks: list[int | None]) -> None:
-    """The scheduler sees workers alone. `ranks`: theirs; None for a limb."""
+    """The scheduler sees workers, not limbs. `ranks`: the expected ranks; None for a limb."""
     for rank, expected in enumerate(ranks):
         one = settings(size, "g", rank, nodes=nodes, tensor_parallel_size=2)
         assert is_limb(one) == (expected is None)

@@ -1,4 +1,4 @@
-"""A grammar that becomes costly while it runs ends its own request; others run on."""
+"""A grammar that becomes costly while it runs ends its own request; others continue."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def prompts() -> list[list[int]]:
 
 
 def vary(engine: Engine) -> None:
-    """In the engine's process: draft one token more in each step, from 0 to LIMIT and over again."""
+    """In the engine's process: draft one token more in each step, from 0 to LIMIT, then from 0 again."""
     scheduler: Any = engine.core.scheduler
     schedule = scheduler.schedule
 

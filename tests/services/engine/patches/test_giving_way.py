@@ -137,7 +137,7 @@ def scene(
 @dataclass
 class Begun:
     tokens: list[list[int]]
-    steps: int = 0  # steps of the others alone after "first" arrived
+    steps: int = 0  # steps without "first" after it arrived
     at_once: bool = False  # whether "first" ran in the next step after its KV arrived
 
 

@@ -215,7 +215,7 @@ async def one_client(server, chance):
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_connection_ends(server, seed):
-    """Each connection always has a timer, and ends; then no bytes are counted any longer."""
+    """Each connection has a timer at all times, and ends; afterwards no bytes are counted for it."""
     chance = random.Random(seed)
     clients = [asyncio.create_task(one_client(server, random.Random(chance.random()))) for _ in range(10)]
     while not all(one.done() for one in clients):

@@ -1,4 +1,4 @@
-"""Files of all kinds, decoded in a router's processes: as vLLM decodes them, or refused in words."""
+"""Files of all kinds, decoded in a router's processes: as vLLM decodes them, or refused with a reason."""
 
 import asyncio
 import base64

@@ -118,7 +118,7 @@ def test_only_the_new_part_of_a_prompt_is_hashed(monkeypatch):
 
 
 def test_each_adapter_has_its_own_names():
-    """Each block's name depends on the adapter's files, not on its name alone or its number at a worker."""
+    """Each block's name depends on the adapter's files, not just on its name or its number at a worker."""
     one, tokens = hasher(), list(range(2 * PIECE_BLOCKS * BLOCK))
     names = [one.hashes(asked(tokens, adapter=adapter)) for adapter in (None, ADAPTER, OTHER_FILES)]
     assert len({*names[0], *names[1], *names[2]}) == 3 * 2 * PIECE_BLOCKS

@@ -87,7 +87,7 @@ def test_nothing_is_parsed():
         for n in range(2000)
     }
     links["d2000"] = {"type": "integer", "multipleOf": 3}
-    fatal = {"$ref": "#/$defs/d0", "$defs": links}  # a segmentation fault where guidance parses it
+    fatal = {"$ref": "#/$defs/d0", "$defs": links}  # guidance would end with a segmentation fault
     assert verify(json=fatal)._backend == "guidance"
     assert verify(grammar="root ::= nothing")._backend == "xgrammar"
 
