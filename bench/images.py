@@ -32,6 +32,7 @@ FAMILIES = {
     "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
     "gemma3-vision": "Gemma 3: sliding windows",
     "llava": "LLaVA",
+    "smolvlm": "SmolVLM: images are cut into tiles",
 }
 ARRANGEMENTS: dict[str, dict[str, int]] = {
     "mixed": {"mixed": 1, "prefill": 0, "decode": 0},

@@ -1,6 +1,7 @@
 """Fail an answer's worker at chosen tokens and compare the answers that clients get.
 
-Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, or with a tiny model.
+Runs a router, a prefill and two decode workers with the demo model and its MTP drafts, or with a tiny model;
+for one that takes images, an encode worker, too.
 Each worker is behind a cutter (harness/cutting.py). Each answer is requested once undisturbed, then once for
 each position, and compared as a client sees it: text, token ids, log-probabilities, tool calls, reasoning,
 finish reasons and usage.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from harness.workers import fleet, router, wait_for
 THINK_END = "."  # the demo model's token that becomes `</think>`
 ROLES = ("prefill", "decode", "decode")
 AT_ONCE = 10  # concurrent requests; each engine takes 16
+NO_PAUSE = {"baton.services.router.placement:CUT_S": 0.0}  # an encode worker that failed is asked again
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
 
@@ -84,13 +86,17 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
         drafts = architecture.speculative(architecture.checkpoint())
         own = {"dtype": architecture.dtype, "max_model_len": 512, "speculative_config": drafts}
         own |= {"tool_call_parser": None, **architecture.engine}
+    sees = architecture is not None and bool(architecture.mark)
+    roles = (*ROLES, "encode") if sees else ROLES
     # No process dies, so leases are long; every prompt goes to the prefill worker.
     scheduler = {"worker_lease_s": 60.0, "heartbeat_s": 1.0, "idle_decode_tokens": 0}
     engine = {**ENGINE, "model": str(model), "max_num_batched_tokens": 128, **own}
     with ExitStack() as stack:
         workers = stack.enter_context(fleet(model, folder, scheduler))
-        url = stack.enter_context(router(folder, engine, {**scheduler, "address": workers.scheduler}))
-        cutters = [stack.enter_context(cutter()) for _ in ROLES]
+        own_scheduler = {**scheduler, "address": workers.scheduler}
+        media = {"encode_min_tokens": 1}
+        url = stack.enter_context(router(folder, engine, own_scheduler, constants=NO_PAUSE, media=media))
+        cutters = [stack.enter_context(cutter()) for _ in roles]
         started = [
             workers.start(
                 role,
@@ -99,7 +105,7 @@ def site(folder: Path, architecture: Architecture | None = None) -> Iterator[Sit
                 worker={"advertise": front.address},
                 handoff={"staging_mib": 128},
             )
-            for role, front in zip(ROLES, cutters, strict=True)
+            for role, front in zip(roles, cutters, strict=True)
         ]
         for worker, front in zip(started, cutters, strict=True):
             front.stand_before(worker.address)
@@ -141,13 +147,23 @@ class Comparison:
         wishes += [f"{at}{'' if at % 3 else 'r'}" for at in range(first, tokens, self._every)]
         await asyncio.gather(*(self._cut(feature, number, wish, body, expected, score) for wish in wishes))
 
+    async def score_new(self, feature: Feature, wishes: Sequence[str]) -> Score:
+        """Cut an answer per wish before it is requested undisturbed, so that nothing of it is cached."""
+        score = Score(feature.name)
+        for number, wish in enumerate(wishes):
+            await self._cut(feature, number, wish, feature.body(number, ""), None, score)
+        return score
+
     async def _cut(
         self, feature: Feature, number: int, wish: str, body: Any, expected: Any, score: Score
     ) -> None:
+        """Compare a cut answer with the `expected` one (None: it is still to be requested)."""
         name = f"cut-{wish}-{re.sub('[^a-z0-9]+', '-', feature.name.lower())}-{number}"
         score.tried += 1
         try:
-            found = difference(await self._ask(feature.path, body, f"{name}."), expected)
+            answer = await self._ask(feature.path, body, f"{name}.")
+            expected = expected or await self._ask(feature.path, body, f"whole-{number}")
+            found = difference(answer, expected)
             if not any(one.cuts[name] for one in self._site.cutters):
                 found = "no worker failed"
         except AssertionError as error:

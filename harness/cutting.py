@@ -6,7 +6,12 @@ in the middle of a step. The client sets the id (X-Request-Id), so neither route
 
     cut-7-NAME.   the decode worker fails when the answer has 7 tokens; cut-0: the prefill worker, before any
     cut-7r-NAME.  the same, and prefill attempts fail afterwards, so a decode worker has to prefill
+    cut-0p-NAME.  the prefill worker fails when it has computed the prompt, before its token
     cut-1p-NAME.  the prefill worker fails between its token and its manifest
+    cut-0e-NAME.  the encode worker fails before it computes an image
+    cut-1e-NAME.  it fails when it has computed the image
+    cut-2e-NAME.  it fails when the router knows that, and the prompt's worker does not
+    cut-3e-NAME.  it fails before the embeddings are pulled
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ from typing import Any
 
 import grpc
 
-from baton.attempts import attempt_id
+from baton.attempts import attempt_id, is_image
+from baton.handoff import manifest
 from baton.protos import worker_pb2 as pb
 from baton.protos import worker_pb2_grpc as rpc
 from baton.rpc import CALL_TIMEOUT_S, CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -33,8 +39,9 @@ with warnings.catch_warnings():  # torch raises deprecation warnings on import
     warnings.simplefilter("ignore")
     from baton.services.engine import wire
 
-_WISH = re.compile(r"cut-(\d+)([rp]?)-[a-z0-9-]*(?=\.)")
+_WISH = re.compile(r"cut-(\d+)([rpe]?)-[a-z0-9-]*(?=\.)")
 _STREAMS = 64  # routers and workers that follow an attempt open them
+_NOBODY = "127.0.0.1:1"
 
 
 @dataclass
@@ -71,7 +78,8 @@ class Cutter(rpc.WorkerServicer):
         call = self._stub.Follow(request)
         context.add_callback(call.cancel)
         try:
-            yield from call
+            for reply in call:
+                yield self._lost(request, reply, context)
         except grpc.RpcError as error:
             if not call.cancelled():
                 context.abort(error.code(), error.details())
@@ -118,6 +126,8 @@ class Cutter(rpc.WorkerServicer):
         if wish is None:
             return None
         at, how, generated = int(wish[1]), wish[2], len(start.output_token_ids)
+        if how == "e" or start.phase == pb.PHASE_ENCODE:
+            return self._refused_encode(start, at) if how == "e" and is_image(start.request_id) else None
         prefilling, follows = start.phase == pb.PHASE_PREFILL, start.HasField("source")
         if start.epoch > 1:
             return self._failed(start.request_id, start.epoch) if prefilling and how == "r" else None
@@ -125,13 +135,41 @@ class Cutter(rpc.WorkerServicer):
             if not at or how == "p":
                 return None  # the prefill that it follows fails instead
             generated += 1  # the prefill's token
-        elif generated >= at and not (prefilling and at):
+        elif generated >= at and not (prefilling and (at or how == "p")):
             return self._failed(start.request_id, start.epoch)
         if not prefilling or how == "p":
-            with self._lock:
-                cut = _Cut(at, start.request_id, start.epoch, generated, at_manifest=how == "p")
-                self._pending[attempt_id(start.request_id, start.epoch)] = cut
+            self._await(_Cut(at, start.request_id, start.epoch, generated, at_manifest=how == "p" and at > 0))
         return None
+
+    def _refused_encode(self, start: pb.Start, at: int) -> pb.Failed | None:
+        if start.epoch > 1:
+            return None
+        if at == 0:
+            return self._failed(start.request_id, start.epoch)
+        if at == 1:
+            self._await(_Cut(at, start.request_id, start.epoch, 0, at_manifest=True))
+        return None
+
+    def _await(self, cut: _Cut) -> None:
+        with self._lock:
+            self._pending[attempt_id(cut.request_id, cut.epoch)] = cut
+
+    def _lost(self, asked: pb.FollowRequest, reply: pb.FollowReply, context: Any) -> pb.FollowReply:
+        """Make an encode worker's reply about an image useless, as if it had died then."""
+        wish = _WISH.search(asked.request_id)
+        if wish is None or wish[2] != "e" or int(wish[1]) < 2:
+            return reply
+        if asked.epoch > 1 or not is_image(asked.request_id):
+            return reply
+        self.cuts[wish[0]] += 1
+        if wish[1] == "2":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the test ends this call")
+        shard = reply.complete.embedding.shard
+        shard.address = _NOBODY
+        for name in set(shard.offers) - {"grpc"}:
+            del shard.offers[name]
+        manifest.seal(reply.complete.embedding)
+        return reply
 
     def _shortened(self, reply: pb.RunReply, up: queue.SimpleQueue[pb.RunRequest | None]) -> pb.RunReply:
         with self._lock:
@@ -158,6 +196,10 @@ class Cutter(rpc.WorkerServicer):
                 del self._pending[output.request_id]
                 reply.failed.append(self._failed(cut.request_id, cut.epoch))
                 ended.append(cut.request_id)
+                if not cut.at:
+                    keep = [one for one in reply.saved if one.request_id != cut.request_id]
+                    del reply.saved[:]
+                    reply.saved.extend(keep)
         if ended:
             reply.engine_outputs = wire.encode_outputs(outputs)
         return ended

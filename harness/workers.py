@@ -165,17 +165,26 @@ def wait_for(workers: Iterable[Worker], url: str) -> None:
 
 @contextlib.contextmanager
 def router(
-    folder: Path, engine: dict[str, Any], scheduler: dict[str, Any], host: Host | None = None
+    folder: Path,
+    engine: dict[str, Any],
+    scheduler: dict[str, Any],
+    host: Host | None = None,
+    constants: Mapping[str, float] = _NONE,
+    **own: Any,
 ) -> Iterator[str]:
-    """Start a router and yield its URL without waiting for it."""
+    """Start a router and yield its URL without waiting for it.
+
+    constants: `module:NAME` -> value in its process; own: further settings of its section.
+    """
     port, address = free_port(), host.address if host else LOOPBACK
     settings = {
         "engine": engine,
         "scheduler": scheduler,
-        "router": {"host": address, "port": port},
+        "router": {"host": address, "port": port, **own},
         "security": {"insecure": host is not None},
     }
     arguments: dict[str, Any] = {"kind": "router", "settings": settings, "host": host.pid if host else 0}
+    arguments["constants"] = dict(constants)
     process = zygote.shared().start("router", "harness.forked:run", folder, **arguments)
     try:
         yield f"http://{address}:{port}"

@@ -121,5 +121,6 @@ _SEEING = (
     Architecture("qwen3-vl", visions.qwen3_vl, _DRAFTS, mark=_QWEN),
     Architecture("qwen3.5-vision", visions.qwen3_5, _DRAFTS, mark=_QWEN, **_HYBRID | {"texts": ()}),
     Architecture("gemma3-vision", visions.gemma3, _DRAFTS, mark="<start_of_image>"),
+    Architecture("smolvlm", visions.smolvlm, _DRAFTS, mark="<image>"),
 )
 VISIONS = {one.name: one for one in _SEEING}

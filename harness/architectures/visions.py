@@ -26,6 +26,7 @@ MARKS = (
         "<global-img>",
     ),
     *("\n" * number for number in range(1, 5)),  # vLLM's Gemma 3 looks them up; no text becomes them
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
 )
 _QWEN_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 _QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -243,4 +244,40 @@ def gemma3(folder: Path) -> None:
         embedding=0.01,
         tokens=marks,
         more={"processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": 4}},
+    )
+
+
+def smolvlm(folder: Path) -> None:
+    """Write a SigLIP tower before a Llama; an image becomes up to nine tiles and a small copy of the whole.
+
+    Each of them has 4 tokens, behind marks that name its row and column.
+    """
+    config = {
+        "text_config": _text(model_type="llama", head_dim=64),
+        "vision_config": _TOWER | _SQUARE,
+        "image_token_id": token("<image>"),
+        "scale_factor": 2,
+        "pad_token_id": 256,
+    }
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
+        "size": {"longest_edge": 168},
+        "max_image_size": {"longest_edge": 56},
+        **_HALF,
+    }
+    marks = {
+        "fake_image_token": "<fake_token_around_image>",
+        "global_image_token": "<global-img>",
+        "image_token": "<image>",
+        "end_of_utterance_token": "<|im_end|>",
+    }
+    _write(
+        folder,
+        "SmolVLM",
+        config,
+        5,
+        processor,
+        tokens=marks,
+        more={"processor_config.json": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4}},
     )

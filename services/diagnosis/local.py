@@ -26,6 +26,11 @@ from baton.services.engine.args import check_model
 
 HERE = "this machine"
 _PROBE_BYTES = 1 << 20
+# Packages that models need by a mark in their config.json, and why.
+_PACKAGES = (
+    ("torchvision", b'"vision_config"', "vLLM needs it for a model with a vision tower, even for text alone"),
+    ("num2words", b'"smolvlm"', "SmolVLM's processor does not work without it"),
+)
 
 
 def findings(settings: Settings, *, runs: bool) -> Iterator[Finding]:
@@ -85,12 +90,13 @@ def _model(settings: Settings) -> Iterator[Finding]:
         yield model.wrong(what, "give the workers' user the right to read the folder")
     else:
         yield model.ok(f"readable, weights of {size(_weights(settings))}")
-    sees = b'"vision_config"' in (folder / "config.json").read_bytes()  # its code imports torchvision
-    if sees and importlib.util.find_spec("torchvision") is None:
-        yield model.wrong(
-            "it has a vision tower, and torchvision is not installed: vLLM needs it even for text alone",
-            "run make setup, or install the version in constraints.txt and run deploy/setup/hook",
-        )
+    described = (folder / "config.json").read_bytes()
+    for package, mark, why in _PACKAGES:
+        if mark in described and importlib.util.find_spec(package) is None:
+            yield model.wrong(
+                f"{package} is not installed: {why}",
+                "run make setup, or install the version in constraints.txt and run deploy/setup/hook",
+            )
 
 
 def _weights(settings: Settings) -> int:

@@ -251,8 +251,11 @@ OBJECTS = (
     ),
     ObjectPatch(
         file="services/router/vllm/prepared_images.py",
-        symbols=("vllm.multimodal.processing.context:BaseProcessingInfo",),  # its property model_id
-        until="vLLM names images by a model's content instead of its path",
+        symbols=(
+            "vllm.multimodal.processing.context:BaseProcessingInfo",  # its property model_id
+            "vllm.multimodal.processing.processor:BaseMultiModalProcessor._cached_apply_hf_processor",
+        ),
+        until="vLLM names images by a model's content instead of its path, and bounds prepared images",
     ),
     ObjectPatch(
         file="services/router/vllm/grammar_checks.py",

@@ -1,10 +1,12 @@
 """Take prepared images out of vLLM's requests, and name images alike in all routers.
 
 vLLM names an image by a hash of its file and of the model's path, which may differ between routers. Here the
-path is replaced by a digest of the settings by which images are prepared.
+path is replaced by a digest of the settings by which images are prepared. A request's images are prepared one
+after another, not together, so that those beyond its limit are not: SmolVLM makes 60 MB of any image.
 
 Leans on: vllm.multimodal.processing.context.BaseProcessingInfo.model_id, which BaseMultiModalProcessor hashes
-with each item; vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, mm_position);
+with each item; BaseMultiModalProcessor._cached_apply_hf_processor, which fills inputs.cache;
+vllm.multimodal.inputs.MultiModalFeatureSpec (data, identifier, mm_position);
 vllm.v1.engine.EngineCoreRequest.
 """
 
@@ -18,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
+from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.multimodal.processing.context import BaseProcessingInfo
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
@@ -25,6 +28,7 @@ from vllm.v1.engine import EngineCoreRequest
 from baton.services.engine import wire
 from baton.services.engine.fingerprint import processor_fingerprint
 from baton.services.engine.images import MODALITY, MOST_BYTES, metadata_of
+from baton.services.engine.patches.replace import replace as replace_function
 from baton.services.router.errors import TooLarge, Unsupported
 from baton.services.router.images import Image
 
@@ -41,11 +45,27 @@ def name_images(model_config: Any) -> None:
         )
         _names[model_config.model] = processor_fingerprint(model_config.model, settings)
         BaseProcessingInfo.model_id = property(_model_id)
+        replace_function(BaseMultiModalProcessor, "_cached_apply_hf_processor", _one_by_one)
 
 
 def _model_id(self: Any) -> str:
     path: str = self.ctx.model_config.model
     return _names.get(path, path)
+
+
+def _one_by_one(original: Any, self: Any, inputs: Any, timing_ctx: Any) -> Any:
+    """Prepare each image alone, into the cache, before all are taken from there. Raises ValueError."""
+    images = inputs.mm_data_items.get(MODALITY, ())
+    if inputs.cache is not None and len(images) > 1:
+        sizes: dict[str, int] = {}
+        for image in images.get_all_items_for_hash():
+            alone = self.info.parse_mm_data({MODALITY: [image]}, validate=False)
+            made = original(self, replace(inputs, mm_data_items=alone, mm_uuid_items=None), timing_ctx)
+            (name,), (item,) = made.hashes[MODALITY], made.kwargs[MODALITY]
+            sizes[name] = sum(_size(field.data) for field in item.values())
+            if (size := sum(sizes.values())) > MOST_BYTES:
+                raise ValueError(_too_large(f"the first {len(sizes)} images", size))
+    return original(self, inputs, timing_ctx)
 
 
 def places(features: Iterable[Any]) -> tuple[range, ...]:
@@ -116,7 +136,11 @@ def _alone(feature: Any, prompt: Sequence[int]) -> EngineCoreRequest:
 def _check(size: int) -> None:
     """Raise TooLarge if a request's images are."""
     if size > MOST_BYTES:
-        raise TooLarge(
-            f"the request's images take {size / (1 << 20):.1f} MiB once prepared; {MOST_BYTES >> 20} are "
-            "allowed: send fewer or smaller ones"
-        )
+        raise TooLarge(_too_large("the request's images", size))
+
+
+def _too_large(images: str, size: int) -> str:
+    return (
+        f"{images} take {size / (1 << 20):.1f} MiB once prepared; {MOST_BYTES >> 20} are allowed: send fewer "
+        "or smaller ones"
+    )

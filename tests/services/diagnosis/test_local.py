@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from baton.handoff.memory import segments
 from baton.services.config import load
 from baton.services.diagnosis import local
 from baton.services.diagnosis.finding import Finding, Verdict
+from harness.architectures.registry import VISIONS
 from harness.support import free_port, free_ports
 
 
@@ -69,6 +71,20 @@ def test_a_missing_model_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     missing = str(tmp_path / "missing")
     assert found("model", engine={"model": missing})[missing].verdict is Verdict.WRONG
+
+
+def test_packages_that_a_model_with_a_vision_tower_lacks_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = VISIONS["smolvlm"]
+    folder = str(model.target(model.checkpoint()))
+    assert found("model", engine={"model": folder})[folder].verdict is Verdict.OK
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "num2words" else here(name))
+    lacking = found("model", engine={"model": folder})[folder]
+    assert lacking.verdict is Verdict.WRONG
+    assert "num2words is not installed" in lacking.what
+    assert "constraints.txt" in lacking.todo
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")

@@ -18,6 +18,8 @@ from baton.services.router.vllm import prepared_images
 from baton.services.router.vllm.frontend import build_config
 from baton.services.router.vllm.prepared_images import PreparedImages, places
 from harness.architectures.registry import VISIONS
+from harness.architectures.visions import token
+from harness.pictures import noise
 from tests.services.engine.test_images import feature
 
 
@@ -48,6 +50,44 @@ def test_images_are_named_by_their_files_even_without_caches() -> None:
         extra={"mm_processor_cache_gb": 0},
     )
     assert build_config(Settings(engine=engine)).cache_config.enable_prefix_caching
+
+
+def test_images_beyond_the_limit_are_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.cache.base import MultiModalProcessorOnlyCache
+    from vllm.multimodal.processing.context import TimingContext
+    from vllm.multimodal.processing.inputs import ProcessorInputs
+
+    model = VISIONS["smolvlm"]
+    folder = str(model.target(model.checkpoint()))
+    config = build_config(Settings(engine=EngineSettings(model=folder))).model_config
+    processor = MULTIMODAL_REGISTRY.create_processor(config)
+    prepared: list[int] = []
+    main = type(processor)._apply_hf_processor_main
+
+    def counted(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
+        prepared.append(mm_items.get_count("image", strict=False))
+        return main(self, mm_items, hf_kwargs)
+
+    monkeypatch.setattr(type(processor), "_apply_hf_processor_main", counted)
+
+    def prepare(*seeds: int, cache: Any) -> Any:
+        items = processor.info.parse_mm_data({"image": [noise(seed, (160, 40 * seed)) for seed in seeds]})
+        inputs = ProcessorInputs([model_token] * len(seeds), items, cache=cache)
+        return processor.apply(inputs, TimingContext(enabled=False))["mm_kwargs"]["image"]
+
+    cache, model_token = MultiModalProcessorOnlyCache(config), token("<image>")
+    one, other, again = prepare(1, 2, 1, cache=cache)
+    assert sum(prepared) == 2
+    assert [one, other, again] == list(prepare(1, 2, 1, cache=None))
+    assert one == again != other
+    size = sum(prepared_images._size(field.data) for each in (one, other) for field in each.values())
+    monkeypatch.setattr(prepared_images, "MOST_BYTES", size)
+    assert len(prepare(1, 2, 1, cache=cache)) == 3
+    prepared.clear()
+    with pytest.raises(ValueError, match=r"the first 2 images take .* fewer or smaller"):
+        prepare(3, 4, 5, 6, 7, cache=cache)
+    assert sum(prepared) == 2
 
 
 PROMPT = range(100, 130)
