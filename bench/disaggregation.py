@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from bench.options import options
-from bench.served import MODEL_NAME, engine_settings, in_turns, up
+from bench.served import AGGREGATED, MODEL_NAME, engine_settings, in_turns, up
 from bench.traffic import Mix, run
 from harness.stats import medians, save
 
@@ -16,10 +16,7 @@ from harness.stats import medians, save
 def main(arguments: list[str]) -> None:
     given = options(__doc__, arguments, rounds=(3, "A B pairs"), seconds=(30.0, "of load, each time"))
     mix = Mix(seconds=given.seconds)
-    # The aggregated engines prefill as vLLM does by default: a whole prompt if it fits in a step.
-    extra = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}
-    stock = engine_settings() | {"max_num_batched_tokens": 2048, "extra": extra}
-    with up(1, 1) as one, up(0, 0, 2, engine=stock) as two:
+    with up(1, 1) as one, up(0, 0, 2, engine=engine_settings() | AGGREGATED) as two:
         arms = {"1P1D": one, "2 aggregated": two}
         for each in arms.values():  # the first requests compile and allocate
             asyncio.run(run(Mix(seconds=8), each.url, MODEL_NAME, seed=0))

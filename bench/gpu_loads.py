@@ -22,7 +22,7 @@ import aiohttp
 
 from bench.gpu_fleet import Arm, Keep, Served, handoffs, stages
 from bench.light import TIMEOUT_S, Client, Reply, body, latencies
-from bench.served import no_pauses
+from bench.served import AGGREGATED, no_pauses
 from bench.traffic import Mix, run
 from harness.stats import medians
 
@@ -33,12 +33,11 @@ WARM_S = 3.0
 CAPTURED = [1, 2, 4, 8, 16, 32, 64, 128, SLOTS]
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED}
 COMPILED = {"cudagraph_capture_sizes": [*CAPTURED, 512]}  # vLLM's default captures about fifty sizes
-STOCK = {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"}  # vLLM's default order
 KV_GIB = {"tiny": 0.5, "1.7": 10.0, "8": 8.0}  # per worker
 STAGING_MIB = 4096
 FLEETS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "1P1D": ({"prefill": 1, "decode": 1}, {}),
-    "one-stock": ({"mixed": 1}, STOCK),
+    "one-stock": ({"mixed": 1}, AGGREGATED["extra"]),
     "one": ({"mixed": 1}, {}),
 }
 PROMPT, ANSWER = 256, 64  # tokens of a request

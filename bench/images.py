@@ -1,7 +1,7 @@
 """`python -m bench images [FAMILY ...]`: answers about images by every arrangement of workers.
 
 Each family's tiny model gets 20 conversations, one after another, and its greedy answers are compared with
-those of stock vLLM. An image is new, comes again, comes again behind other text, or is in an earlier turn.
+those of stock vLLM. An image is new, comes again, comes again with other text, or is in an earlier turn.
 Writes bench/results/images.json and, from it, the table in docs/images.md.
 """
 
@@ -43,6 +43,7 @@ ARRANGEMENTS: dict[str, dict[str, int]] = {
 }
 STEP = 512  # tokens
 SETS, TOKENS = 4, 20
+TEXT = "Tell me at some length what this is."
 WHERE = "baton_router_images_computed_total"
 
 Conversation = list[dict[str, Any]]
@@ -52,26 +53,23 @@ def conversations() -> list[Conversation]:
     found: list[Conversation] = []
     for number in range(SETS):
         one, other = (data_url(saved(noise(seed))) for seed in (2 * number + 1, 2 * number + 2))
-        began = [_asks(one), _says("It is a square."), _asks(other), _says("And this?")]
+        began = [asked(one), says("It is a square."), asked(other), says("And this?")]
         found += [
-            [_asks(one)],
-            [_asks(one, other)],
-            [_asks(one)],
-            [*began, _asks(text="Are they equal?")],
-            [_asks(other, first=f"Picture {number}, please:")],
+            [asked(one)],
+            [asked(one, other)],
+            [asked(one)],
+            [*began, asked(text="Are they equal?")],
+            [asked(other, text=f"Picture {number}, please:\n{TEXT}")],
         ]
     return found
 
 
-def _asks(
-    *images: str, text: str = "Tell me at some length what this is.", first: str = ""
-) -> dict[str, Any]:
+def asked(*images: str, text: str = TEXT) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": one}} for one in images]
-    before = [{"type": "text", "text": first}] if first else []
-    return {"role": "user", "content": [*before, *parts, {"type": "text", "text": text}]}
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
-def _says(text: str) -> dict[str, Any]:
+def says(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 

@@ -5,5 +5,5 @@ NAMES = ["scheduler", "handoff", "wire", "path", "router", "disaggregation", "fa
 NAMES += ["startup"]
 # Long benches, and benches that need a GPU, Chromium or extra packages.
 ALONE = ["classes", "clients", "early", "faults", "first-drafts", "flood", "gangs", "gpu", "gpu-serve"]
-ALONE += ["images", "kernels", "overload", "peers", "prefixes", "pulls", "routing", "shapes", "simulate"]
-ALONE += ["speculation-table", "window"]
+ALONE += ["images", "images-beside", "kernels", "overload", "peers", "prefixes", "pulls", "routing", "shapes"]
+ALONE += ["simulate", "speculation-table", "window"]

@@ -1,6 +1,6 @@
-"""`python -m bench report [--check]`: write the tables of docs/benchmarks.md, README's section, and figures.
+"""`python -m bench report [--check]`: write the tables of PAGES, README's section, and figures.
 
-All figures come from bench/results/*.json; docs/benchmarks.md keeps its prose between the tables. `--check`
+All figures come from bench/results/*.json; the pages keep their prose between the tables. `--check`
 writes nothing and fails if a file is out of date.
 """
 
@@ -18,7 +18,8 @@ from bench.tables import TABLES, Result, Table
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "images.md")]
+README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
 # Commands of older results, which do not name them.
@@ -77,7 +78,8 @@ LINK = (
 
 def main(arguments: list[str]) -> None:
     check = options(__doc__, arguments, check=False).check
-    written = {PAGE: page(PAGE.read_text()), README: with_measured(README.read_text()), **figures.drawn()}
+    written = {one: page(one.read_text()) for one in PAGES} | figures.drawn()
+    written[README] = with_measured(README.read_text())
     if not check:
         for file, text in written.items():
             file.write_text(text)

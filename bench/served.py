@@ -16,6 +16,11 @@ from harness.deployment import Deployment, deployment
 
 MODEL_NAME = "qwen2-80m"
 FOLDER = Path.home() / ".cache" / "baton" / "bench" / MODEL_NAME
+# Settings of aggregated engines, which prefill as vLLM does by default: a whole prompt if it fits in a step.
+AGGREGATED: dict[str, Any] = {
+    "max_num_batched_tokens": 2048,
+    "extra": {"long_prefill_token_threshold": 0, "scheduling_policy": "fcfs"},
+}
 A = TypeVar("A")
 
 
@@ -52,11 +57,11 @@ def longer(tokens: int) -> dict[str, Any]:
 
 
 @contextmanager
-def up(prefill: int = 1, decode: int = 1, mixed: int = 0, **config: Any) -> Iterator[Deployment]:
-    """Serve the 80 M model, with further sections of `config`, during the block."""
+def up(prefill: int = 1, decode: int = 1, mixed: int = 0, *flags: str, **config: Any) -> Iterator[Deployment]:
+    """Serve the 80 M model, with further sections of `config`, during the block. flags: of `baton up`."""
     config = {"engine": engine_settings(), **config} if "engine" not in config else config
     with tempfile.TemporaryDirectory() as folder, deployment(Path(folder), **config) as one:
-        yield one.up(prefill, decode, mixed)
+        yield one.up(prefill, decode, mixed, *flags)
 
 
 def in_turns(

@@ -326,6 +326,23 @@ TABLES = {
         f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
     ),
+    "images-streams": Table(
+        "images-beside",
+        "streams",
+        "itl_p50_ms=gap between a stream's tokens, p50, ms; itl_p99_ms=gap, p99, ms;"
+        "itl_max_ms=longest gap, ms; ttft_short_p50_ms=TTFT of text, p50, ms;"
+        "ttft_short_p99_ms=TTFT of text, p99, ms;"
+        "ttft_long_p50_ms=TTFT of images, p50, ms; tokens_per_s=output tokens/s",
+        turned=True,
+    ),
+    "images-again": Table(
+        "images-beside",
+        "alone",
+        "ttft_ms=TTFT, ms; pixels_to_e_mib=pixels to E, MiB; pixels_to_p_mib=pixels to P, MiB;"
+        "pixels_to_mixed_mib=pixels to an aggregated engine, MiB; embeddings_mib=embeddings, E to P, MiB;"
+        "kv_mib=KV, P to D, MiB",
+        ("workers", "image"),
+    ),
     "startup": Table(
         "startup",
         lambda result: _swapped({"median": result["median_s"], "runs": result["runs_s"]}),

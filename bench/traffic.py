@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ import aiohttp
 
 from bench.served import no_pauses
 from harness.stats import median, percentile
+
+Prompt = list[int] | list[dict[str, Any]] | str  # token ids, a chat, or text
 
 
 @dataclass
@@ -40,19 +43,20 @@ async def stream(
     http: aiohttp.ClientSession,
     url: str,
     model: str,
-    prompt: list[int] | str,
+    prompt: Prompt,
     max_tokens: int,
     *,
     into: Answer | None = None,
     **more: Any,
 ) -> Answer:
-    """Stream a greedy completion of exactly `max_tokens`. Raises RuntimeError if it is not complete.
+    """Stream a greedy answer of exactly `max_tokens`. Raises RuntimeError if it is not complete.
 
     into: an answer to fill, for a caller that watches; more: further fields of the request.
     """
+    chat = bool(prompt) and isinstance(prompt[0], dict)
     body = {
         "model": model,
-        "prompt": prompt,
+        "messages" if chat else "prompt": prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -61,7 +65,8 @@ async def stream(
         **more,
     }
     answer = Answer(time.perf_counter()) if into is None else into
-    async with http.post(f"{url}/v1/completions", json=body) as response:
+    path = "chat/completions" if chat else "completions"
+    async with http.post(f"{url}/v1/{path}", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
         async for line in response.content:
@@ -92,14 +97,26 @@ class Mix:
     seconds: float = 30.0
     vocabulary: int = 4000
 
+    @property
+    def arrivals(self) -> int:
+        """The number of long prompts."""
+        return int(self.seconds * self.long_per_s)
 
-async def run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
-    """Run the mix once against `url`. Return latencies in ms and tokens/s."""
+
+async def run(
+    mix: Mix, url: str, model: str, seed: int, instead: Iterator[Prompt] | None = None
+) -> dict[str, float]:
+    """Run the mix once against `url`. Return latencies in ms and tokens/s.
+
+    instead: prompts that arrive instead of the long ones.
+    """
     with no_pauses():
-        return await _run(mix, url, model, seed)
+        return await _run(mix, url, model, seed, instead)
 
 
-async def _run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
+async def _run(
+    mix: Mix, url: str, model: str, seed: int, instead: Iterator[Prompt] | None
+) -> dict[str, float]:
     draw = random.Random(seed)
     short: list[Answer] = []
     long: list[Answer] = []
@@ -117,11 +134,12 @@ async def _run(mix: Mix, url: str, model: str, seed: int) -> dict[str, float]:
 
         async def arrive(at: float) -> None:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-            long.append(await stream(http, url, model, prompt(mix.long_prompt), mix.long_answer))
+            asked = prompt(mix.long_prompt) if instead is None else next(instead)
+            long.append(await stream(http, url, model, asked, mix.long_answer))
 
-        count = int(mix.seconds * mix.long_per_s)
         await asyncio.gather(
-            *(loop() for _ in range(mix.streams)), *(arrive((i + 0.5) / mix.long_per_s) for i in range(count))
+            *(loop() for _ in range(mix.streams)),
+            *(arrive((i + 0.5) / mix.long_per_s) for i in range(mix.arrivals)),
         )
     took = time.perf_counter() - began
     gaps = [1e3 * gap for answer in short for gap in answer.gaps]

@@ -142,7 +142,7 @@ class Cluster:
         )
         self.registry = CollectorRegistry()
         metrics = RouterMetrics(self.registry)
-        self.pool = WorkerPool(hello, wire.decode_outputs, silence_s)
+        self.pool = WorkerPool(hello, wire.decode_outputs, metrics.image_sent, silence_s)
         self.journal = Journal(journal)
         self.view = ClusterView(self.scheduler, self._settings.worker_lease_s, self.pool.reached)
         placements = Placements(self.scheduler, metrics, chosen=self.view.chosen, pairs_clock=pairs_clock)
@@ -190,7 +190,8 @@ class Cluster:
 
     async def connect(self, worker: FakeWorker) -> None:
         connected = asyncio.get_running_loop().create_future()
-        self.pool.reach(pb.Worker(worker_id=worker.worker_id, address=worker.address), connected.set_result)
+        known = pb.Worker(worker_id=worker.worker_id, address=worker.address, role=worker.role)
+        self.pool.reach(known, connected.set_result)
         assert isinstance(await connected, WorkerStream)
 
     async def answer(self, request_id: str, timeout_s: float = 15.0) -> Answer:

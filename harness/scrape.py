@@ -11,9 +11,9 @@ from prometheus_client.samples import Sample
 from harness.support import CALL_S
 
 
-def samples(url: str) -> Iterator[Sample]:
-    """Yield the samples at URL/metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=CALL_S) as answer:
+def samples(url: str, query: str = "") -> Iterator[Sample]:
+    """Yield the samples at URL/metrics. query: `?all` asks a router for those of all processes."""
+    with urllib.request.urlopen(f"{url}/metrics{query}", timeout=CALL_S) as answer:
         text = answer.read().decode()
     for family in text_string_to_metric_families(text):
         yield from family.samples

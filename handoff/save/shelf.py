@@ -1,8 +1,9 @@
 """Keep the embeddings of images for the workers that run their prompts.
 
 Embeddings stay for later requests until their room is needed; the least recently used ones go first. New ones
-are under a lease, which each manifest renews, and stay until its end. Pulls over TCP keep them, too; with
-other transports pullers read the memory themselves and notice if it was reused.
+are under a lease, which each manifest renews. They stay until all manifests are released, or the lease ends.
+Pulls over TCP keep them, too; with other transports pullers read the memory themselves and notice if it was
+reused.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class _Kept:
     entry: Entry
     manifest: EmbeddingManifest
     leased_until: float  # time.monotonic
+    leases: int = 1  # manifests that are not released
+    new: bool = True  # the first lease is for a manifest that nobody has yet
 
     def may_go(self, now: float) -> bool:
-        return self.leased_until <= now and not self.entry.readers
+        return (not self.leases or self.leased_until <= now) and not self.entry.readers
 
 
 class Shelf:
@@ -116,8 +119,17 @@ class Shelf:
             if kept is None:
                 return None
             self._kept.move_to_end(identifier)
+            kept.leases += not kept.new
+            kept.new = False
             kept.leased_until = self._lease_end()
             return kept.manifest
+
+    def release(self, manifest: EmbeddingManifest) -> None:
+        """End the lease of one manifest."""
+        with self._lock:
+            kept = self._kept.get(manifest.identifier)
+            if kept is not None and kept.manifest.epoch == manifest.epoch:
+                kept.leases = max(0, kept.leases - 1)
 
     def has_room(self, rows: int) -> bool:
         """Return whether an image of `rows` embeddings fits now, if others may have to go."""

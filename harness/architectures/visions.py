@@ -106,25 +106,44 @@ def _write(
 
 
 def qwen2_5_vl(folder: Path) -> None:
-    """Write a model with M-RoPE and window attention in its tower."""
+    """Write a model with M-RoPE and window attention in its tower; an image has at most 64 tokens."""
+    _qwen2_5_vl(folder, _text(), _TOWER | {"depth": 2, "num_heads": 2}, HIDDEN, most_pixels=224 * 224)
+
+
+def qwen2_5_vl_large(folder: Path) -> None:
+    """Write the same for benches: 50 M parameters in bfloat16, and up to 1,024 tokens for an image."""
+    text = _text(8, hidden_size=768, intermediate_size=2304, num_attention_heads=12, num_key_value_heads=6)
+    tower = {"hidden_size": 256, "intermediate_size": 704, "depth": 4, "num_heads": 4}
+    _qwen2_5_vl(folder, text, tower, 768, most_pixels=896 * 896, dtype="bfloat16")
+
+
+def _qwen2_5_vl(
+    folder: Path,
+    text: dict[str, Any],
+    tower: dict[str, Any],
+    hidden: int,
+    *,
+    most_pixels: int,
+    dtype: str = "float32",
+) -> None:
     config = {
-        "text_config": _text(rope_parameters=_rope([8, 12, 12])),
-        "vision_config": _TOWER
-        | {"depth": 2, "num_heads": 2, "out_hidden_size": HIDDEN, "patch_size": 14, "window_size": 112}
-        | {"spatial_merge_size": 2, "temporal_patch_size": 2, "fullatt_block_indexes": [1]},
+        "text_config": text | {"rope_parameters": _rope([8, 12, 12])},
+        "vision_config": tower
+        | {"out_hidden_size": hidden, "patch_size": 14, "window_size": 112, "spatial_merge_size": 2}
+        | {"temporal_patch_size": 2, "fullatt_block_indexes": [tower["depth"] - 1]},
         **dict(zip(_QWEN_IDS, map(token, _QWEN_MARKS), strict=True)),
     }
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2_5_VLProcessor",
         "min_pixels": 56 * 56,
-        "max_pixels": 224 * 224,  # at most 64 tokens
+        "max_pixels": most_pixels,
         "patch_size": 14,
         "temporal_patch_size": 2,
         "merge_size": 2,
         **_CLIP,
     }
-    _write(folder, "Qwen2_5_VL", config, 1, processor)
+    _write(folder, "Qwen2_5_VL", config, 1, processor, dtype=dtype)
 
 
 def _qwen3(

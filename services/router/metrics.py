@@ -61,6 +61,9 @@ class RouterMetrics(Metrics):
     _images = counter(
         "Images in requests: accepted, refused, late (no room, no time), left (client)", "outcome"
     )
+    _image_bytes = counter(
+        "Bytes of prepared images sent to workers, by their role when the stream began", "role"
+    )
     image_pixels = gauge("Pixels of decoded images that vLLM has not prepared yet")
     _images_seconds = histogram("Time to fetch and decode a request's images, with waits")
     _images_computed = counter(
@@ -145,6 +148,9 @@ class RouterMetrics(Metrics):
         """Count the images of one request."""
         self._images.labels(outcome).inc(count)
         self._images_seconds.observe(seconds)
+
+    def image_sent(self, role: str, size: int) -> None:
+        self._image_bytes.labels(role).inc(size)
 
     def images_computed(self, where: str, count: int = 1) -> None:
         self._images_computed.labels(where).inc(count)

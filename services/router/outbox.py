@@ -24,8 +24,10 @@ _Write = Callable[[worker_pb2.RunRequest], Awaitable[None]]
 class Outbox:
     """The unsent messages for one worker, and the images that it got."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_image: Callable[[Image], None]) -> None:
+        """on_image: called with each image that is sent."""
         self.sent = Sent()
+        self._on_image = on_image
         self._quick: deque[worker_pb2.RunRequest] = deque()
         self._quick_starts = 0
         self._with_images: dict[str, tuple[worker_pb2.Start, tuple[Image, ...]]] = {}  # keyed by attempt
@@ -77,6 +79,7 @@ class Outbox:
     async def _send_images(self, attempt: str, write: _Write) -> None:
         for image in self._with_images[attempt][1]:
             if self.sent.add(image):
+                self._on_image(image)
                 for part in image.parts():  # all, because the worker joins them
                     await write(part)
                     await self._send_quick(write)

@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.keeping import keep
 from baton.protos import scheduler_pb2, worker_pb2
+from baton.services.roles import name_of
 from baton.services.router.errors import WorkerUnreachable
 from baton.services.router.worker_stream import CHECKS, WorkerStream
 from baton.tasks import spawn_apart
@@ -39,14 +40,17 @@ class WorkerPool:
         self,
         hello: worker_pb2.HelloRequest,
         decode_outputs: Callable[[bytes], Any],
+        on_image: Callable[[str, int], None],
         silence_s: float = SILENCE_S,
     ) -> None:
-        """silence_s: after this long without a message a worker is lost.
+        """on_image: called with the role of a worker that is sent an image, and the image's bytes.
 
-        It should be several times scheduler.heartbeat_s, the interval at which idle workers send.
+        silence_s: after this long without a message a worker is lost. It should be several times
+        scheduler.heartbeat_s, the interval at which idle workers send.
         """
         self._hello = hello
         self._decode_outputs = decode_outputs
+        self._on_image = on_image
         self._silence_s = silence_s
         self._checking: asyncio.Task[None] | None = None
         self._streams: dict[str, WorkerStream] = {}
@@ -119,7 +123,10 @@ class WorkerPool:
         return task
 
     async def _open(self, worker: scheduler_pb2.Worker) -> WorkerStream | WorkerUnreachable:
-        stream = WorkerStream(worker, self._decode_outputs, self._ended)
+        role = name_of(worker.role)
+        stream = WorkerStream(
+            worker, self._decode_outputs, self._ended, lambda image: self._on_image(role, image.size)
+        )
         try:
             await stream.open(self._hello)
         except WorkerUnreachable as error:

@@ -79,7 +79,7 @@ async def served(
     hello = worker_pb2.HelloRequest(
         router_id=shared.router_id, vllm_version=VLLM_VERSION, model=model.name, protocol=wire.PROTOCOL
     )
-    pool = WorkerPool(hello, wire.decode_outputs, own.worker_lease_s)
+    pool = WorkerPool(hello, wire.decode_outputs, metrics.image_sent, own.worker_lease_s)
     cluster = ClusterView(
         scheduler,
         own.worker_lease_s,

@@ -114,6 +114,7 @@ class WorkerStream:
         worker: scheduler_pb2.Worker,
         decode_outputs: Callable[[bytes], Any],
         on_end: Callable[[WorkerStream, bool], None],
+        on_image: Callable[[Image], None],
     ) -> None:
         self.worker = worker
         self.worker_id = worker.worker_id
@@ -124,7 +125,7 @@ class WorkerStream:
         self._pulls: dict[
             str, Callable[[str], None]
         ] = {}  # keyed by request id; called if its saved KV is lost
-        self._outbox = Outbox()
+        self._outbox = Outbox(on_image)
         self._channel: grpc.aio.Channel | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None

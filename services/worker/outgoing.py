@@ -13,8 +13,8 @@ Not thread-safe: used in the event loop's thread. Invariants:
 
 - A request has one handoff, that of its latest attempt.
 - A handoff has at most one follower: a second one replaces the first. Each gets exactly one final reply.
-- KV is released when its handoff ends for any reason. A handoff does not end when its follower leaves, but
-  when the router releases it or its stream ends.
+- KV and embeddings are released when their handoff ends for any reason. A handoff does not end when its
+  follower leaves, but when the router releases it or its stream ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from baton.errors import BatonError
 from baton.handoff.errors import HandoffError, LeaseExpired, NothingSaved, StaleEpoch, UnknownHandoff
 from baton.handoff.reports import Problem
 from baton.protos import worker_pb2
-from baton.protos.handoff_pb2 import Manifest
+from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 
 WAIT_S = 10.0  # how long a follower waits for an attempt that has not arrived
@@ -110,6 +110,7 @@ class _Handoff:
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
     manifest: Manifest | None = None  # describes the KV that can be pulled
+    embedding: EmbeddingManifest | None = None
     end: FollowReply | None = None
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
@@ -132,6 +133,7 @@ class Outgoing:
     def __init__(self, release: Callable[[Manifest], object]) -> None:
         """Use `release` to release KV; it must not block."""
         self._release = release
+        self.release_embeddings: Callable[[EmbeddingManifest], object] = lambda _: None
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
         self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
         self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
@@ -173,10 +175,11 @@ class Outgoing:
         """Tell the follower, and later ones, that all KV is saved."""
         handoff = self._of(request_id, epoch)
         manifest = complete.manifest if complete.HasField("manifest") else None
+        embedding = complete.embedding if complete.HasField("embedding") else None
         if handoff is None or not handoff.move(State.KEPT):
-            if manifest is not None:
-                self._release(manifest)  # its router has released it already
+            self._let_go(manifest, embedding)  # its router has released it already
             return
+        handoff.embedding = embedding
         self._lease(handoff, manifest, (manifest or complete.embedding).lease_s)
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
@@ -333,7 +336,7 @@ class Outgoing:
         return handoff if handoff is not None and handoff.epoch == epoch else None
 
     def _lease(self, handoff: _Handoff, manifest: Manifest | None, lease_s: float) -> None:
-        """Start a lease. manifest: of KV to be released; embeddings need no release."""
+        """Start a lease. manifest: of KV."""
         self.forget_expired()
         handoff.manifest, handoff.until_s = manifest, time.monotonic() + lease_s
         self._leased[handoff.request_id] = handoff
@@ -351,16 +354,26 @@ class Outgoing:
         told = handoff.state is State.KEPT  # its follower has its final reply
         if not handoff.move(State.NOTHING):
             return
-        manifest, handoff.manifest = handoff.manifest, None
+        manifest, embedding, handoff.manifest, handoff.embedding = (
+            handoff.manifest,
+            handoff.embedding,
+            None,
+            None,
+        )
         self._leased.pop(handoff.request_id, None)
         handoff.end = FollowReply(problem=worker_pb2.Problem(name=problem.name, text=problem.text))
         if not told:
             handoff.tell(handoff.end)
         handoff.until_s = time.monotonic() + REMEMBER_S
         self._past[handoff.request_id] = handoff
+        self._let_go(manifest, embedding)
+        self._forget_past(time.monotonic())
+
+    def _let_go(self, manifest: Manifest | None, embedding: EmbeddingManifest | None) -> None:
         if manifest is not None:
             self._release(manifest)
-        self._forget_past(time.monotonic())
+        if embedding is not None:
+            self.release_embeddings(embedding)
 
     def _forget_past(self, now: float) -> None:
         while self._past:

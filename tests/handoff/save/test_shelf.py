@@ -139,6 +139,20 @@ def test_each_manifest_renews_the_lease(kept: Shelf) -> None:
     assert held(kept, A, B, C, D) == [True, False, True, True]
 
 
+def test_a_lease_ends_once_all_have_released_it(kept: Shelf) -> None:
+    put(kept, A, B, C)
+    first, second = manifest_of(kept, A, 80), manifest_of(kept, A, 80)
+    kept.release(first)
+    assert not kept.has_room(80)
+    kept.release(second)
+    kept.release(second)  # again
+    assert kept.staged().handoffs == 2
+    assert held(kept, A)  # until its room is needed
+    put(kept, D)
+    assert held(kept, A, B, C, D) == [False, True, True, True]
+    kept.release(first)  # it is gone
+
+
 def test_an_image_larger_than_the_shelf_drops_no_other(unleased: Shelf) -> None:
     put(unleased, A, B)
     assert not unleased.has_room(1000)

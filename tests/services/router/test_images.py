@@ -110,6 +110,9 @@ async def test_an_image_goes_once_to_the_worker_that_computes_it(cluster: Cluste
         found = await ask(cluster, features)
         assert found.tokens == answer(PROMPT, 8)
     assert (sent(prefill), sent(decode)) == (["a", "b"], [])
+    assert cluster.count("image_bytes_total", role="prefill") == sum(
+        len(one.part) for one in prefill.seen.media
+    )
     for worker in (prefill, decode):
         assert told(worker.seen.starts[-1]) == [metadata_of(first), metadata_of(second)]
 

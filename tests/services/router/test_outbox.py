@@ -22,6 +22,10 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_UNSENT_BYTES", 50)
 
 
+def _ignore(_: Image) -> None:
+    pass
+
+
 class Worker:
     """Takes one message per release of `turns`."""
 
@@ -62,7 +66,8 @@ async def drained(box: Outbox) -> list[str]:
 
 
 async def test_text_and_aborts_pass_between_the_parts_of_images() -> None:
-    box, worker = Outbox(), Worker()
+    sent: list[Image] = []
+    box, worker = Outbox(sent.append), Worker()
     assert box.start(start("one"), [A])
     assert await worker.take(1, box) == ["a"]
     assert box.start(start("text"))
@@ -79,12 +84,13 @@ async def test_text_and_aborts_pass_between_the_parts_of_images() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
     assert worker.got[6:] == ["b", "b", "start two"]
+    assert sent == [A, B]
     worker.sending.cancel()
 
 
 @pytest.mark.parametrize("ended", ["aborted", "forgotten"])
 async def test_nothing_is_sent_for_a_request_that_ended_before(ended: str) -> None:
-    box = Outbox()
+    box = Outbox(_ignore)
     assert box.start(start("one"), [A])
     assert box.start(start("two"), [A, B])
     assert not box.start(start("three"), [Image("c", b"c")])  # 51 bytes
@@ -99,7 +105,7 @@ async def test_nothing_is_sent_for_a_request_that_ended_before(ended: str) -> No
 
 
 async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole() -> None:
-    box, worker = Outbox(), Worker()
+    box, worker = Outbox(_ignore), Worker()
     assert box.start(start("one"), [A, B])
     await worker.take(1, box)
     box.abort("one")
@@ -114,7 +120,7 @@ async def test_a_request_that_ends_while_an_image_is_sent_leaves_it_whole() -> N
 
 async def test_starts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_UNSENT_STARTS", 2)
-    box = Outbox()
+    box = Outbox(_ignore)
     assert [box.start(start(name), few) for name, few in (("1", []), ("2", [A]), ("3", []))] == [
         True,
         True,

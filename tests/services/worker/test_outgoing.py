@@ -24,6 +24,8 @@ class Site:
     def __init__(self, calls: ExitStack) -> None:
         self.released: list[Manifest] = []
         self.outgoing = Outgoing(self.released.append)
+        self.embeddings: list[EmbeddingManifest] = []  # released
+        self.outgoing.release_embeddings = self.embeddings.append
         self._calls = calls
 
     def begin(
@@ -293,7 +295,7 @@ async def test_a_prompt_may_complete_after_its_first_lease_has_ended(site: Site)
     assert (await said(follower)).complete == complete
 
 
-async def test_embeddings_are_told_and_never_released(site: Site) -> None:
+async def test_embeddings_are_told_and_released_once(site: Site) -> None:
     site.begin("image")
     early = site.follow("image")
     complete = Complete(embedding=EmbeddingManifest(identifier="i", lease_s=60.0))
@@ -301,9 +303,11 @@ async def test_embeddings_are_told_and_never_released(site: Site) -> None:
     assert (await early.next()).complete == complete
     assert (await site.follow("image").next()).complete == complete
     assert site.outgoing.to_renew() == []
-    site.outgoing.release("image")
+    for _ in range(2):
+        site.outgoing.release("image")
+    assert (site.released, site.embeddings) == ([], [complete.embedding])
     site.outgoing.complete("image", 1, complete)  # too late
-    assert site.released == []
+    assert site.embeddings == [complete.embedding] * 2
     assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
 
 
@@ -314,4 +318,7 @@ def test_embeddings_are_leased_until_their_router_releases_them(site: Site) -> N
     assert site.outgoing.leased
     site.outgoing.release("a")
     assert not site.outgoing.leased
-    assert not site.released
+    site.begin(epoch=2)
+    site.outgoing.complete("a", 2, Complete(embedding=EmbeddingManifest(lease_s=0.0)))
+    assert not site.outgoing.leased
+    assert (site.released, len(site.embeddings)) == ([], 2)
