@@ -40,6 +40,7 @@ _SHARD = 512  # maximum entries of a shard, if `_MOST_SHARDS` are enough for tha
 _MOST_SHARDS = 1 << 16  # a key has 60 bits, an entry 44 of them
 _SWEPT_SHARE = 4  # sweep when 1 in this many entries may belong to removed workers
 _SWEPT_SLOTS = 64  # or when this many workers were removed
+_EMPTY = array("Q")  # all empty shards are this one, which is never changed: a new index takes no time
 
 
 class PrefixIndex:
@@ -50,7 +51,7 @@ class PrefixIndex:
         count = min(_MOST_SHARDS, 1 << (most // _SHARD).bit_length())
         self._mask = count - 1
         self._most = max(1, most // count)  # per shard
-        self._shards = [array("Q") for _ in range(count)]
+        self._shards = [_EMPTY] * count
         self._floors = bytearray(count)  # lowest level that each shard keeps
         self._at_floor = [count] + [0] * (_LEVELS + 1)  # number of shards by floor
         self._entries = 0
@@ -114,6 +115,8 @@ class PrefixIndex:
             elif there:
                 count += self._add(shard, place, bit)
             elif name & _LEVELS >= floors[number]:
+                if not shard:
+                    shard = shards[number] = array("Q")
                 shard.insert(place, name << NUMBER_BITS | only)
                 self._entries += 1
                 count += 1

@@ -22,15 +22,18 @@ from baton.services.leave import leave
 from baton.services.models import Model
 
 
-def preload(settings: Settings, process: str) -> None:
-    """Import what engines and routers need, before they are forked. `process` is for the log."""
+def preload(settings: Settings, process: str, *, workers: bool = True, routers: bool = True) -> None:
+    """Import what workers and routers need, before they are forked. `process` is for the log."""
     # Libraries' warnings stay off: vLLM repeats those about this machine in each engine's log.
     logs.configure(settings.log_format, process)
-    from baton.services.router import app
-    from baton.services.worker import lifecycle
+    if workers:
+        from baton.services.worker import lifecycle
 
-    lifecycle.preload()
-    app.preload()
+        lifecycle.preload()
+    if routers:
+        from baton.services.router import app
+
+        app.preload()
 
 
 @dataclass(frozen=True)

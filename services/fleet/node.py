@@ -85,7 +85,7 @@ class _Node:
         self._running: dict[str, PartOrder] = {}  # including draining ones
         self._cores = Cores()
         self._lent: dict[str, str] = {}
-        self._preloaded = False
+        self._preloaded: set[Kind] = {Kind.SCHEDULER}  # needs no vLLM
         self._line = b""  # the beginning of the next line
         self._told: dict[str, str] = {}
 
@@ -127,11 +127,9 @@ class _Node:
             if name not in self._wanted and part.leaves_by is None:
                 self._parts.retire(part, self._running[name].end_s)
         new = [one for name, one in self._wanted.items() if name not in members]
-        for one in sorted(
-            new, key=lambda one: one.kind is not Kind.SCHEDULER
-        ):  # schedulers start first: they need no vLLM
-            if one.kind is not Kind.SCHEDULER and not self._preloaded:
-                self._preload(one.tree)
+        for one in sorted(new, key=lambda one: one.kind not in self._preloaded):
+            if one.kind not in self._preloaded:
+                self._preload(one.tree, {each.kind for each in new})
                 if self._listen and wait([_STDIN], timeout=0):
                     self._read()
                 self._reconcile()  # orders may have changed during the import
@@ -148,12 +146,12 @@ class _Node:
         self._parts.add(one.name, one.kind, self._work(one), gang=gang)
         self._say(one.name, "started")
 
-    def _preload(self, settings: Settings) -> None:
+    def _preload(self, settings: Settings, kinds: set[Kind]) -> None:
         self._say("engine", "importing vLLM; the first time takes longest")
         began = time.monotonic()
         with left_on_signals([self._stop], self._end, lambda: None):
-            children.preload(settings, "node")
-        self._preloaded = True
+            children.preload(settings, "node", workers=Kind.WORKER in kinds, routers=Kind.ROUTER in kinds)
+        self._preloaded |= kinds
         self._say("engine", f"vLLM imported in {time.monotonic() - began:.1f} s")
 
     def _work(self, one: PartOrder) -> Callable[[], None]:

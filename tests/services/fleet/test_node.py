@@ -166,12 +166,18 @@ def test_workers_have_their_drain_time(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_ordered_away_during_the_import_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An autoscaler may change its orders during those ten seconds."""
+    """An autoscaler may change its orders during those ten seconds. Nothing is imported for routers."""
     orders, owner = os.pipe()
     stop, waker = socket.socketpair()
     monkeypatch.setattr(node, "_STDIN", orders)
     monkeypatch.setattr(node, "wake_on_signals", lambda: stop)
-    monkeypatch.setattr(children, "preload", lambda *_: os.write(owner, b"[]\n"))
+    imported: list[dict[str, bool]] = []
+
+    def preload(*_: object, **kinds: bool) -> None:
+        imported.append(kinds)
+        os.write(owner, b"[]\n")
+
+    monkeypatch.setattr(children, "preload", preload)
     monkeypatch.setattr(children, "Worker", lambda *_: signal.pause)
     one = node._Node(tmp_path, print, listen=True)
     order = PartOrder("decode-0", "decode", load({}).model_dump(mode="json", context=REVEAL))
@@ -182,6 +188,7 @@ def test_what_is_ordered_away_during_the_import_is_not_started(
         one._wanted = {"decode-0": order}  # again, after the import
         one._reconcile()
         assert [part.name for part in one._parts.members] == ["decode-0"]
+        assert imported == [{"workers": True, "routers": False}]
     finally:
         one._parts.stop(0.0)
         os.close(orders)

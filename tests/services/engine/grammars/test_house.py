@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
+import socket
 import string
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -19,14 +19,17 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from baton.protos.worker_pb2 import Failed
 from baton.services.engine.errors import RequestRefused
+from baton.services.engine.grammars import helper
 from baton.services.engine.grammars import house as houses
+from baton.services.engine.grammars.helper import Helper
 from baton.services.engine.grammars.house import SLOW, GrammarHouse
 from baton.services.engine.grammars.trial import Context
+from harness import zygote
 from harness.support import PATIENCE
 from tests.services.engine.grammars.bombs import BOMBS, EMPTY, HONEST, Grammar
 from tests.services.engine.grammars.vocabulary import SIZE
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # one helper, which takes seconds to start
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # the tests share a helper
 
 EOS = SIZE - 1
 # Bombs that cost next to nothing with this vocabulary.
@@ -47,10 +50,18 @@ def bomb(number: int) -> Grammar:
     return "regex", f"([a-z]{{1,{3000 + number}}}x){{1,300}}"
 
 
+def serve(connection: Connection) -> None:
+    """Be a helper, in a process with vLLM's imports, as a worker's first helper is."""
+    helper._help(socket.socket(fileno=os.dup(connection.fileno())), os.getppid())
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def house(context: Context) -> AsyncIterator[GrammarHouse]:
+async def house(context: Context, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GrammarHouse]:
     """Give each trial in the slow lane 0.2 s of CPU, not 5, to keep these tests quick."""
-    made = GrammarHouse(slow=replace(SLOW, cpu_s=0.2))
+    process, connection = zygote.connected("grammars", f"{__name__}:serve", tmp_path_factory.mktemp("helper"))
+    with connection:
+        first = Helper(process.pid, socket.socket(fileno=os.dup(connection.fileno())))
+    made = GrammarHouse(first, slow=replace(SLOW, cpu_s=0.2))
     await made.open(context)
     async with asyncio.timeout(120 * PATIENCE):
         await made.check(asked(HONEST["three choices"]), 0)  # wait for the helper
@@ -172,22 +183,10 @@ async def test_a_dead_helper_is_replaced(house: GrammarHouse, monkeypatch: pytes
     async with asyncio.timeout(10 * PATIENCE):
         while not any(trial.runs for trial in house._trials.values()):  # noqa: ASYNC110 (a poll)
             await asyncio.sleep(0.01)
-        for pid in _helpers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        assert house._helper is not None
+        os.kill(house._helper.pid, signal.SIGKILL)
         refused = await waiting
     assert refused is not None
     assert refused.code == Failed.CODE_FULL
     async with asyncio.timeout(60 * PATIENCE):
         assert await refusal(house, asked(("regex", "after the death"))) is None
-
-
-def _helpers() -> list[int]:
-    """Return the process ids of this process's helpers."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            title = (folder / "cmdline").read_bytes().decode(errors="replace")
-            if title.startswith(f"baton: grammars of process {os.getpid()}"):
-                found.append(int(folder.name))
-    return found
