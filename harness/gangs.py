@@ -23,8 +23,7 @@ from baton.handoff.reports import Loaded, Saved
 from baton.services.worker.lifecycle import SWITCH_INTERVAL_S
 from harness import zygote
 from harness.netns import Host, move_to
-from harness.ranks import fork_ranks
-from harness.support import free_port
+from harness.ranks import alone_in_step, fork_ranks
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
 LOOPBACK = "127.0.0.1"
@@ -261,7 +260,7 @@ class Member:
 
         def change() -> bool:
             if on and self._alone is None:
-                self._alone = _alone(self._host)
+                self._alone = alone_in_step(self._host)
             self._host._lockstep = self._alone if on else None
             return False
 
@@ -341,18 +340,6 @@ async def _serve(connection: Connection, place: Place) -> None:
             connection.send((True, await getattr(member, name)(*arguments)))
         except Exception:  # noqa: BLE001 (raised in the test)
             connection.send((False, traceback.format_exc()))
-
-
-def _alone(host: Any) -> Any:
-    """Return the lock-step of a gang of one, which agrees with itself in a group of gloo."""
-    from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-
-    from baton.services.engine.data_parallel import lockstep_of
-
-    host._engine.dp_group = stateless_init_torch_distributed_process_group(
-        LOOPBACK, free_port(), 0, 1, "gloo"
-    )
-    return lockstep_of(host._engine, host._ring_others)
 
 
 class Gang:

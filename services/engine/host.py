@@ -57,8 +57,7 @@ _STOP_TIMEOUT_S = 10.0
 # In a gang, a step fails when another member ends. The gang's link reports that within this time, so no
 # request is suspected here. The traceback is written later, because that delays the event loop.
 _SIBLING_S = 1.0
-# After a ring the engine's thread sleeps, so that the loop gets Python's lock and sends it. Otherwise the
-# first forward waits longer for the other engines.
+# After a ring the engine's thread sleeps, so that the loop gets Python's lock and sends it without delay.
 _SEND_S = 0.0002
 
 
@@ -193,10 +192,8 @@ class EngineHost:
     def embedding_puller(self) -> EmbeddingPuller:
         """Return what pulls embeddings for this engine's model, which takes images."""
         plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
-        own = plan.settings.handoff
-        return EmbeddingPuller(
-            plan.worker_id, form, own.transports, sizing.embeddings_bytes(own.embeddings_mib)
-        )
+        room = sizing.embeddings_bytes(plan.settings.handoff.embeddings_mib)
+        return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports, room)
 
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
@@ -445,9 +442,8 @@ class EngineHost:
 
     def _tell(self, what: Callable[[Listener], None]) -> None:
         loop, listener = self._loop, self._listener
-        if loop is None or listener is None or loop.is_closed():
-            return
-        loop.call_soon_threadsafe(what, listener)
+        if loop is not None and listener is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(what, listener)
 
 
 def _rank_lost() -> None:
