@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     if "serve" in loads:
         loads["serve"] = given.concurrency
     config = yaml.safe_load((ROOT / "deploy" / "laptop.yaml").read_text())
-    engine = EngineSettings(**config["engine"])  # with its defaults
+    engine = EngineSettings(**config["engine"])  # the defaults of what is not configured
     runs: dict[str, Rows] = {name: defaultdict(lambda: {"baton": [], "stock": []}) for name in loads}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for command in filter(None, (TOOLS[name].installs for name in loads)):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 from tokenizers import Tokenizer
 
 from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs, killed
-from bench.traffic import Answer, stream
+from bench.traffic import Answer, Prompt, stream
 from harness.support import ROOT
 
 FOLDER = ROOT / "deploy" / "demo-model"
@@ -172,7 +173,7 @@ async def _handoffs(
 
 
 async def answers(
-    http: aiohttp.ClientSession, url: str, name: str, prompts: list[list[int]], tokens: int
+    http: aiohttp.ClientSession, url: str, name: str, prompts: Sequence[Prompt], tokens: int
 ) -> list[list[int]]:
     """Return an arm's answers, one request at a time, empty from the first failed request on."""
     found: list[list[int]] = []

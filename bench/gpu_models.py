@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.gpu_answers import REQUEST_S, Requests, answers, compared
+from bench.gpu_answers import REQUEST_S, answers, compared
 from bench.gpu_fleet import Arm, Keep, Served, drafts, handoffs
 from bench.images import TOKENS, conversations
 from harness.architectures.experts import deepseek_v3
@@ -22,7 +22,6 @@ from harness.architectures.registry import ARCHITECTURES, VISIONS, Architecture
 
 PAIR, DRAFTS = "-pd", "-drafts"  # endings of a model's arms with a prefill and a decode worker
 PROMPTS = 8
-IDS = {"ignore_eos": True, "return_token_ids": True}
 ENGINE = {"max_num_seqs": 8, "kv_cache_gib": 0.25, "tool_call_parser": None, "dtype": "bfloat16"}
 SECTIONS: dict[str, Any] = {
     "scheduler": {"idle_decode_tokens": 0},
@@ -77,43 +76,21 @@ async def compare(served: Served, tokens: int, keep: Keep) -> None:
         async def judge(name: str) -> None:
             before = served.metrics()
             pairs = [name + end for end in (PAIR, DRAFTS) if name + end in served.arms]
-            asked = [_answers(http, served.url, name, arm, tokens) for arm in (name, *pairs)]
+            images = conversations() if MODELS[name].mark else []
+            prompts = [] if images else MODELS[name].prompts(PROMPTS)
+            length = TOKENS if images else tokens
+            asked = [answers(http, served.url, arm, images or prompts, length) for arm in (name, *pairs)]
             expected, *given = await asyncio.gather(*asked)
-            prompts = [] if MODELS[name].mark else MODELS[name].prompts(PROMPTS)
             after = served.metrics()
             for arm, made in zip(pairs, given, strict=True):
-                if prompts:
-                    figures = await compared(http, served.url, name, prompts, made, expected)
+                if images:
+                    equal = sum(a == b and bool(a) for a, b in zip(made, expected, strict=True))
+                    figures: dict[str, Any] = {"equal": equal, "of": len(images)}
                 else:
-                    equal = sum(map(list.__eq__, made, expected))
-                    figures = {"equal": equal, "of": len(conversations())}
+                    figures = await compared(http, served.url, name, prompts, made, expected)
                 figures |= drafts(before[arm], after[arm])
                 found[arm] = figures | {"handoffs": handoffs(before[arm], after[arm])}
                 print(f"{arm:>20}", found[arm], flush=True)
             keep({"tokens": tokens, "models": found})
 
         await asyncio.gather(*(judge(name) for name in MODELS if name in served.arms))
-
-
-async def _answers(
-    http: aiohttp.ClientSession, url: str, name: str, arm: str, tokens: int
-) -> list[list[int]]:
-    if not MODELS[name].mark:
-        return await answers(http, url, arm, MODELS[name].prompts(PROMPTS), tokens)
-    try:
-        return await _about_images(http, url, arm)
-    except Requests as error:
-        print(f"{arm:>20} {error!r}"[:600], flush=True)
-        return []
-
-
-async def _about_images(http: aiohttp.ClientSession, url: str, model: str) -> list[list[int]]:
-    """Return a model's answers about images, one request at a time."""
-    found: list[list[int]] = []
-    for messages in conversations():
-        body = {"model": model, "messages": messages, "max_tokens": TOKENS, "temperature": 0} | IDS
-        async with http.post(f"{url}/v1/chat/completions", json=body) as response:
-            if response.status != 200:
-                raise RuntimeError(f"HTTP {response.status}: {await response.text()}")
-            found.append((await response.json())["choices"][0]["token_ids"])
-    return found

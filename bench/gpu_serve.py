@@ -6,9 +6,10 @@
 
     answers   the demo model's greedy answers in every arm (transports, attention, graphs, drafts) against one
               engine's; handoff times by stage; drafted and accepted tokens
-    models    models of many kinds: 1P1D with drafts (1E1P1D where they take images) against one engine
     streams   streams while long prompts arrive: 1P1D, one engine in vLLM's order, one in Baton's
     load      closed loops of 1 to 256 clients: 1P1D and one engine
+    models    models of many kinds: 1P1D, with and without drafts and encode workers, against one engine.
+              Only with --parts
     compiled  streams with vLLM's defaults and torch.compile; the other parts capture only decode steps.
               Only with --parts
 
@@ -39,7 +40,7 @@ from bench.options import options
 from harness.checkpoints import QWEN3, qwen3_shape
 from harness.stats import command, save, saved
 
-PARTS = ("answers", "models", "streams", "load", "compiled")
+PARTS = ("answers", "streams", "load", "models", "compiled")
 LOADED = ("1P1D", "one-stock")  # default arms of load and compiled
 ROUTERS = 4  # processes; one carries about 15,000 tokens/s
 SETTINGS: dict[str, Any] = {"ops": {"listen": ""}}
@@ -122,7 +123,7 @@ def main(arguments: list[str]) -> None:
     given = options(
         __doc__,
         arguments,
-        parts=(list(PARTS[:4]), None, PARTS),
+        parts=(list(PARTS[:3]), None, PARTS),
         arms=([str], "arms of any of the parts; all by default"),
         sizes=(["1.7", "8"], "of the models", list(QWEN3)),
         tokens=(64, "of each compared answer"),

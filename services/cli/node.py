@@ -76,7 +76,7 @@ def _ordered(settings: Settings, fleet: Fleet) -> list[PartOrder]:
 
 
 def _place(role: str, number: int, settings: Settings) -> str:
-    """Return a place's name: unique, but on all machines of a gang the one that `baton up` uses."""
+    """Return a place's name, which is unique; all machines of a gang use the one of `baton up`."""
     if settings.engine.nodes == 1:
         return f"{role}-{os.uname().nodename}-{number}"
     return "-".join(filter(None, (role, settings.worker.gang, str(number))))

@@ -36,7 +36,7 @@ _PULLS = 4  # at once
 
 
 class EmbeddingRoom:
-    """The memory for embeddings of all attempts, each of which keeps its own until it ends."""
+    """Limit the memory that all attempts' embeddings take. An attempt keeps its embeddings until it ends."""
 
     def __init__(self) -> None:
         self._free = 0

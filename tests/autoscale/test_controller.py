@@ -171,7 +171,7 @@ class Encoding:
 
     def __init__(self, most: int = 4) -> None:
         self.controller = Controller(goals(encode=Bounds(0, most)))
-        self.counts: dict[str, pb.WorkerLoad] = {}  # of encode workers, by place
+        self.counts: dict[str, pb.WorkerLoad] = {}  # the encode workers' loads, keyed by place
         self.load = pb.RouterLoad()
         self.images = Histogram(TOKENS)
         self.places = places([*"pdx", *(f"e{at}" for at in range(most))], e0=E, e1=E, e2=E, e3=E)

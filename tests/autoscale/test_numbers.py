@@ -259,7 +259,7 @@ SEEING = replace(KNOWN, image_tokens_per_s=10_000.0)
 def encoders(
     rate: float, capacity: Capacity = SEEING, present: int = 0, most: int = 8, queued: int = 0
 ) -> Counts:
-    """Return the numbers wanted while images of 1,000 tokens arrive, each of which takes 0.1 s."""
+    """Return the wanted numbers while images of 1,000 tokens arrive. An image takes 0.1 s."""
     demand = replace(of(1.0), images=[(1_000, 1.0)] if rate else [], image_tokens_per_s=1_000 * rate)
     busy = [replace(member("e", E), queued_tokens=queued)]
     own = replace(GOALS, encode=Bounds(0, most))
