@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from typing import Any
 
@@ -16,6 +17,7 @@ from schemathesis import Case
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from harness.deployment import MODEL_NAME
+from harness.support import CALL_S
 from tests.fuzz.shapes import RIGHT
 
 LENGTHS = ("max_tokens", "max_output_tokens")
@@ -33,8 +35,12 @@ for package in (schemathesis.generation, schemathesis.python, schemathesis.trans
 
 
 def operations(url: str) -> list[Any]:
-    """Return the operations (paths and methods) that the router offers."""
-    schema: OpenApiSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    """Return the operations (paths and methods) that the router offers.
+
+    The alternatives of a message overlap. With `oneOf`, hardly any generated message is valid.
+    """
+    document = httpx.get(f"{url}/openapi.json", timeout=CALL_S).text
+    schema: OpenApiSchema = schemathesis.openapi.from_dict(json.loads(document.replace('"oneOf"', '"anyOf"')))
     return [found.ok() for found in schema.get_all_operations()]
 
 
@@ -51,7 +57,7 @@ def requests(draw: Any, operation: Any) -> tuple[Case, list[Any]]:
         bodies.append({**{name: value for name, value in right.items() if name in LENGTHS}, **body})
     fields = draw(st.permutations(sorted(body)))
     while len(bodies) < SENT:
-        few, fields = fields[: draw(st.integers(0, 3))], fields[3:]
+        few, fields = fields[: draw(st.integers(1, 3))], fields[3:]
         bodies.append({"model": MODEL_NAME, **right, **{name: body[name] for name in few}})
     return case, bodies
 
