@@ -76,7 +76,6 @@ class Autoscaler:
                 await self._scale(self._controller, view)
 
     async def _lead(self) -> bool:
-        """Return whether this scheduler holds the lease. A takeover drops what was observed before."""
         # A step may also take as long as a worker's change of role.
         lease_s = max(LEASE_STEPS * self._interval_s, ROLE_TIMEOUT_S + 2 * self._interval_s)
         fence = await self._store.lead(self._name, lease_s)
@@ -122,7 +121,6 @@ class Autoscaler:
             await self._give(decision, view)
 
     async def _give(self, decision: Decision, view: FleetView) -> None:
-        """Call workers to change their roles, and store the orders for fleets."""
         if decision.changed:
             orders = {fleet: self._orders(ordered) for fleet, ordered in decision.plan.items()}
             if not await self._store.order(self._fence, orders):
@@ -144,7 +142,6 @@ class Autoscaler:
         return pb.OrdersReply(fence=self._fence, orders=orders).SerializeToString()
 
     def _say(self, decision: Decision, on: bool) -> None:
-        """Log new orders or, in advise mode, new advice."""
         if on:
             if decision.orders:
                 log.warning("%s -> %s: %s", decision.present, decision.wanted, decision.orders)
@@ -168,7 +165,6 @@ def seen(view: FleetView, told: Told, at: float) -> Seen:
 
 
 def _member(unit: list[WorkerRecord]) -> Member:
-    """Describe a worker, or all workers of a gang together, as rank 0."""
     first = unit[0]
     loads = [one.load or pb.WorkerLoad() for one in unit]
     return Member(
@@ -186,7 +182,6 @@ def _member(unit: list[WorkerRecord]) -> Member:
 
 
 def _together(loads: list[pb.WorkerLoad]) -> pb.WorkerLoad:
-    """Return what the autoscaler reads of a gang's loads."""
     counts = [one.counts for one in loads]
     return pb.WorkerLoad(
         running=sum(one.running for one in loads),

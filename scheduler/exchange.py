@@ -99,7 +99,6 @@ class Exchange:
             await self._exchange(asked)
 
     async def _exchange(self, asked: list[_Asked]) -> bool:
-        """Send a message unless it would be empty; return whether it was answered."""
         report = self._reporter.next()
         if not asked and not report:
             return False

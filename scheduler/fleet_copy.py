@@ -41,7 +41,6 @@ class FleetCopy:
     def _take_off(
         self, snapshot: pb.SnapshotReply, everything: dict[str, pb.WorkerStatus], changed: set[str]
     ) -> None:
-        """Recompute `workers` where all bookings or this router's own have changed."""
         mine = {one.worker_id: one for one in snapshot.yours}
         workers = {key: self.workers[key] for key in everything if key in self.workers}
         for worker_id in (changed | mine.keys() | everything.keys() - workers.keys()) & everything.keys():

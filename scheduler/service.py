@@ -210,7 +210,6 @@ async def serve(
 
 
 def _listen(server: grpc.aio.Server, address: str) -> str:
-    """Return host:port with the actual port. Raises ListenFailed, NotSecured."""
     try:
         host, port = addresses.split(address)
         port = listen(server, "scheduler.address", addresses.join(host, port))

@@ -353,7 +353,6 @@ async def _refuse(context: Context, why: str) -> NoReturn:
 
 
 def _problem_of(request: pb.RegisterRequest) -> str:
-    """Return in one line why a registration is invalid; empty if it is valid."""
     identity = request.identity
     if not identity.worker_id or not identity.address:
         return "a worker needs an id and an address"

@@ -106,7 +106,6 @@ class Standby:
         return [one.status for one in self._seen() if now - one.at + one.status.heartbeat_age_s <= within_s]
 
     def _seen(self) -> list[_Seen]:
-        """Return all workers, with the time of the last snapshot that had each."""
         at = self._at
         return [*self._lost.values(), *(_Seen(status, at) for status in self._fleet.workers.values())]
 

@@ -185,12 +185,10 @@ class PrefixIndex:
         self._refine(at)
 
     def _refine(self, at: int) -> None:
-        """Accept blocks of a lower level again if the shard has much room."""
         if self._floors[at] and len(self._shards[at]) < self._most // 4:
             self._set_floor(at, self._floors[at] - 1)
 
     def _thin(self, at: int) -> None:
-        """Drop the blocks of the lowest level kept, which is about half of them."""
         floor = self._floors[at] + 1
         self._set_floor(at, floor)
         shard = self._shards[at]
@@ -209,7 +207,6 @@ class PrefixIndex:
         self._shards[at] = kept
 
     def _add(self, shard: array[int], place: int, bit: int) -> int:
-        """Add a holder and return 1; return 0 if it is known or there are too many sets."""
         entry = shard[place]
         held = self.sets.bits(entry & _NUMBER)
         number = None if held & bit else self.sets.refer(held | bit)

@@ -48,7 +48,6 @@ class Match:
 
 
 def _some(who: int, most: int, rng: random.Random) -> list[int]:
-    """Return at most `most` random slots of a set of workers."""
     slots: list[int] = []
     while who and len(slots) < most:
         place = rng.randrange(who.bit_length())

@@ -12,12 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import (
-    BusyLoadingError,
-    InvalidResponse,
-    OutOfMemoryError,
-    RedisError,
-)
+from redis.exceptions import BusyLoadingError, InvalidResponse, OutOfMemoryError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from baton import redis_link
@@ -100,7 +95,6 @@ class RedisStore(Store):
         await redis_link.hang_up(self._client)
 
     async def _learn_drains(self) -> None:
-        """Write the drains known here to the store, and read all others."""
         mine = [part for name, count in self._drains.items() for part in (name, count)]
         async with self._calling:
             known = await self._run("drains", *mine)
@@ -108,7 +102,6 @@ class RedisStore(Store):
             self._drains[name] = max(int(count), self._drains.get(name, 0))
 
     async def _ask(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's reply; None while the store is down."""
         if self.problem:  # do not wait for a check, which may take until its timeout
             return None
         async with self._calling:
@@ -126,7 +119,6 @@ class RedisStore(Store):
         self.problem = str(error)
 
     async def _run(self, name: str, *arguments: str | int | bytes) -> Any:
-        """Return one script's raw reply. Raises StoreUnavailable, StoreRefuses."""
         try:
             script = self._scripts[name](self._keys, arguments)
             return await patiently(script, CALL_TIMEOUT_S)
@@ -138,7 +130,6 @@ class RedisStore(Store):
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the fields and values in HGETALL's reply."""
     return zip((key.decode() for key in flat[::2]), flat[1::2], strict=True)
 
 
@@ -165,7 +156,6 @@ def _for_good(error: BaseException) -> bool:
 
 
 def _explain(error: BaseException) -> str:
-    """Describe the problem and its cure in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, BusyLoadingError):
         return "is still loading its data, and will answer after that"

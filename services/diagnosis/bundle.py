@@ -42,10 +42,7 @@ def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
     hider = Hider.of(settings)
     root = out.name.removesuffix(".gz").removesuffix(".tar")
     names = []
-    with (
-        _private(out) as file,
-        tarfile.open(fileobj=file, mode="w:gz") as archive,
-    ):
+    with _private(out) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in asyncio.run(_gathered(settings, log_dir)).items():
             data = hider.hide(text).encode()
             entry = tarfile.TarInfo(f"{root}/{hider.hide(name)}")

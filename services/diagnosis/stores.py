@@ -56,7 +56,6 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _look(about: About, url: str, topic: str, password: str) -> AsyncIterator[Finding]:
-    """Check the server's latency, role and eviction policy."""
     key = about.subject
     try:
         client = connect(url, topic, TIMEOUT_S, password)
@@ -108,7 +107,6 @@ async def _policy(about: About, client: Any) -> Finding:
 
 
 async def _store(about: About, settings: Settings, password: str) -> Finding:
-    """Run the scheduler's scripts as its user."""
     own = settings.scheduler
     try:
         store = RedisStore(own.store, own.topic, password)
@@ -141,7 +139,6 @@ def _mode(hello: dict[str, Any]) -> str:
 
 
 def _pairs(reply: Any) -> dict[str, Any]:
-    """Return HELLO's reply, which is a mapping in protocol 3 and a flat list in 2."""
     items = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return {_text(name): _text(value) for name, value in items}
 

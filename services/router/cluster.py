@@ -140,7 +140,6 @@ class ClusterView:
 
 
 def _ready(workers: Iterable[pb.WorkerStatus]) -> list[pb.WorkerStatus]:
-    """Return the workers that take requests, which encode workers do not."""
     ready = (one for one in workers if one.state == pb.WORKER_STATE_READY)
     able = (one for one in ready if one.identity.HasField("capacity"))
     return [one for one in able if one.identity.role != pb.ROLE_ENCODE]

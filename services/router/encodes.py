@@ -128,8 +128,6 @@ class Encodes:
 
 
 class _Encode(StreamListener):
-    """One image at an encode worker."""
-
     def __init__(self, relay: Owner, image: Image, placement: Placement, failed: Callable[..., None]) -> None:
         self.image = image
         self.saved = False
@@ -166,7 +164,6 @@ class _Encode(StreamListener):
 
     @property
     def _held(self) -> bool:
-        """Whether its worker was known to have the embeddings."""
         return self._placement.prompt_tokens < self.image.tokens
 
     def _reached(self, stream: WorkerStream | WorkerUnreachable) -> None:

@@ -172,7 +172,6 @@ class Relay:
         return self._placement
 
     async def _place(self, service: ServiceClass) -> None:
-        """Get the next placement in the class `service`. Raises NotAdmitted."""
         state, placements = self.state, self.parts.placements
         suspects, asked = self.parts.pool.suspects(), time.monotonic()
         suspects |= placements.avoidable(self._full, state.excluded | suspects)
@@ -185,7 +184,6 @@ class Relay:
         state.placed(placement, asked)
 
     def _check_worth(self, failure: Failure) -> None:
-        """Raise RequestFailed if another attempt would fail like this one."""
         state = self.state
         if failure.trouble is Trouble.INVALID:
             raise Unsupported(failure.message)
@@ -199,7 +197,6 @@ class Relay:
             raise EngineBroken(f"an engine failed while it ran this request alone: {failure.message}")
 
     async def _recover(self, failure: Failure) -> None:
-        """Set `self._placement` to the one to try next. Raises RequestFailed if there is none."""
         state = self.state
         self._check_worth(failure)
         step = next_step(
@@ -243,14 +240,12 @@ class Relay:
         self._compute_here()
 
     def _same_workers(self, failure: Failure) -> None:
-        """Continue with this placement, whose workers compute what did not come from another one."""
         self.state.goes_without(failure.trouble)
         self.state.epoch += 1  # workers refuse an epoch that they have seen
         if failure.trouble is Trouble.PREFIX:
             self._placement = replace(self.placement, source=None)
 
     def _compute_here(self) -> None:
-        """Continue with this placement, but have the decode worker prefill too."""
         self.parts.metrics.recomputed_prompts.inc()
         self.state.recomputes()
         self.state.epoch += 1  # workers refuse an epoch that they have seen
@@ -258,7 +253,6 @@ class Relay:
         self._placement = self.parts.placements.without_prefill(self.placement)
 
     def _stop_prefill(self) -> None:
-        """Abort the request at the prefill worker, which releases its KV."""
         if self.placement.prefill is not None:
             self.parts.pool.abort(self.placement.prefill.worker_id, self.state.request_id)
 
@@ -294,7 +288,6 @@ class Relay:
         self.parts.placements.finished(self.state, self.placement.attempt, outcome)
 
     async def _place_trial(self) -> None:
-        """Make `self._placement` one on a single worker, to try this request without others there."""
         state = self.state
         worker = self.parts.quarantine.worker_for(self.placement, state.excluded, state.adapter)
         if worker is not None and self.parts.pool.opened(worker.worker_id) is not None:

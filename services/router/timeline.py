@@ -71,8 +71,6 @@ class Stage(NamedTuple):
 
 
 class _Chain:
-    """Consecutive stages: each begins at the previous one's end."""
-
     def __init__(self, begin: float) -> None:
         self.at = begin
         self.stages: list[Stage] = []
@@ -148,7 +146,6 @@ def seconds_by_stage(stages: Iterable[Stage]) -> dict[str, float]:
 
 
 def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
-    """Add an attempt's stages up to its first token. Return whether it had one."""
     number = attempt.number
     chain.to("wait", attempt.asked, attempt=number)
     chain.to("place", attempt.placed, attempt=number)
@@ -174,7 +171,6 @@ def _attempt_to_token(chain: _Chain, attempt: Timings) -> bool:
 
 
 def _within(attempt: Timings) -> Iterator[Stage]:
-    """Yield the scheduler's share of the placement, and the load of the prompt's first blocks."""
     if attempt.scheduler_s and attempt.asked:  # centred: the two trips are assumed to be equal
         spare = max(0.0, attempt.placed - attempt.asked - attempt.scheduler_s) / 2
         begin, end = attempt.asked + spare, attempt.placed - spare

@@ -87,8 +87,6 @@ def open_exporter(settings: TracingSettings) -> SpanExporter:
 
 
 class _Watched(SpanExporter):
-    """An exporter that logs when it begins to fail and when it works again."""
-
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
         self._endpoint = endpoint

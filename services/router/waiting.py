@@ -44,8 +44,6 @@ Turn = asyncio.Event  # set while it is the request's turn; a request with prece
 
 
 class _Tenant:
-    """The waiting requests of one tenant by client, in the order of turns."""
-
     def __init__(self) -> None:
         self.weight = 1
         self.position = 0.0
@@ -269,17 +267,14 @@ class WaitingRoom:
         self._began = self._clock()
 
     def _queue(self, service: ServiceClass) -> ClassQueue:
-        """Return the queue of a class, or the first one if the class is not configured."""
         return self._queues.get(service.name) or next(iter(self._queues.values()))
 
     def _before(self, queue: ClassQueue) -> int:
-        """Return how many waiting requests would go before a new one of this queue."""
         own = queue.service.priority
         ahead = sum(one.waiting for one in self._queues.values() if one.service.priority <= own)
         return self._resuming.waiting + ahead
 
     def _is_owed(self, queue: ClassQueue) -> bool:
-        """Return whether a queue goes before others because of its class's share or patience."""
         if queue is self._resuming:
             return True
         now = self._clock()
@@ -335,7 +330,6 @@ class WaitingRoom:
             turn.set()
 
     def _estimate(self, party: Party, service: ServiceClass) -> float:
-        """Return the expected wait of a client's next request at the current pace, seconds; 0 if unknown."""
         if not self._departures:
             return 0.0
         queue = self._queue(service)
@@ -345,7 +339,6 @@ class WaitingRoom:
         return before * (self._clock() - since) / len(self._departures)
 
     def _check_wait(self, party: Party, service: ServiceClass, allowed_s: float) -> None:
-        """Refuse a request at once if its wait would be too long. Raises NotAdmitted."""
         wait_s = self._estimate(party, service)
         if wait_s > allowed_s and self._clock() - self._began >= _PACE_KNOWN_S:
             raise self._refusal(

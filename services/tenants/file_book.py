@@ -95,7 +95,6 @@ def _content(book: Book) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against other editors of its files."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -105,7 +104,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _replace(target: Path, text: str) -> None:
-    """Replace the file atomically; a new one is readable only by its owner."""
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
     written, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -89,7 +89,6 @@ class Quotas:
                 yield owner, Rate(self._rates, field, owner, most)
 
     async def _take(self, limits: Sequence[tuple[str, Limit]], amount: int) -> None:
-        """Take from all limits, or from none and raise OverLimit."""
         for at, (owner, limit) in enumerate(limits):
             wait_s = limit.take_here(amount)
             if wait_s is not None:

@@ -15,14 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -247,8 +240,6 @@ def way_out() -> str:
 
 
 class _Request(io.RawIOBase):
-    """A client's request. Reading raises TimeoutError after the deadline or beyond the size limit."""
-
     def __init__(self, client: socket.socket) -> None:
         self._client = client
         self._left = MOST_REQUEST_BYTES

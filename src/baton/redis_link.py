@@ -42,8 +42,6 @@ class NotACluster(RedisError):
 
 
 class _Finder(Protocol):
-    """Finds the server that has the topic's keys."""
-
     async def find(self) -> Address: ...
     async def close(self) -> None: ...
 
@@ -182,8 +180,6 @@ class Pool(BlockingConnectionPool):
 
 
 class _Asking(Connection):
-    """A connection that looks up its server each time it connects."""
-
     find: Callable[[], Awaitable[Address]] | None = None
     stale = False  # reconnect before the next use
 
@@ -214,8 +210,7 @@ class _Sentinels:
         self._place = place
         self._names = ", ".join(f"{host}:{port}" for host, port in place.hosts)
         self._sentinel = Sentinel(
-            list(place.hosts),
-            sentinel_kwargs={**_of_a_finder(place), **place.sentinel_options},
+            list(place.hosts), sentinel_kwargs={**_of_a_finder(place), **place.sentinel_options}
         )  # type: ignore[no-untyped-call]
 
     async def find(self) -> Address:

@@ -114,7 +114,6 @@ class Registry(Generic[T]):
         return f"there is no {self.kind} {name!r}{hint}; there are: {', '.join(known)}"
 
     def _announced(self) -> Iterator[tuple[str, Target]]:
-        """Yield what installed packages register. Imports nothing."""
         if not self.group:
             return
         # A package may be on the path twice.

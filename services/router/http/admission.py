@@ -184,7 +184,6 @@ def _client(scope: Scope) -> str:
 
 
 def _deadline(headers: Iterable[tuple[bytes, bytes]]) -> float:
-    """Return the deadline that the client set, as time.monotonic, or inf. Raises Unsupported (400)."""
     for name, value in headers:
         if name == TIMEOUT_HEADER:
             try:
@@ -266,7 +265,6 @@ class _HeldResponse:
             self._chronicle.first_byte(admission.states)
 
     def _begin(self, start: Message) -> None:
-        """Record the response's status and kind, and add the trace header."""
         http, states = self._admission.http, self._admission.states
         http.status = start["status"]
         if streaming.streams(start):

@@ -151,7 +151,6 @@ def _escaped(value: str) -> str:
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:
-    """Return the metrics of these processes within ALL_S; None for one that does not answer."""
     texts: dict[Key, bytes | None] = dict.fromkeys(addresses)
     turns = asyncio.Semaphore(AT_ONCE)
     limits = aiohttp.ClientTimeout(total=ASK_S)
@@ -170,7 +169,6 @@ async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, 
 
 
 async def _ask(http: aiohttp.ClientSession, address: str) -> bytes | None:
-    """Return a process's metrics, or None if it does not serve them."""
     try:
         async with http.get(f"http://{address}{METRICS}", allow_redirects=False) as answer:
             if answer.status != 200:

@@ -135,7 +135,6 @@ class _Translated:
 
 
 def _said(body: bytes) -> str:
-    """Return the message in an error's body, or the body itself if it has none."""
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -80,7 +80,6 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _look(self) -> None:
-        """Accept the connections that other processes leave waiting, forever."""
         others = {sock.fileno(): sock for sock in self._seat.others}
         poll = select.poll()
         for descriptor in others:
@@ -111,7 +110,6 @@ class Server(uvicorn.Server):
 
     @property
     def _full(self) -> bool:
-        """Whether a request on a new connection would be refused."""
         return len(self.server_state.connections) >= self._connections.limits.max_connections
 
     @property

@@ -215,7 +215,6 @@ class MediaDoor:
 
 @contextlib.contextmanager
 def _at(part: Part) -> Iterator[None]:
-    """Name the image in a refusal."""
     try:
         yield
     except Unsupported as error:

@@ -21,13 +21,7 @@ from yarl import URL
 from baton.services.router.errors import Unsupported
 
 FETCH_S = 10.0  # for one file
-_KINDS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WebP",
-    "gif": "GIF",
-}
+_KINDS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF"}
 _UNKNOWN = ("", "application/octet-stream")
 _SHOWN = 60  # characters of a URL in an error
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -92,7 +86,7 @@ def is_public(address: str) -> bool:
 
 
 class _NotPublic(OSError):
-    """A name has an address that is not public."""
+    pass
 
 
 class PublicResolver(AbstractResolver):

@@ -61,11 +61,7 @@ def open_door(settings: Settings) -> PageDoor | None:
 
 @contextlib.asynccontextmanager
 async def live_page(
-    door: PageDoor | None,
-    settings: Settings,
-    router_id: str,
-    served: Sequence[Served],
-    chronicle: Chronicle,
+    door: PageDoor | None, settings: Settings, router_id: str, served: Sequence[Served], chronicle: Chronicle
 ) -> AsyncIterator[None]:
     """Serve a page about all models inside the block; do nothing without a door."""
     if door is None:

@@ -80,7 +80,6 @@ class PromptHasher:
         return found
 
     def _extras(self, request: Any, blocks: int) -> list[Any]:
-        """Return what each block's hash covers besides its tokens."""
         size, image = self._block, 0
         if not request.mm_features:
             firsts = (generate_block_hash_extra_keys(request, at, at + size, 0)[0] for at in (0, size))

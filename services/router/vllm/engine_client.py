@@ -217,7 +217,6 @@ class RelayClient(EngineCoreClient):
         self._queue.put(output, at_once=True)
 
     def _give_up(self, request_id: str, error: RequestFailed) -> None:
-        """End a request with an error that did not come from its relay."""
         self.fail(request_id, error)
         self.abort([request_id])
 
@@ -226,7 +225,6 @@ class RelayClient(EngineCoreClient):
         self.prompt_logprobs.drop(request_id)
 
     async def _start(self, relay: Relay, admission: Admission | None) -> None:
-        """Charge a request to its tenant and start it. Raises RequestFailed."""
         tenants = admission.request if admission is not None else None
         if tenants is not None:
             self._parts.journal.check(relay.state)
@@ -241,12 +239,7 @@ class RelayClient(EngineCoreClient):
             raise
 
     def _relay(
-        self,
-        request: Any,
-        admission: Admission,
-        now: float,
-        features: list[Any],
-        images: tuple[Image, ...],
+        self, request: Any, admission: Admission, now: float, features: list[Any], images: tuple[Image, ...]
     ) -> Relay:
         if admission.request is not None:
             request.cache_salt = salted(admission.request.caller, request.cache_salt)
@@ -286,7 +279,6 @@ class RelayClient(EngineCoreClient):
         return Relay(state, self._parts, self, on_over=self._over)
 
     def _check(self, request: Any) -> None:
-        """Check what costs little, before images are encoded. Raises RequestFailed."""
         steps = self.limits.steps
         _check(request, steps)
         logprobs.check(request.sampling_params, steps.vocabulary, len(request.prompt_token_ids))

@@ -315,7 +315,6 @@ def opened_to_clients(
 
 
 def _choose_among(models: Sequence[ModelApp]) -> None:
-    """Make the first model's app pass each request to the app of the model that it names."""
     first = models[0].app
     # None: the first app handles its own requests. Passing them to itself would never end.
     apps = {name: one.app if one.app is not first else None for one in models for name in one.names}
@@ -370,7 +369,6 @@ def _engine_client(client: RelayClient) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals(engine: EngineSettings) -> Iterator[None]:
-    """Turn vLLM's exceptions inside the block into a StartError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError, VLLMError) as error:

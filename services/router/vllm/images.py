@@ -70,14 +70,11 @@ def use_admitted_images(model_config: Any) -> None:
 
 
 def _earlier(request: Any, handler: Any) -> dict[str, Any]:
-    """Return messages that vLLM renders before a Responses request's own."""
     earlier = getattr(request, "previous_response_id", None)
     return {"previous_response_id": getattr(handler, "msg_store", {}).get(earlier)} if earlier else {}
 
 
 class _Admitted(MediaConnector):
-    """Looks images up in the current request's Admission."""
-
     async def fetch_image_async(self, image_url: str, *, image_mode: str | None = "RGB") -> Any:
         admission = current_admission.get()
         found = (admission.images or {}).get(image_url) if admission is not None else None
@@ -98,7 +95,6 @@ class _Admitted(MediaConnector):
 
 
 def _unseen() -> Exception:
-    """Return the error for media in a place where the door does not look."""
     return refusal(
         Unsupported("the request has an image, audio or video where none is served (docs/limits.md)")
     )

@@ -60,8 +60,6 @@ def install() -> None:
 
 
 class _Entries(list[Any]):
-    """A list whose entries are built on demand, a range at a time."""
-
     def __init__(self, length: int, make: Callable[[int, int], list[Any]]) -> None:
         super().__init__()
         self.length = length
@@ -69,8 +67,6 @@ class _Entries(list[Any]):
 
 
 class _Later:
-    """An answer that is encoded when it is sent."""
-
     def __init__(self, dump: Callable[..., dict[str, Any]], long: dict[_Path, list[Any]]) -> None:
         self._dump = dump
         self._long = long
@@ -97,8 +93,6 @@ class _Later:
 
 
 class _Response(JSONResponse):
-    """A JSON response that may be encoded later."""
-
     def __init__(self, content: Any = None, *args: Any, **kwargs: Any) -> None:
         self._later = content if isinstance(content, _Later) else None
         super().__init__(None if self._later else content, *args, **kwargs)

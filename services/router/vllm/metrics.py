@@ -45,8 +45,6 @@ Values = Iterable[tuple[tuple[str, ...], float]]  # labels after model_name and 
 
 @dataclass(frozen=True)
 class _Family:
-    """A metric family with a series per worker, read from its heartbeat."""
-
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     text: str

@@ -52,7 +52,6 @@ class ModelMiddleware:
         await app(scope, receive, send)
 
     def _chosen(self, name: Any) -> ASGIApp:
-        """Return the app for a request. Raises Unsupported (400) and NoSuchModel (404)."""
         if name is None or name == "":
             raise Unsupported(
                 f"several models are served here: name one in the field 'model': {self._served}"
@@ -85,10 +84,7 @@ def health_routes(apps: Mapping[str, Any]) -> list[Route]:
         body = {"status": "ok" if well else "unavailable", "models": states}
         return JSONResponse(body, status_code=200 if well else 503)
 
-    return [
-        Route("/health", health, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-    ]
+    return [Route("/health", health, methods=["GET"]), Route("/ping", health, methods=["GET", "POST"])]
 
 
 def model_routes(apps: Iterable[Any]) -> list[Route]:

@@ -159,8 +159,6 @@ class ResponseStore:
         return creating
 
     def _running(self, handler: Any, run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """Wrap `run`, which generates an answer in the background, to record how it ended."""
-
         @wraps(run)
         async def running(request: Any, *args: Any, **kwargs: Any) -> None:
             response_id = request.request_id
@@ -194,7 +192,6 @@ class ResponseStore:
             admission.lasting = task
 
     def _measure(self, response_id: str, added: int) -> bool:
-        """Count added bytes; return whether the answer is still stored after making room."""
         kept = self._kept.get(response_id)
         if kept is None:
             return False
@@ -210,7 +207,6 @@ class ResponseStore:
             self.delete(response_id)
 
     def _make_room(self) -> None:
-        """Drop the oldest answers of the tenant with the most bytes or answers until the limits hold."""
         size = self.size
         while len(self._kept) > MOST or size > MOST_BYTES:
             held: Counter[str] = Counter()
@@ -324,8 +320,6 @@ def _note(handler: Any, response_id: str, status: str, error: dict[str, str] | N
 
 
 def _following(handler: Any) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Return a function that streams a background answer's events, until its task ends."""
-
     async def following(response_id: str, starting_after: int | None = None) -> AsyncGenerator[Any, None]:
         found = handler.event_store.get(response_id)
         task = handler.background_tasks.get(response_id)

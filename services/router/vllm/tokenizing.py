@@ -60,7 +60,6 @@ def _bounded(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) 
 
 
 def _whole(tokenize: Callable[..., Any], self: Any, prompt: Any, params: Any) -> Any:
-    """Tokenize a long text, in pieces if that certainly gives the same ids."""
     ids = None
     if self._wants_offsets(prompt, params):
         if len(prompt["prompt"]) > WITH_OFFSETS:

@@ -196,7 +196,6 @@ def request_for(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key in a certificate request. Raises JoinRefused."""
     try:
         asked = x509.load_pem_x509_csr(request)
     except ValueError as error:

@@ -27,13 +27,11 @@ def _parse(uri: str) -> Name:
 
 
 def _caller(context: Any) -> Name:
-    """Return the name in the caller's certificate. Raises IdentityError."""
     found = context.auth_context().get("peer_spiffe_id", [b""])
     return _parse(found[0].decode())
 
 
 def _look(method: str, topic: str, context: Any, message: Any = None) -> str:
-    """Return why the call is refused, or "". message: None for a stream."""
     try:
         caller = _caller(context)
     except IdentityError as error:

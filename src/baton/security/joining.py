@@ -71,7 +71,6 @@ def renew(address: str, last: Credentials) -> Pems:
 
 
 def _roots(address: str, token: Token) -> bytes:
-    """Return the CA's certificate if it matches the token's pin."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE  # the pin is checked instead
@@ -111,7 +110,6 @@ def _received(
 def _exchange(
     address: str, path: str, context: ssl.SSLContext, server: str | None = None, body: bytes = b""
 ) -> bytes:
-    """Return the body of the CA's answer. Raises JoinRefused, with the CA's own text if there is one."""
     host, port = addresses.split(address)
     try:
         with (

@@ -120,7 +120,6 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[dict[str, Grant]]:
-        """Yield the tokens under a lock, and save changes unless an exception is raised."""
         try:
             with locked(self._path):
                 before = _read(self._path)
