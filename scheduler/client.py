@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from baton.attempts import Attempt
@@ -79,9 +78,7 @@ class SchedulerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @property
@@ -169,10 +166,8 @@ class SchedulerClient:
         `reached`: ids of the workers that this router can reach. Returns the log level that an operator set
         for this router, or an empty string.
         """
-        feed, revision = self.standby.has
-        request = pb.SnapshotRequest(
-            router_id=self.router_id, load=load, process=self.process, feed=feed, revision=revision
-        )
+        request = pb.SnapshotRequest(router_id=self.router_id, load=load, process=self.process)
+        request.feed, request.revision = self.standby.fleet.feed, self.standby.fleet.revision
         home = self._schedulers.pick(self.router_id)
         snapshot: pb.SnapshotReply = await self._schedulers.ask(home, "Snapshot", request, SNAPSHOT_TIMEOUT_S)
         self.standby.learn(snapshot, reached)

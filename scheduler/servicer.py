@@ -22,11 +22,10 @@ from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
-from baton.scheduler.peers import Peers
 from baton.scheduler.placer import Placer
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.processes import SCHEDULER, Processes
-from baton.scheduler.roster import Roster
+from baton.scheduler.roster import Peers, Roster
 from baton.scheduler.settling import Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from baton.errors import BatonError
-from baton.redis_errors import elsewhere
+from baton.redis_errors import elsewhere, hide_password
 from baton.redis_link import hang_up
 from baton.redis_url import FORM, without_password
 from baton.scheduler.store.redis import RedisStore
@@ -82,9 +82,9 @@ async def _look(about: About, url: str, topic: str, password: str) -> AsyncItera
             yield about.ok(what)
         yield await _policy(about, client)
     except (RedisError, OSError, TimeoutError) as error:
-        text = _hidden(str(error) or type(error).__name__, client)
+        text = hide_password(client, str(error) or type(error).__name__)
         if words := elsewhere(error, where, key):
-            what, _, cure = _hidden(words, client).partition(": ")
+            what, _, cure = hide_password(client, words).partition(": ")
             yield about.wrong(f"{where} {what}", cure or "see its log")
             return
         cure = f"check that it is up, {key}, its password, and its ACL (docs/security.md lists what it needs)"
@@ -145,9 +145,3 @@ def _pairs(reply: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _hidden(text: str, client: Any) -> str:
-    """Mask the password: a server's error may repeat a command's arguments."""
-    password = client.connection_pool.connection_kwargs.get("password")
-    return text.replace(password, "***") if password else text

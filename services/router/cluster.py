@@ -108,7 +108,7 @@ class ClusterView:
     def members(self) -> list[Member]:
         """Return the processes in the last snapshot that serve metrics. Thread-safe."""
         known = self._client.standby
-        return members((one.identity for one in known.workers), known.processes)
+        return members((one.identity for one in known.workers), known.fleet.processes)
 
     async def first_capacity(self) -> pb.Capacity:
         """Wait for a ready worker, and return its capacity."""

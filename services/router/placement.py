@@ -131,7 +131,7 @@ class Placements:
     @property
     def encoders(self) -> bool:
         """Whether there are encode workers, as far as known."""
-        return self._client.standby.encoders
+        return self._client.standby.fleet.encoders
 
     async def encode(
         self, state: RequestState, number: int, prompt: Placement, exclude: frozenset[str]

@@ -18,7 +18,6 @@ from baton.scheduler.client import Placement
 from baton.services import logs
 from baton.services.classes import ServiceClass
 from baton.services.router.errors import (
-    AttemptsExhausted,
     Convicted,
     EngineBroken,
     NotAdmitted,
@@ -118,11 +117,11 @@ class Relay:
             self._fail(error)
         except asyncio.CancelledError:
             if not state.over:  # ended by end(), not by abort()
-                self._fail(AttemptsExhausted("the router is shutting down"))
+                self._fail(RequestFailed("the router is shutting down"))
             raise
         finally:
             if not state.over:
-                self._fail(AttemptsExhausted("the router failed to resume this request; see its log"))
+                self._fail(RequestFailed("the router failed to resume this request; see its log"))
             self.close()
             self.sink.close()
 
@@ -190,7 +189,7 @@ class Relay:
         if failure.trouble is Trouble.MEDIA:
             self._lacking[failure.worker_id] += 1
             if self._lacking[failure.worker_id] > IMAGES_AGAIN:
-                raise AttemptsExhausted(f"{failure.message}, also right after it was sent", 1.0)
+                raise RequestFailed(f"{failure.message}, also right after it was sent", 1.0)
         if state.suspicion.convicted:
             self.parts.metrics.suspects.labels("convicted").inc()
             self.parts.convicts.add(state.request_id, state.engine_request, failure.message)
@@ -205,7 +204,7 @@ class Relay:
             tokens_to_prefill=state.tokens_to_prefill,
         )
         if step is RecoveryStep.GIVE_UP:
-            error = AttemptsExhausted(
+            error = RequestFailed(
                 f"{len(state.failures)} workers of at most {self.parts.max_attempts} failed under the "
                 f"request: {failure.message}",
                 retry_after_s=1.0,
@@ -259,7 +258,7 @@ class Relay:
     async def _place_again(self) -> None:
         """Get the next placement, waiting for room and for workers that come back.
 
-        Raises AttemptsExhausted if that takes too long, or if no worker could ever take the request.
+        Raises RequestFailed if that takes too long, or if no worker could ever take the request.
         """
         state = self.state
         self._abort_workers()
@@ -282,7 +281,7 @@ class Relay:
                     # No other worker is alive or has room, and later requests wait for this one. Try the
                     # workers that failed it again: perhaps only a connection broke.
                     state.excluded.clear()
-        raise AttemptsExhausted(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
+        raise RequestFailed(f"no worker can take over{within}: {self._last_failure}", retry_after_s=1.0)
 
     def _report(self, outcome: str) -> None:
         self.parts.placements.finished(self.state, self.placement.attempt, outcome)
@@ -362,6 +361,7 @@ class Relay:
     # -- called by the legs
 
     def grow(self) -> bool:
+        """Reserve memory for more output. Return False if there is none: the request ends."""
         try:
             self.parts.journal.grow(self.state)
         except Overloaded as error:
@@ -371,6 +371,7 @@ class Relay:
         return not self.state.over
 
     def close(self) -> None:
+        """Release the request's resources: it has its outcome. Idempotent."""
         if self._closed:
             return
         self._closed = True

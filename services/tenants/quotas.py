@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from baton.keeping import keep
 from baton.services.tenants.model import Caller, Limits, OverLimit
@@ -20,28 +19,11 @@ _NOUNS = {
 }
 
 
-class Limit(Protocol):
-    """One limit of one owner. Counts first in this router, then in the count that all routers share.
-
-    The router's own count is never above the shared one, so a refusal by it needs no Redis call: a client
-    that floods one router costs Redis next to nothing. While Redis is down, only the router's own count
-    applies.
-    """
-
-    field: str  # the limit's name in the book
-    most: int
-
-    def take_here(self, amount: int) -> float | None:
-        """Take from this router's count. Return None, or the seconds until it may succeed."""
-
-    async def take_shared(self, amount: int) -> float | None:
-        """Take from the shared count, after `take_here`. Return the same, or None while Redis is down."""
-
-    def give_here(self, amount: int) -> None:
-        """Give back to this router's count; a negative amount is taken without a check."""
-
-    def give_shared(self, amount: int) -> None:
-        """Do the same with the shared count, in the background."""
+# One limit of one owner, counted first in this router (`_here`), then in the count that all routers share.
+# To take returns None, or the seconds until it may succeed; a negative amount is given back without a check.
+# The router's own count is never above the shared one, so a refusal by it needs no Redis call. While Redis is
+# down, it alone applies.
+Limit = Rate | SlotLimit
 
 
 class Quotas:

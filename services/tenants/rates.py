@@ -54,7 +54,7 @@ class Rates:
 
 
 class Rate:
-    """The `Limit` of one owner's rate: `most` in each period of `field`."""
+    """The limit of one owner's rate: `most` in each period of `field` (quotas.py)."""
 
     __slots__ = ("_interval", "_name", "_rates", "field", "most")
 

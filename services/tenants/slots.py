@@ -57,7 +57,7 @@ class Slots:
 
 
 class SlotLimit:
-    """The `Limit` of one owner's concurrent requests. Calls to Redis report the whole count."""
+    """The limit of one owner's concurrent requests (quotas.py). Calls to Redis report the whole count."""
 
     __slots__ = ("_owner", "_slots", "field", "most")
 

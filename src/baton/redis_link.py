@@ -3,7 +3,7 @@
 All are a redis-py client with a pool that looks up the server for each new connection. After an error all
 connections are replaced (`renew`), because they may lead to the wrong server by then. Nothing is retried, and
 no redirection is followed. One node of a cluster is enough, because all keys of a topic are in one slot
-(`baton.scheduler.keys`).
+(`baton.scheduler.store.redis`).
 
 Internals of redis-py used here: BlockingConnectionPool (ensure_connection, release, make_connection,
 _get_free_connections, _get_in_use_connections), Connection.connect_check_health, connection.parse_url,

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import TracebackType
 
 from PIL import Image
 
@@ -72,10 +71,8 @@ class MediaDoor:
         await self._fetcher.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._fetcher.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._fetcher.__aexit__(*error)
         await self._decoders.close()
 
     async def admit(self, found: Sequence[Part], client: Hashable, deadline: float = math.inf) -> Images:

@@ -11,7 +11,6 @@ import binascii
 import ipaddress
 import socket
 from collections.abc import Collection
-from types import TracebackType
 
 import aiohttp
 import pybase64
@@ -136,9 +135,7 @@ class Fetcher:
         )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
     async def fetch(self, url: URL) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,16 +21,6 @@ SAMPLE_S = 1.0
 MOST_WATCHERS = 32
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The sources of the page's content, called in the router's event loop."""
-
-    about: dict[str, Any]  # constants, such as model, topic and versions
-    workers: Callable[[], Iterable[pb.WorkerStatus]]
-    scheduler_problem: Callable[[], str]  # empty while a scheduler answers
-    series: Series
-
-
 class TooManyWatchers(Exception):
     """The page already has the maximum number of watchers."""
 
@@ -39,9 +28,22 @@ class TooManyWatchers(Exception):
 class Feed:
     """The page's state, and its watchers."""
 
-    def __init__(self, sources: Sources, tick_s: float = 0.5) -> None:
-        """Send a message every `tick_s` while there are watchers. Samples are taken every second anyway."""
-        self._sources = sources
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        workers: Callable[[], Iterable[pb.WorkerStatus]],
+        scheduler_problem: Callable[[], str],
+        series: Series,
+        tick_s: float = 0.5,
+    ) -> None:
+        """Send a message every `tick_s` while there are watchers. Samples are taken every second anyway.
+
+        about: constants, such as model, topic and versions; scheduler_problem: returns "" while one answers
+        """
+        self._about = about
+        self._statuses = workers
+        self._scheduler_problem = scheduler_problem
+        self._series = series
         self._tick_s = tick_s
         self.workers = Workers()
         self.flows = Flows()
@@ -55,10 +57,10 @@ class Feed:
 
     def first(self) -> bytes:
         """Return what a page needs before its first message."""
-        kept = list(self._sources.series.samples)
+        kept = list(self._series.samples)
         return msgspec.json.encode(
             {
-                "about": self._sources.about,
+                "about": self._about,
                 "columns": workers.COLUMNS,
                 "series_columns": series.COLUMNS,
                 "series": kept,
@@ -73,7 +75,7 @@ class Feed:
         while True:
             if number % each == 0:
                 self._look()
-                self._sources.series.sample(self.workers.sums)
+                self._series.sample(self.workers.sums)
             if self._watchers:
                 self._message = self._encode()
                 for fresh in self._watchers:
@@ -97,19 +99,19 @@ class Feed:
             self._watchers.discard(fresh)
 
     def _look(self) -> None:
-        problem = self._sources.scheduler_problem()
-        self.workers.update(self._sources.workers(), fresh=not problem)
+        problem = self._scheduler_problem()
+        self.workers.update(self._statuses(), fresh=not problem)
         self.events.workers(self.workers.rows)
         self.events.scheduler(problem)
 
     def _encode(self) -> bytes:
-        samples = self._sources.series.samples
+        samples = self._series.samples
         return msgspec.json.encode(
             {
                 "workers": self.workers.rows,
                 "flows": self.flows.rows(),
                 "sample": samples[-1] if samples else None,
                 "events": self.events.after(0)[-50:],
-                "scheduler": self._sources.scheduler_problem(),
+                "scheduler": self._scheduler_problem(),
             }
         )

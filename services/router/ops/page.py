@@ -70,7 +70,7 @@ async def live_page(
     from baton.services.router.ops import server
     from baton.services.router.ops.access import PageAccess
     from baton.services.router.ops.actions import Actions
-    from baton.services.router.ops.feed import Feed, Sources
+    from baton.services.router.ops.feed import Feed
     from baton.services.router.ops.series import Series
 
     def problem() -> str:
@@ -93,12 +93,7 @@ async def live_page(
         lambda: sum(one.client.live for one in served),
     )
     feed = Feed(
-        Sources(
-            about,
-            lambda: [worker for one in served for worker in one.scheduler.standby.workers],
-            problem,
-            series,
-        )
+        about, lambda: [worker for one in served for worker in one.scheduler.standby.workers], problem, series
     )
     chronicle.listeners.append(feed.over)
     actions = Actions([one.scheduler for one in served], feed.events, forbidden)

@@ -168,11 +168,12 @@ class RelayClient(EngineCoreClient):
             self._queue.put(output)
 
     def deliver_first(self, output: Any) -> None:
-        """Queue an output that must not wait for more tokens."""
+        """Queue an output that must not wait to be merged: the first one, or the first after a pause."""
         if not self.prompt_logprobs.takes(output):
             self._put_first(output)
 
     def finish(self, request_id: str, reason: str) -> None:
+        """End a request without a further token."""
         self.deliver(output_queue.finish_output(request_id, reason))
 
     def fail(self, request_id: str, error: RequestFailed) -> None:
@@ -183,12 +184,17 @@ class RelayClient(EngineCoreClient):
         self.on_failure(request_id, RefusedByRouter(error))
 
     def first_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Convert a first output's times to our clock.
+
+        Return when the engine queued and first scheduled the request, seconds; 0 if unknown.
+        """
         if output.events is None:
             return 0.0, 0.0
         output_queue.rebase(output.events, clock_offset_s)
         return output_queue.began_at(output.events)
 
     def later_output(self, output: Any, clock_offset_s: float) -> tuple[float, float]:
+        """Do the same for an output of a later engine, and remove events that the front end already has."""
         began = self.first_output(output, clock_offset_s)
         if output.events is not None:
             output.events = output_queue.only_preemptions(output.events)
@@ -196,6 +202,7 @@ class RelayClient(EngineCoreClient):
         return began
 
     def watch(self, request_id: str, received: float) -> None:
+        """Measure the time until the response's next piece is sent; its output arrived at `received`."""
         if admission := self._admissions.get(request_id):
             admission.watch(received)
 
