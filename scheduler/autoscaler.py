@@ -1,8 +1,7 @@
 """Autoscaling and rebalancing as a task of the scheduler: observe the load, decide, and give orders.
 
-When several schedulers share a store, the one that holds the lease in it decides. Every order carries its
-fencing number, and the store, workers and fleets refuse a lower number than the highest they have seen. While
-the store is unreachable, or the scheduler may not know all workers, nothing changes.
+The scheduler that holds the store's lease decides; everyone refuses a lower fencing number than the highest
+seen. While the store is unreachable, or the scheduler may not know all workers, nothing changes.
 """
 
 from __future__ import annotations

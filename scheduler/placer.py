@@ -1,9 +1,7 @@
-"""Choose workers and book them.
+"""Choose workers and book them, in one step of the event loop.
 
-Choice and booking are one step of the event loop, so this scheduler never gives the same room away twice. Two
-schedulers may; the worker enforces the limits and then refuses one of the requests. When all workers are
-full, the oldest request goes first, whichever router it waits at (turns.py). An encode never waits: without
-room, its image stays with the prompt.
+Two schedulers may give the same room away; the worker then refuses one of the requests. When all workers are
+full, the oldest request goes first (turns.py). An encode never waits.
 """
 
 from __future__ import annotations

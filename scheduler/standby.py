@@ -1,13 +1,8 @@
-"""Place without a scheduler, from its last snapshot.
+"""Place without a scheduler, from its last snapshot, by the scheduler's own policy and limits.
 
-A router does so while no scheduler answers, while a scheduler that has just started may not know all workers,
-and when the scheduler has lost workers that the router can reach.
-
-- Workers are chosen by the scheduler's own policy and limits. Broken streams reveal workers that have died
-  since the snapshot (`Need.exclude`).
-- This router's bookings count as they are now, other routers' as of the snapshot until their leases end.
-  Workers refuse requests that do not fit, and these are placed again.
-- A worker that was in no snapshot for `KEPT_S` is no longer chosen.
+A router does so while no scheduler answers, while one that has just started may not know all workers, and
+when it has lost workers that the router can reach. This router's bookings count as they are now, others' as
+of the snapshot until their leases end. Workers refuse requests that do not fit, and these are placed again.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
 """Map KV blocks to the workers that hold them.
 
-An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold the block
-(sets.py). The rest of the key selects a shard, a sorted array of some hundred entries. Look-ups bisect it;
-inserting or removing an entry moves the entries after it. So a block takes some 10 bytes, however many
-workers hold it, and no call has to rebuild anything.
+An entry of 64 bits is 44 bits of a block's key and the number of the set of workers that hold it (sets.py).
+The rest of the key selects a shard, a sorted array of some hundred entries. So a block takes some 10 bytes,
+however many workers hold it, and no call has to rebuild anything. One look-up in a billion finds another
+block; the request is then only placed less well.
 
-Keys are truncated hashes, so one look-up in a billion finds another block. The request is then placed less
-well, but its output stays correct, because engines compare whole hashes.
-
-A prompt's blocks form a chain, and engines evict a chain from its end, so a worker that holds a block also
-holds those before it. A binary search finds the last one in O(log blocks) look-ups. If a chain briefly has a
-gap, the result is an earlier block that the worker holds, or none.
+Engines evict a prompt's chain of blocks from its end, so a binary search finds the last one that a worker
+holds.
 
 Removing or resetting a worker costs O(1): its bit is masked out. A sweep removes such bits in pieces, once a
 quarter of the entries may have one.
 
 A full shard keeps only the blocks at every second depth, then every fourth and so on: long prompts are
-matched more coarsely, and short ones are forgotten. Shards fill unevenly; the fullest ones start thinning
-when the index holds some four fifths of its maximum.
+matched more coarsely, and short ones are forgotten.
 """
 
 from __future__ import annotations

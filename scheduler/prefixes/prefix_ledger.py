@@ -1,8 +1,7 @@
 """Apply the operations in workers' block logs to the index, each once and in order.
 
-Operations are numbered, so duplicate, late or reordered messages do no harm. A message that leaves a gap is
-not applied, and the answer says where the worker must resume. A log that begins again, because the worker was
-restarted or its cache was reset, has a later instance number and replaces all that was known of the worker.
+They are numbered: a message that leaves a gap is not applied, and the answer says where the worker must
+resume. A log that begins again has a later instance number and replaces all that was known of the worker.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Have encode workers compute the images of an attempt's prompt.
 
-Each image is a placement of its own, on a worker that has its embeddings or can compute them soon. It starts
-together with the prompt, whose worker pulls the embeddings (`Start.encoded`). An image for which no encode
-worker has room stays with the prompt.
-
-If an encode fails, the prompt's leg ends at once, and the same workers try again. They then compute the image
-with the prompt, unless the encode worker only lacked it: then it is sent there, once.
+Each image is a placement of its own. It starts together with the prompt, whose worker pulls the embeddings
+(`Start.encoded`). Without room, it stays with the prompt. If an encode fails, the same workers try again and
+compute the image, unless the encode worker only lacked it: then it is sent there, once.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
 """Queue requests that wait for room on the workers: limited in number and time, fair between clients.
 
-A request is placed at once unless others wait ahead of it. If all workers are full it is queued. Tenants take
-turns by weight, and so do the clients of a tenant, one request each: a client that sends a thousand delays
-its own requests, not another client's first. (A request here is one sequence; each prompt of several, and
-each of `n` choices, waits separately.) One request has the turn, and tries a placement whenever a booking of
-this router ends, and also periodically, because other routers' bookings end too. No request of its class
-overtakes it, so a long prompt gets room eventually. Requests that lost their worker go before all others,
-because their clients see a stalled stream.
+Tenants take turns by weight, and so do a tenant's clients, one sequence each. One request has the turn, and
+tries a placement whenever a booking of this router ends, and periodically, as other routers' bookings end
+too. No request of its class overtakes it, so a long prompt gets room eventually. Requests that lost their
+worker go before all others, because their clients see a stalled stream.
 
-Each class has a queue. A class with a lower priority number goes first; the others may fill only a part of
-the workers and of this queue (`ServiceClass.room`). But a class is owed a slot if it has less than its share
-of the running requests, or has waited for `patience_s`: its next request then goes first, and is placed as
-one of the first class.
-
-When room may have become free, one request makes one placement call and the others sleep. Choosing the next
-one takes time proportional to the number of waiting tenants. Not thread-safe.
+Each class has a queue. A lower priority number goes first; other classes may fill only a part of the workers
+and of this queue (`ServiceClass.room`). A class is owed a slot if it has less than its share of the running
+requests, or has waited for `patience_s`: its next request is placed as one of the first class. Choosing the
+next request takes time proportional to the number of waiting tenants. Not thread-safe.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Manage the gRPC stream to one worker, which carries all requests from this router to that worker.
 
-The stream is lost if it breaks, or if it is silent for too long: idle workers send empty messages, so a hung
-worker or a network that drops packets is noticed like a crash.
-
-One reader task hands each output to its request's listener by a direct call: no task is woken per token. One
-writer task sends, because concurrent writes end a grpc.aio stream.
+It is lost if it breaks or falls silent: idle workers send empty messages. One reader task hands each output
+to its request's listener by a direct call: no task is woken per token. One writer task sends, because
+concurrent writes end a grpc.aio stream.
 """
 
 from __future__ import annotations

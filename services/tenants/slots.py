@@ -1,8 +1,7 @@
 """Limit concurrent requests. A router reports how many it runs, not changes of that number.
 
-So a lost or repeated message does no harm; messages are numbered, and late ones are ignored. The requests of
-a router that died expire `redis_keys.SLOT_LEASE_S` after its last message. A request takes two Redis calls,
-and each owner with running requests one more every `redis_keys.RENEW_S`.
+Late messages are ignored, and the requests of a dead router expire. A request takes two Redis calls, and each
+owner with running requests one more every `redis_keys.RENEW_S`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Registries of things that a configuration chooses by name.
+"""Registries of things that a configuration chooses by name, such as speculative methods and transports.
 
-There is one for each kind: speculative methods, handoff transports, parts of placement policies, roles.
-Baton's own are in a table of names; installed packages add more with entry points, `name =
-"module:attribute"`.
+Baton's own are in a table; installed packages add more with entry points, `name = "module:attribute"`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The router's additions to vLLM's HTTP layer: refusals with a status, deadlines, quotas, classes, usage.
 
-vLLM's streaming handlers send 200 before they call the engine client, so a refusal could only follow as an
-event. Here the start of the response is held until the body's first chunk. If the request has failed by then,
-the client gets the error's status, OpenAI's error object and Retry-After instead.
+vLLM's streaming handlers send 200 before they call the engine client. Here the response's start is held until
+the body's first chunk; if the request has failed by then, the client gets the error's status instead.
 """
 
 from __future__ import annotations

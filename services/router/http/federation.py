@@ -1,13 +1,10 @@
 """`GET /metrics`: this router's metrics. `GET /metrics?all`: those of all processes of the deployment.
 
-`?all` is for a Prometheus that can reach only the router. Each process is scraped at the address that it gave
-to the scheduler; its samples get the labels `instance` and `role` unless they have them (as with
-`honor_labels`). A process that does not answer in time has the sample `baton_federation_up 0`.
-
-With several processes (router.processes), each of them answers for all. Every sample gets the label
-`process`, a number that a restarted process keeps, so its counters restart as Prometheus expects. A sum over
-processes would fall at a restart, and Prometheus would count the other processes twice. A process that does
-not answer has the sample `baton_process_up 0`.
+`?all` is for a Prometheus that can reach only the router. Samples get the labels `instance` and `role` unless
+they have them (as with `honor_labels`). With several processes (router.processes), each answers for all, with
+the label `process`, a number that a restarted process keeps: a sum would fall at a restart, and Prometheus
+would count the other processes twice. A process that does not answer has `baton_federation_up 0` or
+`baton_process_up 0`.
 """
 
 from __future__ import annotations

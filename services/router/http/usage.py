@@ -1,8 +1,6 @@
-"""`usage.baton`: the cost of one response, for clients that ask for it.
+"""`usage.baton`: the cost of one response, for clients that ask with `extra_body={"baton": {"usage": True}}`.
 
-A client asks with a field, in the `openai` package `extra_body={"baton": {"usage": True}}`. The figures are
-added to OpenAI's usage: in the response, or in a stream's last chunk with `include_usage` in
-`stream_options`. The field does not reach a worker, and responses to other requests are unchanged.
+It is added to OpenAI's usage: in the response, or in a stream's last chunk with `include_usage`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,8 @@ Pair = tuple[str, str]  # prefill worker, decode worker; the same one if it did 
 @dataclass(slots=True)
 class _Part:
     since: float
-    requests: defaultdict[Pair, int] = field(default_factory=lambda: defaultdict(int))
-    moved: defaultdict[Pair, int] = field(default_factory=lambda: defaultdict(int))  # bytes
+    requests: Counter[Pair] = field(default_factory=Counter)
+    moved: Counter[Pair] = field(default_factory=Counter)  # bytes
 
 
 class Flows:
@@ -49,16 +49,14 @@ class Flows:
     def rows(self) -> list[list[Any]]:
         """Return [prefill worker, decode worker, requests/s, MiB/s] for each pair, the busiest first."""
         self._forget(self._clock())
-        requests: defaultdict[Pair, int] = defaultdict(int)
-        moved: defaultdict[Pair, int] = defaultdict(int)
+        requests: Counter[Pair] = Counter()
+        moved: Counter[Pair] = Counter()
         for part in self._parts:
-            for pair, count in part.requests.items():
-                requests[pair] += count
-                moved[pair] += part.moved[pair]
-        busiest = sorted(requests, key=requests.__getitem__, reverse=True)[:MOST_PAIRS]
+            requests.update(part.requests)
+            moved.update(part.moved)
         return [
             [*pair, round(requests[pair] / WINDOW_S, 2), round(moved[pair] / WINDOW_S / _MIB, 2)]
-            for pair in busiest
+            for pair, _ in requests.most_common(MOST_PAIRS)
         ]
 
     def _forget(self, now: float) -> None:

@@ -1,13 +1,9 @@
 """Check a grammar's size and form in the router, without parsing or compiling it.
 
-vLLM's front end parses each grammar on its event loop, in C++ and Rust. A schema with a chain of 2,000
-references and a `multipleOf` ends the process with a segmentation fault, and `minItems` of 10^9 takes 11 GiB.
-Here workers do these checks, with the same functions in a process that can be killed
-(services/engine/grammars); a refusal is still a 400.
-
-Every grammar ends up in SamplingParams.structured_outputs, whether it comes from response_format,
-structured_outputs, text.format or tools, which vLLM's parsers turn into schemas, structural tags or grammars.
-So the size is checked there.
+vLLM's front end parses each grammar on its event loop: a schema with a chain of 2,000 references and a
+`multipleOf` ends the process, and `minItems` of 10^9 takes 11 GiB. Here workers do these checks in a process
+that can be killed (services/engine/grammars); a refusal is still a 400. Every grammar, even one from tools,
+ends up in SamplingParams.structured_outputs, so the size is checked there.
 
 Leans on: vllm.v1.structured_output.backend_{xgrammar,guidance,outlines,lm_format_enforcer}'s checks and
 vllm.sampling_params._get_llg_tokenizer, which SamplingParams._validate_structured_outputs and the protocols

@@ -1,8 +1,6 @@
-"""Give vLLM the images that the door has admitted, and nothing else: vLLM fetches and decodes no file itself.
+"""Give vLLM the images that the door has admitted, and nothing else: it fetches and decodes no file itself.
 
-A request's images are admitted before its handler renders it, and kept in its Admission until its first
-sequence is added. vLLM's renderer asks its media connector for each URL; ours looks the URL up. What the door
-has not seen is refused.
+They are kept in the request's Admission until its first sequence is added.
 
 Leans on: vllm.multimodal.media.{MEDIA_CONNECTOR_REGISTRY, MediaConnector (load_from_url, load_from_url_async,
 which all its fetch_* call but those of embeddings), MediaWithBytes}; VLLM_MEDIA_CONNECTOR; that

@@ -1,7 +1,5 @@
 """One router for several models: requests are routed by model; /v1/models and /health cover all of them.
 
-Routing costs one dictionary look-up, however many models there are: admission has already read the field.
-
 Leans on: vllm.entrypoints.openai.models.serving.OpenAIServingModels.show_available_models (app.state.
 openai_serving_models), its ModelList and the fields id, created and max_model_len of its cards; the paths of
 vLLM's routes.

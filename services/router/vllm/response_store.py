@@ -1,10 +1,8 @@
 """Store Responses (VLLM_ENABLE_RESPONSES_API_STORE=1) within limits, and serve each to its own tenant.
 
-vLLM keeps answers, messages and events in its handler's dictionaries, forever and for anyone who knows an id.
-Here each id belongs to a tenant, and does not exist for others. When there is no room, the tenant with the
-most bytes loses its oldest answers. The router chooses all ids: a client's `request_id` could be another
-response's. Without the store, requests that need it are refused. The store is one process's memory: while
-another router serves the same models, an id could be in either, so such requests are refused then too.
+vLLM keeps them forever, for anyone who knows an id. Here each id, chosen by the router, belongs to a tenant.
+When there is no room, the tenant with the most bytes loses its oldest answers. Requests that need the store
+are refused without it, and while another router serves the same models: an id could be in either.
 
 Leans on: vllm.entrypoints.openai.responses.serving.OpenAIServingResponses (enable_store, response_store,
 msg_store, event_store, background_tasks, create_responses, _run_background_request,

@@ -1,9 +1,8 @@
 """The CA: an ECDSA key in a folder, which signs the short-lived certificates of a deployment.
 
-All cryptography is left to `cryptography`. A certificate has a SPIFFE id and a host name made of topic and
-role (names.py), and serves both ends of a connection. It expires soon, because revocations (revocations.py)
-take effect only when it is renewed. For them, the subject of each certificate has its line: the serial number
-of the first certificate of which it is a renewal. The CA takes only the public key from a joiner's request.
+A certificate serves both ends of a connection. It expires soon, because revocations take effect only at
+renewals; for them its subject has its line: the serial number of the first certificate of which it is a
+renewal. The CA takes only the public key from a joiner's request.
 """
 
 from __future__ import annotations

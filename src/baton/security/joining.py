@@ -1,8 +1,7 @@
 """Get a certificate from the CA: the first one with a token, later ones with the previous certificate.
 
-A joiner fetches the CA's certificate over an unverified TLS connection and compares its key with the token's
-pin. All further connections are verified with that certificate. Neither the joiner's key nor the token's
-secret is sent. (As in kubeadm, with an HMAC in place of a bearer token.)
+A joiner compares the CA's key with the token's pin. Neither its own key nor the token's secret is sent. (As
+in kubeadm, with an HMAC in place of a bearer token.)
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """Revoked certificates and tokens, in a file that `baton ca revoke` and `baton ca serve` share.
 
-Lines, names and tokens' ids can be revoked. A line is a certificate and its renewals, and has the serial
-number of the first. Revoking a name affects all certificates issued for it so far, but not those from joining
-again with a token.
+A line is a certificate and its renewals. Revoking a name affects certificates issued so far, not later joins.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from baton.security.errors import AuthorityError, IdentityError, JoinRefused
-from baton.security.identity import locked, replace
+from baton.security.errors import IdentityError, JoinRefused
+from baton.security.identity import kept_json
 from baton.security.names import Name
 
 _SERIAL = re.compile(r"[0-9a-f]{14,40}")  # longer than a token's id
@@ -56,23 +54,9 @@ class Revocations:
     def _add(self, what: str) -> None:
         with self._lock() as found:
             found[what] = time.time()  # under the lock, so renewals that preceded it have earlier times
-            replace(self._path, json.dumps(found, indent=1).encode())
 
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[dict[str, float]]:
-        try:
-            with locked(self._path):
-                yield self._read()
-        except OSError as error:
-            raise AuthorityError(f"the CA's revocations in {self._path}: {error.strerror}") from None
-
-    def _read(self) -> dict[str, float]:
-        try:
-            return {str(what): float(when) for what, when in json.loads(self._path.read_bytes()).items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise AuthorityError(f"the CA's revocations in {self._path} cannot be read: {error}") from None
+    def _lock(self) -> AbstractContextManager[dict[str, float]]:
+        return kept_json(self._path, "revocations", float)
 
 
 def listed(what: str) -> str:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import re
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from baton.security.errors import AuthorityError, JoinRefused, TokenError
-from baton.security.identity import locked, replace
+from baton.security.errors import JoinRefused, TokenError
+from baton.security.identity import kept_json
 from baton.security.names import Name, Role
 
 KEPT_S = 7 * 86_400  # s for which expired tokens are kept
@@ -120,29 +118,14 @@ class TokenStore:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[dict[str, Grant]]:
-        try:
-            with locked(self._path):
-                before = _read(self._path)
-                now = {key: grant for key, grant in before.items() if grant.expires_at > time.time() - KEPT_S}
-                yield now
-                text = json.dumps({key: asdict(grant) for key, grant in now.items()}, indent=1)
-                replace(self._path, text.encode())
-        except OSError as error:
-            raise AuthorityError(f"the CA's tokens in {self._path}: {error.strerror}") from None
+        with kept_json(self._path, "tokens", lambda values: Grant(**values)) as grants:
+            for key in [key for key, one in grants.items() if one.expires_at <= time.time() - KEPT_S]:
+                del grants[key]
+            yield grants
 
 
 def is_token_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
-
-
-def _read(path: Path) -> dict[str, Grant]:
-    try:
-        found: dict[str, dict[str, Any]] = json.loads(path.read_bytes())
-        return {key: Grant(**values) for key, values in found.items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise AuthorityError(f"the CA's tokens in {path} cannot be read: {error}") from None
 
 
 def _mac(token_id: str, secret: str, name: Name, request: bytes) -> str:
