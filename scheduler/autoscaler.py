@@ -159,7 +159,10 @@ def seen(view: FleetView, told: Told, at: float) -> Seen:
         members,
         routers={key: pb.RouterLoad.FromString(raw) for key, raw in told.routers.items()},
         places={key: pb.OrdersRequest.FromString(raw).places for key, raw in told.fleets.items()},
-        plan={key: _plan(raw) for key, raw in told.orders.items()},
+        plan={
+            key: {one.name: one.role for one in pb.OrdersReply.FromString(raw).orders}
+            for key, raw in told.orders.items()
+        },
     )
 
 
@@ -202,7 +205,3 @@ def _slots(capacity: pb.Capacity, load: pb.WorkerLoad) -> int:
     used = usable - load.free_blocks
     by_cache = usable * load.running // used if load.running and used > 0 else capacity.max_num_seqs
     return min(capacity.max_num_seqs, max(1, by_cache))
-
-
-def _plan(raw: bytes) -> Mapping[str, pb.Role]:
-    return {order.name: order.role for order in pb.OrdersReply.FromString(raw).orders}

@@ -54,7 +54,7 @@ class PrefixIndex:
         self._slots = 0  # slots ever used
         self._free: list[int] = []
         self._stored: dict[int, int] = {}  # slot in use -> blocks held
-        self._alive = 0  # bits of the slots in use
+        self.alive = 0  # bits of the slots in use
         self._gone = 0  # bits of removed workers, to sweep
         self._gone_stored = 0  # number of blocks that the removed workers held
         self._sweeping = 0  # bits of the current sweep
@@ -72,10 +72,6 @@ class PrefixIndex:
         """The distance between kept blocks in the fullest shard; 1: all are kept."""
         return 1 << max(floor for floor, shards in enumerate(self._at_floor) if shards)
 
-    @property
-    def alive(self) -> int:
-        return self._alive
-
     def join(self) -> int:
         """Return a slot, below MOST_SLOTS, for a new worker."""
         if self._free:
@@ -83,12 +79,12 @@ class PrefixIndex:
         else:
             slot = self._slots
             self._slots += 1
-        self._alive |= 1 << slot
+        self.alive |= 1 << slot
         self._stored[slot] = 0
         return slot
 
     def leave(self, slot: int) -> None:
-        self._alive &= ~(1 << slot)
+        self.alive &= ~(1 << slot)
         self._gone |= 1 << slot
         self._gone_stored += self._stored.pop(slot)
 
@@ -124,7 +120,7 @@ class PrefixIndex:
         shard, name = self._shards[key >> _NAME_BITS & self._mask], key & NAME
         place = bisect_left(shard, name << NUMBER_BITS)
         if place < len(shard) and (entry := shard[place]) >> NUMBER_BITS == name:
-            return self.sets.bits(entry & _NUMBER) & self._alive
+            return self.sets.bits(entry & _NUMBER) & self.alive
         return 0
 
     def reach(self, keys: Sequence[int], among: int) -> tuple[int, int]:

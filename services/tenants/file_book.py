@@ -77,7 +77,7 @@ class FileBook:
         try:
             with _locked(target.parent):
                 book = change(self.read() if target.exists() else Book())
-                _replace(target, yaml.safe_dump(_content(book), sort_keys=False))
+                _replace(target, yaml.safe_dump(book.model_dump(exclude_defaults=True), sort_keys=False))
         except OSError as error:
             raise BookError(f"{self.place}: cannot be written: {error.strerror}") from None
 
@@ -87,10 +87,6 @@ class FileBook:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _content(book: Book) -> dict[str, Any]:
-    return book.model_dump(exclude_defaults=True)
 
 
 @contextlib.contextmanager

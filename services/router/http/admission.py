@@ -111,7 +111,8 @@ class AdmissionMiddleware:
         times.admitted = time.monotonic()
         trace = self._chronicle.begin(scope["headers"])
         logs.concern(trace_id=trace.trace_id)
-        admission = Admission(_party(caller, scope), request, trace, times, service, deadline)
+        party = Party(caller.tenant, caller.key or _client(scope), caller.settings.priority)
+        admission = Admission(party, request, trace, times, service, deadline)
         current_admission.set(admission)
         comments = streaming.Comments(send, self._comment_s)
         response = admission.response = _HeldResponse(admission, comments, self._chronicle)
@@ -168,10 +169,6 @@ class AdmissionMiddleware:
         finally:
             admission.http.received = admission.http.received or time.monotonic()
         return body
-
-
-def _party(caller: Caller, scope: Scope) -> Party:
-    return Party(caller.tenant, caller.key or _client(scope), caller.settings.priority)
 
 
 def _client(scope: Scope) -> str:

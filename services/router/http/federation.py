@@ -34,6 +34,7 @@ UP = "baton_federation_up"
 PROCESS_UP = "baton_process_up"
 Key = TypeVar("Key")
 Parts = list[tuple[Mapping[str, str], bytes | None]]  # labels and metrics of each process; None: no answer
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _UP_TEXT = "1 for a process whose metrics are here, 0 for one that did not answer"
 
 
@@ -131,20 +132,13 @@ def _with_labels(line: str, labels: Mapping[str, str]) -> str:
     if not brace:
         name, _, value = line.partition(" ")
         return f"{name}{{{_written(labels)}}} {value}" if labels else line
-    lacking = {key: one for key, one in labels.items() if not _has(rest, key)}
+    within = f",{rest}"
+    lacking = {key: one for key, one in labels.items() if f',{key}="' not in within}
     return f"{name}{{{_written(lacking)},{rest}" if lacking else line
 
 
-def _has(rest: str, key: str) -> bool:
-    return rest.startswith(f'{key}="') or f',{key}="' in rest
-
-
 def _written(labels: Mapping[str, str]) -> str:
-    return ",".join(f'{key}="{_escaped(value)}"' for key, value in labels.items())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return ",".join(f'{key}="{value.translate(_ESCAPED)}"' for key, value in labels.items())
 
 
 async def _ask_all(addresses: Mapping[Key, str], accept: str = "") -> dict[Key, bytes | None]:

@@ -44,14 +44,10 @@ Images = dict[str, Admitted]  # by URL
 Counted = Callable[[str, int, float], None]  # outcome, images, seconds
 
 
-def _uncounted(outcome: str, images: int, seconds: float) -> None:
-    del outcome, images, seconds
-
-
 class MediaDoor:
     """Admits images for all models of a router. Use it inside `async with`, in one event loop."""
 
-    def __init__(self, settings: MediaSettings, most_bytes: int, counted: Counted = _uncounted) -> None:
+    def __init__(self, settings: MediaSettings, most_bytes: int, counted: Counted = lambda *_: None) -> None:
         """Fetch at most `most_bytes` for a request; tell `counted` what became of its images."""
         self._settings = settings
         self._most_bytes = most_bytes

@@ -50,12 +50,11 @@ class Events:
         """Record a request that lost a worker or failed."""
         if not record.retried and not record.failed:
             return
-        troubles = [f"{one.name}: {_said(one.attributes)}" for one in record.events]
+        troubles = [
+            f"{one.name}: {one.attributes.get('message') or one.attributes.get('trouble') or ''}"
+            for one in record.events
+        ]
         text = f"request {record.request_id} {record.outcome} after {len(record.attempts)} attempts"
         self.add(
             BAD if record.failed else WARNING, f"{text}; {'; '.join(troubles[-3:])}" if troubles else text
         )
-
-
-def _said(attributes: Any) -> str:
-    return str(attributes.get("message") or attributes.get("trouble") or "")

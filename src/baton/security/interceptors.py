@@ -21,9 +21,7 @@ from baton.security.names import Name
 _DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
-@functools.lru_cache(maxsize=4096)
-def _parse(uri: str) -> Name:
-    return Name.parse(uri)
+_parse = functools.lru_cache(maxsize=4096)(Name.parse)
 
 
 def _caller(context: Any) -> Name:
