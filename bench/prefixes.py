@@ -34,8 +34,7 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.standby import FleetCopy
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord

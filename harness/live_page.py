@@ -18,8 +18,7 @@ from baton.services.router.load import RouterCounts
 from baton.services.router.ops import server
 from baton.services.router.ops.access import PageAccess
 from baton.services.router.ops.actions import Actions
-from baton.services.router.ops.feed import Feed
-from baton.services.router.ops.series import Series
+from baton.services.router.ops.feed import Feed, Series
 from harness.scheduling import Options, identity
 
 REFRESH_S = 0.2

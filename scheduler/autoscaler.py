@@ -22,8 +22,7 @@ from baton.scheduler.balance import Balance
 from baton.scheduler.booking import usable_blocks
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics, role_of
-from baton.scheduler.roster import Roster
-from baton.scheduler.settling import Settling
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import FleetView, Told, WorkerRecord, place_of
 

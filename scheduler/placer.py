@@ -15,8 +15,7 @@ from baton.scheduler.booking import Assignment, booking_of, waits_for_slot
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice, Policy
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.roster import Roster
 from baton.scheduler.turns import RouterTurns
 

@@ -28,9 +28,8 @@ from baton.scheduler.placer import Placer
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.roster import Roster
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.servicer import SchedulerServicer
-from baton.scheduler.settling import Settling
 from baton.scheduler.store import open_store
 from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions

@@ -19,14 +19,12 @@ from baton.scheduler.booking import Assignment
 from baton.scheduler.errors import StaleWorker
 from baton.scheduler.fleet_feed import FleetFeed, status_of
 from baton.scheduler.ledger import Ledger
-from baton.scheduler.members import Members
+from baton.scheduler.members import SCHEDULER, Members, Processes
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.need import Need, need_from_wire
 from baton.scheduler.placer import Placer
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
-from baton.scheduler.processes import SCHEDULER, Processes
-from baton.scheduler.roster import Peers, Roster
-from baton.scheduler.settling import Settling
+from baton.scheduler.roster import Peers, Roster, Settling
 from baton.scheduler.store import Store
 from baton.scheduler.types import (
     FleetView,

@@ -34,7 +34,7 @@ from baton.services.router.http.connections import Connections
 from baton.services.router.http.federation import Federation, Processes, route
 from baton.services.router.http.limits import HttpLimits, affordable_connections
 from baton.services.router.http.server import Server
-from baton.services.router.image_budget import ImageBudget, budget_bytes
+from baton.services.router.images import ImageBudget, budget_bytes
 from baton.services.router.media.door import MediaDoor
 from baton.services.router.metrics import RouterMetrics
 from baton.services.router.ops.page import PageDoor, live_page

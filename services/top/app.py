@@ -17,9 +17,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.errors import SchedulerError
 from baton.services.errors import ServiceError
-from baton.services.overview.changes import changes
 from baton.services.overview.commands import Kind, act
-from baton.services.overview.workers import GONE, Row, Workers
+from baton.services.overview.workers import GONE, Row, Workers, changes
 from baton.services.top import view
 from baton.services.top.view import Seen, share
 

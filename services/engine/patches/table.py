@@ -258,7 +258,7 @@ OBJECTS = (
         until="vLLM names images by a model's content instead of its path, and bounds prepared images",
     ),
     ObjectPatch(
-        file="services/router/vllm/grammar_checks.py",
+        file="services/router/vllm/request_limits.py",
         why="vLLM's front end parses grammars on its event loop, where some take gigabytes or crash. The "
         "router checks only the form; workers try the rest in a process that can be killed.",
         symbols=(

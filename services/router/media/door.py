@@ -21,8 +21,7 @@ from baton.services.config import MediaSettings
 from baton.services.router.errors import Overloaded, RequestFailed, Unsupported
 from baton.services.router.media.files import Fetcher, check_url, read_data_url
 from baton.services.router.media.parts import Part
-from baton.services.router.media.processes import Decoders, Header, Lent
-from baton.services.router.media.turns import Store, Turns
+from baton.services.router.media.processes import Decoders, Header, Lent, Store, Turns
 
 AT_ONCE = 4  # decoded pixels of all requests that wait for vLLM, in multiples of one request's limit
 MAX_RATIO = 200  # longer side / shorter side; some models' processors raise beyond it

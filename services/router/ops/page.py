@@ -70,8 +70,7 @@ async def live_page(
     from baton.services.router.ops import server
     from baton.services.router.ops.access import PageAccess
     from baton.services.router.ops.actions import Actions
-    from baton.services.router.ops.feed import Feed
-    from baton.services.router.ops.series import Series
+    from baton.services.router.ops.feed import Feed, Series
 
     def problem() -> str:
         """Return which models' schedulers do not answer, and why; "" if all do."""

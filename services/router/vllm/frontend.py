@@ -64,14 +64,13 @@ from baton.services.router.vllm.error_responses import (
     word_stream_errors,
 )
 from baton.services.router.vllm.frontend_args import frontend_namespace
-from baton.services.router.vllm.grammar_checks import leave_to_workers, size_problem
 from baton.services.router.vllm.images import drop_images, use_admitted_images
 from baton.services.router.vllm.messages import adopt_messages
 from baton.services.router.vllm.metrics import EngineMetrics, ModelWorkers
 from baton.services.router.vllm.models import ModelMiddleware, health_routes, model_paths, model_routes
 from baton.services.router.vllm.prepared_images import name_images
 from baton.services.router.vllm.quick_unions import quicken_requests
-from baton.services.router.vllm.request_limits import limit_requests
+from baton.services.router.vllm.request_limits import leave_to_workers, limit_requests, size_problem
 from baton.services.router.vllm.response_store import ResponseStore, response_routes
 from baton.services.router.vllm.tokenizing import bound_tokenizing
 

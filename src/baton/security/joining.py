@@ -18,11 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from baton import addresses
-from baton.security.authority import new_key, pin_of, request_for
+from baton.security.authority import Token, new_key, pin_of, request_for
 from baton.security.errors import CAUnreachable, JoinRefused
 from baton.security.identity import Credentials, Pems, checked
 from baton.security.names import Name, Role, host_of
-from baton.security.tokens import Token
 
 TIMEOUT_S = 10.0  # limit for each request to the CA
 RETRY_S = 0.5
