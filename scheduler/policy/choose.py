@@ -33,8 +33,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Source, may_help, waits_for_slot
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
+from baton.scheduler.policy.parts import prompt_speed
 from baton.scheduler.policy.registry import load
-from baton.scheduler.policy.scorers import prompt_speed
 from baton.scheduler.types import FleetView, PlacementLimits, PolicyOptions, WorkerRecord
 
 LOOKS = 32  # workers drawn at random before all are filtered

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services.overview.gangs import gangs_of
-from baton.services.overview.workers import Row
+from baton.services.overview.workers import Row, gangs_of
 
 SHOWN_GANGS = 3
 SIDES = ("prefill", "decode", "mixed", "encode")

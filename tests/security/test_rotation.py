@@ -18,9 +18,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.security.authority import Authority
-from baton.security.identity import Credentials, Identity, Pems
+from baton.security.identity import Credentials, Identity, Pems, Renewal
 from baton.security.names import Role
-from baton.security.renewal import Renewal
 from harness.scheduling import Options, identity, place
 from harness.support import PATIENCE
 from tests.security import saves
