@@ -24,14 +24,13 @@ from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members, members, targets
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.placer import Placer
+from baton.scheduler.placer import Placer, SharedTurns
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.store import open_store
-from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s between looks at the store and sweeps of expired entries

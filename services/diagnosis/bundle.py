@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tarfile
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
@@ -24,15 +26,70 @@ from urllib.parse import quote, unquote
 import yaml
 from google.protobuf.json_format import MessageToDict
 
-from baton import machine
+from baton import addresses, machine, plain_http
 from baton.errors import BatonError
 from baton.protos import scheduler_pb2 as pb
 from baton.redis_url import without_password
 from baton.scheduler.client import SchedulerClient
+from baton.scheduler.members import members
 from baton.services import credentials
 from baton.services.config import ENV_PREFIX, REVEAL, SECRET, Settings
-from baton.services.diagnosis import metrics
 from baton.services.diagnosis.doctor import examine
+
+MOST = 64  # maximum number of the scheduler's processes
+MOST_BYTES = 1 << 20  # per answer
+TIMEOUT_S = 5.0
+AT_ONCE = 16
+_NOT_IN_NAMES = re.compile(r"[^\w.-]")
+
+
+async def gathered(settings: Settings, description: pb.Description | None) -> dict[str, str]:
+    """Return each process's metrics, or why they are missing, by its name.
+
+    Scrapes every process the scheduler lists, and those whose ports are set.
+    """
+    texts, urls = {}, _named(settings)
+    told = description or pb.Description()
+    for one in members((worker.identity for worker in told.workers), told.processes)[:MOST]:
+        name = _NOT_IN_NAMES.sub("_", f"{one.role}-{one.id}")
+        if one.reachable:
+            urls[name] = f"http://{one.address}/metrics"
+        else:
+            texts[name] = f"not asked: {one.address!r} cannot be reached from another machine\n"
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(url: str) -> str:
+        async with turns:
+            return await asyncio.to_thread(_fetched, settings, url)
+
+    return texts | dict(zip(urls, await asyncio.gather(*map(ask, urls.values())), strict=True))
+
+
+def _named(settings: Settings) -> dict[str, str]:
+    found = {"router": f"{settings.router.url}/metrics"}
+    ports = {
+        "scheduler": (settings.scheduler.address.split(",")[0], settings.scheduler.metrics_port),
+        "worker": (settings.worker.listen, settings.worker.metrics_port),
+    }
+    for name, (listen, port) in ports.items():
+        if port:
+            host, _ = addresses.split(addresses.from_here(listen))
+            found[name] = f"http://{addresses.join(host, port)}/metrics"
+    return found
+
+
+def _fetched(settings: Settings, url: str) -> str:
+    request = urllib.request.Request(url)  # noqa: S310 (our own http URL)
+    if url.startswith(f"{settings.router.url}/"):
+        with contextlib.suppress(BatonError):  # the router answers 401 if only it can read the key file
+            for key in credentials.api_keys(settings.router)[:1]:
+                request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with plain_http.get(request, TIMEOUT_S) as answer:
+            return str(answer.read(MOST_BYTES).decode(errors="replace"))
+    except (OSError, HTTPException) as error:
+        return f"not reached: {url}: {error}\n"
+
 
 HIDDEN = "***"
 SHORTEST = 4  # shorter texts are part of too many words to be replaced, and no key is that short
@@ -147,7 +204,7 @@ def write(settings: Settings, out: Path, log_dir: str) -> list[str]:
     root = out.name.removesuffix(".gz").removesuffix(".tar")
     names = []
     with _private(out) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, text in asyncio.run(_gathered(settings, log_dir)).items():
+        for name, text in asyncio.run(_all_parts(settings, log_dir)).items():
             data = hider.hide(text).encode()
             entry = tarfile.TarInfo(f"{root}/{hider.hide(name)}")
             entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
@@ -171,7 +228,7 @@ def _private(path: Path) -> BinaryIO:
     return file
 
 
-async def _gathered(settings: Settings, log_dir: str) -> dict[str, str]:
+async def _all_parts(settings: Settings, log_dir: str) -> dict[str, str]:
     return {name: text async for name, text in _parts(settings, log_dir)}
 
 
@@ -188,7 +245,7 @@ async def _parts(settings: Settings, log_dir: str) -> AsyncIterator[tuple[str, s
     description, problem = await _described(settings)
     status = MessageToDict(description, preserving_proto_field_name=True) if description else problem
     yield "status.json", json.dumps(status, indent=2)
-    for name, text in (await metrics.gathered(settings, description)).items():
+    for name, text in (await gathered(settings, description)).items():
         yield f"metrics/{name}.txt", text
     for path in _logs(log_dir):
         yield f"logs/{path.name}", _end(path)

@@ -9,8 +9,8 @@ import pytest
 
 from baton.attempts import Attempt
 from baton.scheduler.need import Adapter, Need
+from baton.scheduler.placer import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
 from baton.scheduler.store import Store
-from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
 from harness.scheduling import Clock, need
 
 WORKERS = {"p", "d"}
