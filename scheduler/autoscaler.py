@@ -59,7 +59,6 @@ class _Side:
 
     @property
     def idlest(self) -> list[WorkerRecord]:
-        """The workers that can be spared first."""
         return min(
             self.units,
             key=lambda unit: (
@@ -89,8 +88,6 @@ class _Side:
 
 
 class Balance:
-    """Watch how long each side has been under pressure."""
-
     def __init__(self, after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._after_s = after_s
         self._clock = clock
@@ -102,7 +99,6 @@ class Balance:
         self._since.clear()
 
     def look(self, view: FleetView) -> Flip | None:
-        """Return the change that is due now, if any."""
         now = self._clock()
         prefills, decodes = (_side(view, role) for role in (pb.ROLE_PREFILL, pb.ROLE_DECODE))
         for short, other in ((prefills, decodes), (decodes, prefills)):

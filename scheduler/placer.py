@@ -94,7 +94,6 @@ class RouterTurns:
         return pb.Turns(heads=[_head(one, now) for one in self._waiting.values()])
 
     def hear(self, others: Sequence[pb.Turns]) -> None:
-        """Replace the requests waiting at other schedulers."""
         now = self._clock()
         heads = [need_from_wire(head) for one in others for head in one.heads]
         self._elsewhere = [_Waiting(need, now - need.waited_s, now) for need in heads]
@@ -132,8 +131,6 @@ class SharedTurns:
 
 
 class Placer:
-    """Place requests for one scheduler process."""
-
     def __init__(
         self,
         roster: Roster,

@@ -49,8 +49,6 @@ _GENERATING = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """The chosen workers."""
-
     prefill: WorkerRecord | None  # None: the decode worker also prefills
     decode: WorkerRecord  # an encode worker if an image is placed
     source: Source | None = None

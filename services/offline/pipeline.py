@@ -177,7 +177,6 @@ class _Loop:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the caller is in the loop's thread."""
         return threading.current_thread() is self._thread
 
     @property

@@ -23,7 +23,6 @@ class Gang:
 
     @property
     def first(self) -> pb.WorkerIdentity:
-        """The worker of the lowest rank."""
         return self.members[min(self.members)].identity
 
     @property
@@ -64,7 +63,6 @@ class Gang:
 
 
 def gangs_of(workers: Iterable[pb.WorkerStatus]) -> dict[str, Gang]:
-    """Return the gangs by name."""
     found: dict[str, Gang] = {}
     for one in sorted(workers, key=lambda worker: -worker.heartbeat_age_s):
         if one.identity.HasField("gang"):
@@ -254,7 +252,6 @@ Rows = Mapping[str, Row]  # id -> row
 
 
 def changes(before: Rows, now: Rows) -> Iterator[tuple[str, str]]:
-    """Yield each change's severity and text."""
     there = [row for row in now.values() if row.state != GONE]
     if came := [row for row in there if row.id not in before]:
         yield INFO, f"{_names(came)} registered"

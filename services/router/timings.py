@@ -55,8 +55,6 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Timings:
-    """The timestamps of one attempt."""
-
     number: int = 0  # 1 for the first attempt
     tokens_before: int = 0  # output tokens of earlier attempts
     asked: float = 0.0  # the scheduler was asked for a placement
@@ -105,8 +103,6 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of one attempt, or of several."""
-
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     handoff_ms: float = 0.0

@@ -200,8 +200,6 @@ Limit = Rate | SlotLimit
 
 
 class Quotas:
-    """The limits of all callers of one router's process."""
-
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
         """Share limits through `shared`, or without it divide them among this router's processes."""
         self._shared = shared
@@ -288,7 +286,6 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Correct a sequence's charge to the tokens it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 

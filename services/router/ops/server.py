@@ -49,8 +49,6 @@ log = logging.getLogger("baton.audit")
 
 
 class Action(BaseModel):
-    """An action that the page asks for."""
-
     model_config = ConfigDict(extra="forbid")
 
     action: Kind

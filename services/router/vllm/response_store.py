@@ -101,7 +101,6 @@ class ResponseStore:
         return kept.handler if kept is not None and kept.tenant == tenant else None
 
     def delete(self, response_id: str) -> None:
-        """Drop an answer and cancel its background task."""
         kept = self._kept.pop(response_id, None)
         if kept is None:
             return

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pems:
-    """The contents of the files, in PEM."""
-
     key: bytes
     chain: bytes  # the certificate and intermediate ones
     roots: bytes  # the CA's certificates
