@@ -94,9 +94,8 @@ class SchedulerServer:
             )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def targets(self, environment: Mapping[str, Any]) -> bytes:
+    def targets(self, _: Mapping[str, Any]) -> bytes:
         """Return all scrape targets, for Prometheus' http_sd. Thread-safe."""
-        del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
     async def __aenter__(self) -> Self:

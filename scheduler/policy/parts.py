@@ -34,8 +34,7 @@ class Placeable(Filter):
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "none is ready"
 
-    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        del need, side
+    def keeps(self, worker: WorkerRecord, _: Need, __: Side) -> bool:
         return worker.placeable
 
 
@@ -45,8 +44,7 @@ class NotExcluded(Filter):
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "all that are ready failed an earlier attempt"
 
-    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        del side
+    def keeps(self, worker: WorkerRecord, need: Need, _: Side) -> bool:
         return worker.worker_id not in need.exclude
 
 
@@ -88,8 +86,7 @@ class SameRevision(Filter):
         "all that are ready run a different vLLM than the router, or not the weights that began the output"
     )
 
-    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        del side
+    def keeps(self, worker: WorkerRecord, need: Need, _: Side) -> bool:
         one = worker.identity
         return need.vllm_version in ("", one.vllm_version) and need.model_fingerprint in (
             "",
@@ -103,13 +100,11 @@ class HasAdapter(Filter):
     code: ClassVar[pb.Rejection.Code] = pb.Rejection.CODE_NO_WORKERS
     reason: ClassVar[str] = "all that are ready lack the adapter"
 
-    def keeps(self, worker: WorkerRecord, need: Need, side: Side) -> bool:
-        del side
+    def keeps(self, worker: WorkerRecord, need: Need, _: Side) -> bool:
         wanted = need.adapter
         return wanted is None or worker.capacity.adapters.get(wanted.name) == wanted.fingerprint
 
-    def why(self, workers: Sequence[WorkerRecord], need: Need, side: Side) -> str:
-        del side
+    def why(self, workers: Sequence[WorkerRecord], need: Need, _: Side) -> str:
         name = need.adapter.name if need.adapter else ""
         others = [one.worker_id for one in workers if name in one.capacity.adapters]
         if others:
@@ -157,8 +152,7 @@ class QueuedPromptTokens(Scorer):
 
     side: ClassVar[Side] = Side.PREFILL
 
-    def score(self, worker: WorkerRecord, need: Need) -> float:
-        del need
+    def score(self, worker: WorkerRecord, _: Need) -> float:
         return _share_left(worker.reserved.prompt_tokens, self.limits.max_queued_prompt_tokens)
 
 
@@ -189,8 +183,7 @@ class StagingRoom(Scorer):
 
     side: ClassVar[Side] = Side.PREFILL
 
-    def score(self, worker: WorkerRecord, need: Need) -> float:
-        del need
+    def score(self, worker: WorkerRecord, _: Need) -> float:
         load = worker.load
         return _share_left(load.pinned_bytes, load.staging_bytes) if load and load.staging_bytes else 1.0
 
@@ -200,8 +193,7 @@ class RunningRequests(Scorer):
 
     side: ClassVar[Side] = Side.DECODE
 
-    def score(self, worker: WorkerRecord, need: Need) -> float:
-        del need
+    def score(self, worker: WorkerRecord, _: Need) -> float:
         seen = worker.load.running + worker.load.waiting if worker.load else 0
         requests = max(worker.reserved.requests, seen)
         return _share_left(requests, max_requests(worker.capacity, self.limits))

@@ -93,8 +93,7 @@ class SlotLimit:
         held[self._owner] += amount
         return None
 
-    async def take_shared(self, amount: int) -> float | None:
-        del amount
+    async def take_shared(self, _: int) -> float | None:
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
     def give_here(self, amount: int) -> None:
@@ -103,8 +102,7 @@ class SlotLimit:
         if held[self._owner] <= 0:
             del held[self._owner]
 
-    def give_shared(self, amount: int) -> None:
-        del amount
+    def give_shared(self, _: int) -> None:
         self._slots.say_soon(self._owner)
 
 
