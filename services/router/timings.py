@@ -72,7 +72,6 @@ class Timings:
     held: bool = False  # the first token was held back until the decode worker had a slot
     saved: float = 0.0  # the KV was saved for the decode worker
     admitted: float = 0.0  # the decode worker loaded the KV
-    decode_began: float = 0.0  # its first step
     resumed: float = 0.0  # its first token arrived here
     last_token: float = 0.0  # the last token arrived here
     recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
