@@ -295,10 +295,9 @@ TABLES = {
     ),
     "images-again": Table(
         "images-beside",
-        "alone",
+        _only("alone", "1P1D", "1E1P1D", "1E1P1D, room for one"),
         "ttft_ms=TTFT, ms; pixels_to_e_mib=pixels to E, MiB; pixels_to_p_mib=pixels to P, MiB;"
-        "pixels_to_mixed_mib=pixels to an aggregated engine, MiB; embeddings_mib=embeddings, E to P, MiB;"
-        "kv_mib=KV, P to D, MiB",
+        "embeddings_mib=embeddings, E to P, MiB",
         ("workers", "image"),
     ),
     "startup": Table(
