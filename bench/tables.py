@@ -101,10 +101,7 @@ def _overload(result: Result) -> Any:
 
 
 def _fleets(result: Result) -> Any:
-    return {
-        workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
-        for workers, one in result["index"].items()
-    }
+    return {workers: one | result["turns"].get(workers, {}) for workers, one in result["index"].items()}
 
 
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
@@ -162,21 +159,6 @@ TABLES = {
         "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
     ),
     "path": Table("path", "median_ms", "save; sample; move; check; load; total; total_p95", ("transport",)),
-    "early": Table(
-        "early",
-        "arms",
-        ";".join(
-            [f"{steps}.early=early, {steps} steps|.0%" for steps in (4, 16)]
-            + [f"{steps}.rest_ms=rest, {steps}, ms" for steps in (1, 4, 16)]
-        ),
-        ("way",),
-    ),
-    "first-drafts": Table(
-        "first-drafts",
-        _only("arms", "0", "1", "3"),
-        "first_step_tokens=tokens of the first step; first_token_ms; second_token_ms; third_token_ms",
-        ("drafts",),
-    ),
     "handoff": Table(
         "handoff",
         lambda result: _only("tokens", *_HANDOFFS)({"tokens": _swapped(result["tokens"])}),
@@ -184,16 +166,6 @@ TABLES = {
             ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
         ),
         ("transport, format",),
-    ),
-    "pulls": Table(
-        "pulls",
-        _only(
-            "pulls",
-            *(f"{way}, {size} MiB, records of 384 KiB" for size in (11, 256) for way in ("plain", "tls")),
-        ),
-        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s per GB; puller_cpu_s_a_gb.p50=puller's;"
-        "engine_share.p50=engine's steps|.0%",
-        ("pull",),
     ),
     "gangs": Table(
         "gangs",
@@ -241,33 +213,15 @@ TABLES = {
         turned=True,
     ),
     "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; not_answered"),
-    "flood-held": Table(
-        "flood",
-        "held",
-        "limit; sent; statuses.200=admitted; allowed; p99=concurrent, 99 % of the time; off=deviation|+.1%",
-        ("limit of",),
-    ),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
     ),
     "prefixes-index": Table(
         "prefixes",
         _fleets,
-        "decision_p50_us; place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core;"
-        "bytes_a_router_s=bytes/s per router; scheduler_cores=cores for updates",
+        "look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core",
         ("workers",),
-    ),
-    "prefixes-sizes": Table(
-        "prefixes",
-        "sizes",
-        "gib=GiB; bytes_a_block=bytes per block; operations_a_s; look_up_us=look-up, µs",
-        ("blocks",),
-    ),
-    "routing": Table(
-        "routing",
-        "median",
-        "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_share=prompt tokens computed|.0%",
-        ("policy",),
     ),
     "simulate": Table(
         "simulate",
