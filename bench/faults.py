@@ -182,7 +182,7 @@ def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
 
 def _catalogue(measured: dict[str, Any]) -> str:
     found = {one["fault"]: one for one in measured["faults"]}
-    rows = [["fault (live page)", "what happens", "alert", "fires, s", "alerts beside it"]]
+    rows = [["fault (live page)", "what happens", "alert", "fires, s"]]
     for name, alert in NAMED.items():
         one = found.get(name, {})
         seen = (SHOTS / f"{name}.jpg").is_file()
@@ -192,7 +192,6 @@ def _catalogue(measured: dict[str, Any]) -> str:
                 FAULTS[name].about.rstrip("."),
                 alert,
                 f"{value:.1f}" if (value := one.get("fired_s")) else "-",
-                ", ".join(one.get("others", [])) or "-",
             ]
         )
     machine, healthy = measured["machine"], measured["healthy"]

@@ -54,7 +54,7 @@ def tables(result: dict[str, Any]) -> str:
 
 
 _HEAD = [
-    *("plan", "drafts, store", "requests", "failed", "wrong tokens", "left over", "longest pause, s"),
+    *("plan", "requests", "failed", "wrong tokens", "left over", "longest pause, s"),
     *("pauses beyond the limit", "restarts"),
 ]
 
@@ -63,7 +63,6 @@ def _row(plan: dict[str, Any]) -> list[Any]:
     left = plan["leaks"]
     return [
         plan["plan"],
-        f"{plan['speculation']}, {plan['store']}",
         plan["requests"],
         plan["failed"] + plan["refused_needlessly"] + len(plan["crashes"]) + len(plan["unhealed"]),
         plan["wrong"],

@@ -405,7 +405,7 @@ def test_a_run_becomes_a_table(tmp_path: Path) -> None:
     written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
     page.write(tmp_path / "chaos.json", written)
     text = written.read_text()
-    assert "| p | mtp, memory | 1 | 0 | 0 | 0 | 0.50 | 0 | 0 |" in text
+    assert "| p | 1 | 0 | 0 | 0 | 0.50 | 0 | 0 |" in text
     assert "7 faults in 1.0 minutes" in text
     assert "`q`: 70 requests, 71 attempts placed, 4 of them by routers alone; 0 failed" in text
     assert "old" not in text
