@@ -1,6 +1,6 @@
 """Handoffs between engines with one pipeline stage and with two give the same answers as one engine.
 
-WHOLE_TABLE=1 runs all models with 20 prompts each, as the table in docs/handoff-wire.md does.
+WHOLE_TABLE=1 runs all models with 20 prompts each, as docs/handoff-wire.md says.
 """
 
 from __future__ import annotations
