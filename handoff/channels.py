@@ -119,7 +119,6 @@ class HandoffClient:
         self.channels = ChannelCache(Dialler.channel, HandoffStub, _close_channel, bound)
 
     def call(self, method: str, address: str, request: Any, timeout_s: float) -> grpc.Future[Any]:
-        """Start a call of the Handoff service at host:port."""
         kept = self.channels.begin(address)
         try:
             call: grpc.Future[Any] = getattr(kept.stub, method).future(request, timeout=timeout_s)

@@ -270,7 +270,6 @@ def _words(said: bytes) -> str:
 
 
 def _without(parts: list[memoryview], moved: int) -> list[memoryview]:
-    """Return the parts that remain after `moved` bytes."""
     for number, part in enumerate(parts):
         if moved < len(part):
             return [part[moved:], *parts[number + 1 :]]

@@ -78,7 +78,6 @@ class Part:
 
 
 def serve(groups: Sequence[CacheGroup], saved: int, wanted: int) -> bool:
-    """Return whether `CacheGroup.serves` holds for all groups."""
     return all(group.serves(saved, wanted) for group in groups)
 
 
@@ -98,7 +97,6 @@ def num_records(groups: Sequence[CacheGroup], num_tokens: int) -> int:
 
 
 def described(groups: Sequence[CacheGroup], num_tokens: int) -> list[Group]:
-    """Return the groups of a manifest of `num_tokens` tokens."""
     found = []
     for group in groups:
         live = group.live(num_tokens)
@@ -139,7 +137,6 @@ def final_part(groups: Sequence[CacheGroup], tables: Sequence[Sequence[int]], fi
 
 
 def parts_from(parts: Sequence[Part], first: int) -> tuple[Part, ...]:
-    """Return the parts from position `first` on."""
     found = (part.within(first, part.stop) for part in parts)
     return tuple(part for part in found if part.block_ids)
 

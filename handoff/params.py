@@ -38,7 +38,6 @@ Params = Mapping[str, Any]
 
 
 def save_params(epoch: int, *, cached: bool = False, prefix: Params | None = None) -> Params:
-    """Return the parameters of a `SaveWish`."""
     return {KEY: SaveWish(epoch, cached, prefix[KEY] if prefix is not None else None)}
 
 
@@ -51,7 +50,6 @@ def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved
 
 
 def wish_of(params: Params | None) -> SaveWish | LoadWish | None:
-    """Return the wish in `kv_transfer_params`, if any."""
     wish = params.get(KEY) if params is not None else None
     return wish if isinstance(wish, SaveWish | LoadWish) else None
 

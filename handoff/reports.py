@@ -54,7 +54,6 @@ class Costs:
 
     @classmethod
     def slowest(cls, costs: Sequence[Costs]) -> Costs:
-        """Return the maximum of each time."""
         return cls(*(max(getattr(cost, name) for cost in costs) for name in cls.__dataclass_fields__))
 
 

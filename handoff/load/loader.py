@@ -103,7 +103,6 @@ class _Turns:
             return waits
 
     def take(self) -> _Load | None:
-        """Wait for the next load that may begin; return None once closed and empty."""
         with self._changed:
             while not (self._closed and not self._waiting):
                 if (load := self._next()) is not None:
@@ -120,7 +119,6 @@ class _Turns:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let `take` return None once nothing waits."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

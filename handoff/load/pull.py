@@ -51,7 +51,6 @@ class LoadJob:
 
     @property
     def saved_id(self) -> str:
-        """The request id at the source."""
         return self.saved_as or self.request_id
 
     @property
@@ -61,8 +60,6 @@ class LoadJob:
 
 @dataclass(eq=False)
 class Progress:
-    """The progress of one pull."""
-
     job: LoadJob
     cancellation: Cancellation = field(default_factory=Cancellation)
     heard_s: float = 0.0  # time.monotonic of the start, or of the last bytes
@@ -124,7 +121,6 @@ class Acknowledgements:
 
     @property
     def dropped(self) -> bool:
-        """Whether the source may have dropped records."""
         return bool(self._told or self._wanted)
 
     def is_due(self, place: int) -> bool:
@@ -310,7 +306,6 @@ class Pulls:
         return pulls
 
     def _parts(self, job: LoadJob, share: Share) -> list[Part]:
-        """Return the parts of the groups whose heads are in this share."""
         groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
         return [part for part in job.parts if part.group in groups]
 

@@ -38,7 +38,6 @@ class _Holes:
         self.slots = 0
 
     def take(self, count: int) -> tuple[Run, ...]:
-        """Remove `count` slots, which must be free."""
         self.slots -= count
         for i, (first, size) in enumerate(self._runs):
             if size >= count:
@@ -60,7 +59,6 @@ class _Holes:
         return tuple(sorted(taken))
 
     def give(self, first: int, count: int) -> None:
-        """Add a run, merging it with its neighbours."""
         self.slots += count
         stop = first + count
         i = j = bisect.bisect(self._runs, (first, 0))
@@ -132,7 +130,6 @@ class Arena:
 
     @property
     def slots(self) -> int:
-        """All slots, faulted in or not."""
         return self._slots
 
     @property

@@ -51,8 +51,6 @@ _LANES = 2  # allocated at the start
 
 
 class _Target(Protocol):
-    """Host memory for records."""
-
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]: ...
 
     def records(self, first: int, stop: int) -> Bytes: ...
@@ -60,8 +58,6 @@ class _Target(Protocol):
 
 @dataclass(frozen=True)
 class _Plain:
-    """Host memory in one piece."""
-
     data: Bytes
 
     def pieces(self, first: int, stop: int, most: int) -> Iterable[tuple[int, int]]:

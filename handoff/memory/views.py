@@ -61,7 +61,6 @@ def slots_in(size: int, record_bytes: int) -> int:
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Merge adjacent runs."""
     found: list[Run] = []
     for first, count in runs:
         if found and sum(found[-1]) == first:
@@ -179,19 +178,16 @@ class SaveView(SavePlan):
         self._headers[slots, _STATE] = _states(first, first + len(own), _WHOLE)
 
     def is_whole(self, record: int) -> bool:
-        """Return whether a record can be read."""
         state = self._headers[self._at(record, record + 1), _STATE]
         return bool(state[0] == _states(record, record + 1, _WHOLE)[0])
 
     def fail(self) -> None:
-        """Mark all coming records as failed."""
         states = self._headers[self._slots, _STATE]
         coming = states & _KIND == _COMING
         self._headers[self._slots[coming], _STATE] = states[coming] | np.uint64(_FAILED)
 
     @property
     def whole(self) -> int:
-        """The number of records that can be read."""
         return int((self._headers[self._slots, _STATE] & _KIND == _WHOLE).sum())
 
     def wait(self, first: int, stop: int, what: str, check: Callable[[], None]) -> int:

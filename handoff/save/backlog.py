@@ -38,7 +38,6 @@ class _Stream:
     copying: bool = False
 
     def next_turn(self) -> tuple[Part, Mark | None] | None:
-        """Take the next records that there is room for, if any."""
         entry, start = self.entry, self.entry.next
         most = windows.at_once(TURN_BYTES // entry.record_bytes, entry.slots, entry.num_blocks)
         room = min(entry.room, most)

@@ -41,7 +41,6 @@ class SaveRoom:
         self._staging = {**self._staging, **staging}
 
     def slots(self, blocks: int) -> int:
-        """Return how many slots a save of `blocks` blocks gets."""
         capacity = min((capacity for _, capacity in self._staging.values()), default=0)
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 

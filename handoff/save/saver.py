@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Save these blocks of an attempt."""
-
     request_id: str
     epoch: int
     parts: tuple[Part, ...]
@@ -42,7 +40,6 @@ class SaveJob:
 
     @property
     def num_records(self) -> int:
-        """Total records of the save."""
         return sum(len(part.block_ids) for part in self.parts) if self.whole is None else self.whole
 
 
@@ -104,7 +101,6 @@ class Saver:
         )
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """End the unfinished saves of these attempts."""
         for key in keys:
             if self._growing.pop(key, None) is not None:
                 self._staging.release(*key)

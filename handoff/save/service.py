@@ -51,8 +51,6 @@ Context = grpc.ServicerContext
 
 
 class HandoffService(HandoffServicer):
-    """One rank's gRPC server and its port for records."""
-
     def __init__(
         self,
         staging: Staging,
@@ -210,7 +208,6 @@ class Answers:
 
     @contextlib.contextmanager
     def _room(self, request: pb.PullRequest) -> Iterator[None]:
-        """Count an early pull. Raises SourceBusy."""
         if not self._staging.is_growing(request.request_id, request.epoch):
             yield
             return
@@ -242,7 +239,6 @@ class _Watch:
             raise Broken(f"a pull took longer than {MAX_PULL_S:g} s")
 
     def waiting(self) -> None:
-        """Raise Broken after MAX_PULL_S, PullCancelled if the puller has disconnected."""
         self.sending()
         if self._line.peek() is not False:
             raise PullCancelled("the pull was given up")

@@ -121,7 +121,6 @@ class Shelf:
             return kept.manifest
 
     def release(self, manifest: EmbeddingManifest) -> None:
-        """End the lease of one manifest."""
         with self._lock:
             kept = self._kept.get(manifest.identifier)
             if kept is not None and kept.manifest.epoch == manifest.epoch:
@@ -144,7 +143,6 @@ class Shelf:
             )
 
     def staged(self) -> Staged:
-        """Return what is under a lease."""
         now = time.monotonic()
         with self._lock:
             leased = [one.entry for one in self._kept.values() if not one.may_go(now)]
@@ -185,7 +183,6 @@ class Shelf:
         return free >= records
 
     def _reserve(self, identifier: str, records: int) -> Entry:
-        """Allocate room, and drop other embeddings for it. Raises StagingFull."""
         with self._lock:
             if self._room(records):
                 while True:

@@ -35,8 +35,6 @@ _REMEMBERED = 4096  # past entries, remembered to give late pulls the right erro
 
 @dataclass(eq=False)
 class Entry:
-    """One saved prompt of one rank."""
-
     request_id: str
     epoch: int
     place: StagingSlots = field(repr=False)
@@ -163,7 +161,6 @@ class Staging:
         entry.growing = False
 
     def discard(self, entry: Entry) -> None:
-        """Free an unpublished entry."""
         with self._changed:
             self._abandon(entry)
 
@@ -218,7 +215,6 @@ class Staging:
                     at = end  # noqa: PLW2901
 
     def is_growing(self, request_id: str, epoch: int) -> bool:
-        """Return whether the entry's prompt is still being computed."""
         entry = self._entries.get((request_id, epoch))
         return entry is not None and entry.growing
 
@@ -290,7 +286,6 @@ class Staging:
 
     @property
     def capacity(self) -> int:
-        """Blocks that fit when nothing is saved."""
         return self._arena.slots
 
     @property

@@ -129,7 +129,6 @@ class Trials:
             )
 
     def _pull(self, transport: Transport, sample: pb.SampleReply, blocks: int) -> int:
-        """Pull and check the first blocks. Return their size; raises HandoffError."""
         pull = Pull(
             request_id=sample.request_id,
             epoch=EPOCH,

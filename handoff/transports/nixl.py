@@ -148,7 +148,6 @@ class _Reader:
 
     @classmethod
     def size(cls, pull: Pull) -> int:
-        """Return the size of a pull's buffer."""
         return _AHEAD * HEADER_BYTES + 2 * _half_bytes(pull)
 
     def read(self) -> Iterator[Records]:
@@ -232,7 +231,6 @@ class _Reader:
 
 
 def _most(pull: Pull) -> int:
-    """Return the maximum number of records in a chunk."""
     return min(pull.records_a_chunk, pull.num_blocks)
 
 

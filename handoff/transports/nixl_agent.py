@@ -61,8 +61,6 @@ _SETTLE_S = 5.0  # time after that until nothing can arrive any more
 
 @dataclass(frozen=True)
 class Region:
-    """Memory that peers may read."""
-
     number: int
     memory: Bytes = field(repr=False)  # keeps it mapped
     start: int  # address
@@ -88,8 +86,6 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Read:
-    """A read of a peer's memory into a buffer."""
-
     peer: str
     what: str  # named in error texts
     handle: Any  # NIXL's handle
@@ -98,8 +94,6 @@ class Read:
 
 
 class Buffer:
-    """Memory for the reads of one pull."""
-
     def __init__(self, size: int) -> None:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.data: Bytes = np.frombuffer(memory, np.uint8)
@@ -112,7 +106,6 @@ class Buffer:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all its reads are complete."""
         return all(read.state is State.THERE for read in self.reads)
 
 
@@ -304,7 +297,6 @@ class Agent:
             self.regions = ()
 
     def _is_there(self, read: Read) -> bool:
-        """Return whether a read is complete. Raises TransportFailed if it failed."""
         with self._lock:
             if read.state is State.UNDER_WAY:
                 self._learn(read, lambda: self._nixl.check_xfer_state(read.handle))
@@ -313,7 +305,6 @@ class Agent:
         return read.state is State.THERE
 
     def _check_contact(self, read: Read) -> None:
-        """If the peer has never answered, shun it and raise TransportFailed."""
         with self._lock:
             peer = self._peers.get(read.peer)
             if peer is not None and not peer.answered:

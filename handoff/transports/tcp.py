@@ -169,7 +169,6 @@ class Lines:
         return line, GREETING + reply.session
 
     def close(self) -> None:
-        """Close idle connections. Idempotent."""
         with self._lock:
             self._closed = True
             lines = [line for kept in self._kept.values() for line in kept.lines]
@@ -271,7 +270,6 @@ def _records(pull: Pull, line: Line, frame: Frame, buffer: Bytes, most: int) -> 
 
 
 def _connected(pull: Pull, host: str, port: int) -> socket.socket:
-    """Return a connected socket. Raises TransportFailed, PullTimeout, PullCancelled."""
     problem = f"{pull.what}: no connection to port {port}, from which records are sent"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

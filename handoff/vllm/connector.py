@@ -69,7 +69,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The contents of the hash, in words."""
         return self._scheduler_side.facts
 
     def take_reports(self) -> Reports:
@@ -94,7 +93,6 @@ class BatonConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler_side.published_addresses
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
-        """Make the ranks pull test payloads from another worker's ranks."""
         return self._scheduler_side.client.try_handoff(self.kv_addresses, sources, transport, size, timeout_s)
 
     def wake_on_loads(self, wake: Callable[[], object]) -> bool:

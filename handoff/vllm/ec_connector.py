@@ -51,8 +51,6 @@ MODALITY = "image"
 
 @dataclass
 class StepImages(ECConnectorMetadata):
-    """The images of one engine step."""
-
     loads: dict[str, Embeddings] = field(default_factory=dict)  # to load, by name
     new: list[str] = field(default_factory=list)  # names of the new requests' images, in an encode worker
 
@@ -115,7 +113,6 @@ class BatonECConnector(ECConnectorBase):
     # -- in the ranks
 
     def start_load_caches(self, encoder_cache: dict[str, Any], **_: Any) -> None:
-        """Load the step's embeddings."""
         step = cast(StepImages, self._get_connector_metadata())
         for name, one in step.loads.items():
             encoder_cache[name] = _tensor(one)

@@ -51,8 +51,6 @@ from baton.rpc import host_id
 
 @dataclass
 class _Prompt:
-    """A prompt that is to be saved."""
-
     request: Any
     wish: SaveWish
     refused: bool = False  # not cached as required: its save never begins
@@ -162,7 +160,6 @@ class SchedulerSide:
         self._room.hear({rank.rank: (rank.slots, rank.slots) for rank in self._ranks})
 
     def add(self, request: Any) -> None:
-        """Register a new request's wish."""
         wish = wish_of(request.kv_transfer_params)
         if isinstance(wish, SaveWish):
             self._to_save[request.request_id] = _Prompt(request, wish)
@@ -228,7 +225,6 @@ class SchedulerSide:
         return promised and final_records(self._groups, end) > prompt.records
 
     def _save(self, prompt: _Prompt, tables: Sequence[Sequence[int]], end: int) -> None:
-        """Order the save of the records that are final after `end` tokens, or of the rest."""
         request, epoch = prompt.request, prompt.wish.epoch
         whole, last = num_records(self._groups, request.num_tokens), end >= request.num_tokens
         parts: tuple[Part, ...]
@@ -254,7 +250,6 @@ class SchedulerSide:
         self._jobs.saves.append(job)
 
     def _drop(self, key: Key) -> None:
-        """End a save before its prompt is complete."""
         save = self._saving.pop(key, None)
         self._room.forget(key[0])
         self._jobs.drops.append(key)
@@ -286,7 +281,6 @@ class SchedulerSide:
         return key is not None
 
     def freed(self, request_ids: Iterable[str]) -> None:
-        """Record that all ranks have copied the kept blocks of these requests."""
         for request_id in request_ids:
             self._room.freed(request_id)
 

@@ -184,7 +184,6 @@ class WorkerSide:
         )
 
     def withhold(self, jobs: StepJobs) -> None:
-        """Stop reading blocks that the step may overwrite."""
         self._saver.withhold(jobs.preempted)
 
     def begin_step(self, jobs: StepJobs) -> None:
@@ -201,7 +200,6 @@ class WorkerSide:
         self.loader.cancel(jobs.cancels)
 
     def save(self, jobs: StepJobs) -> None:
-        """Do the step's saves, after its forward pass."""
         done = [self._saver.save(job) for job in jobs.saves]
         self._results.saves += [one for one in done if one is not None]
         self._report_room()
@@ -254,7 +252,6 @@ class WorkerSide:
         return found if jobs.saves or found.saves or found.loads or found.staging else None
 
     def _report_room(self) -> None:
-        """Add staging's room to the results if it has changed."""
         room = self.staging.free_blocks, self.staging.capacity
         if room != self._reported_room:
             self._reported_room = self._results.staging[self._rank] = room
@@ -269,7 +266,6 @@ class WorkerSide:
         self._ended += [load for load in self.loader.take_finished() if not promote(load)]
 
     def close(self) -> None:
-        """Stop everything and remove the shared memory. Idempotent."""
         atexit.unregister(self.close)
         self.loader.close()
         self._service.close()

@@ -226,7 +226,6 @@ class AcceptanceWatch:
 
     @property
     def why(self) -> str:
-        """The reason for the alarm, for an operator."""
         if self._fruits < FRUITFUL_TOKENS:
             return f"no token of the last {max(self._fruitless, FRUITLESS_DRAFTS)} drafts was accepted"
         return (

@@ -31,8 +31,6 @@ _PROBE_AGAIN_STEPS = 60  # a length that was run in these last steps needs no pr
 
 @dataclass(frozen=True)
 class DraftStep:
-    """The measurements of one engine step."""
-
     requests: int
     tokens: int  # run through the target: one per request, and the drafts
     limit: int  # draft length of this step; the next step verifies these drafts
@@ -45,8 +43,6 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """The last decision."""
-
     requests: int = 0
     limit: int = 0
     probe: bool = False  # run to learn about it, not because it seems best
@@ -54,8 +50,6 @@ class DraftChoice:
 
 @dataclass
 class _Batch:
-    """State of one bucket of batch sizes."""
-
     limit: int | None = None
     seen_at: dict[int, int] = field(default_factory=dict)  # draft length -> number of its last step
 

@@ -80,5 +80,4 @@ class StepShare:
 
     @staticmethod
     def _least(contest: Contest) -> int:
-        """Return the guaranteed number of requests, at least one."""
         return max(1, math.ceil(contest.first_rows * contest.share / (1 - contest.share)))

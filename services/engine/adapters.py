@@ -39,8 +39,6 @@ Shape = list[int]
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """An adapter's files."""
-
     name: str
     path: str
     fingerprint: str  # hex digest of the files and of the settings that change their meaning
@@ -159,7 +157,6 @@ def _weights_of(path: Path) -> Path | None:
 
 
 def _fingerprint(path: Path, meaning: Mapping[str, Any]) -> str:
-    """Return a hex digest of every byte of an adapter that vLLM reads. Raises OSError."""
     weights = _weights_of(path)
     digest = hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode())
     for file in filter(None, (path / _CONFIG, weights)):

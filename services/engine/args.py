@@ -206,7 +206,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _modalities(settings: EngineSettings) -> dict[str, Any]:
-    """Return the arguments that choose a model's modalities: text and images, not audio or video."""
     if not settings.images:
         return {"language_model_only": True}  # the other parts are not even loaded
     return {"limit_mm_per_prompt": _LIMITS}
@@ -258,7 +257,6 @@ def _checked_extra(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def largest_image(model_config: Any) -> int:
-    """Return how many tokens the largest image takes."""
     from vllm.multimodal import MULTIMODAL_REGISTRY
     from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 

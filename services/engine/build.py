@@ -76,8 +76,6 @@ def cores_of_ranks(cpu: str, ranks: int) -> str:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """An engine to be loaded."""
-
     settings: Settings
     worker_id: str
     fingerprint: str  # fingerprint of the model's files
@@ -143,7 +141,6 @@ def build_config(plan: EnginePlan) -> Any:
 
 
 def _cpu_environment(settings: Settings) -> None:
-    """Set the variables by which libraries learn about memory and cores."""
     # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
     # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -176,7 +173,6 @@ def _transfer_config(plan: EnginePlan) -> Any:
 
 
 def _connector_config(plan: EnginePlan) -> dict[str, Any]:
-    """Return the fields of HandoffConfig."""
     handoff = plan.settings.handoff
     return {
         **handoff.model_dump(exclude={"enabled"}),
@@ -192,7 +188,6 @@ def _connector_config(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> None:
-    """Have the engine compute only images. Raises ConfigError for a model that takes none."""
     from vllm.config import SchedulerConfig
 
     if not takes_images(model_config):
@@ -232,7 +227,6 @@ def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
 
 
 def _add_fair_share(args: dict[str, Any], plan: EnginePlan, *, on_cpu: bool) -> None:
-    """Schedule requests by priority, and give each prompt a share of a step, unless engine.extra differs."""
     spec = plan.settings.engine.speculative_config
     if on_cpu:
         step = fair_share.step_tokens(plan.settings.engine.max_num_seqs, spec.limit if spec else 0)
@@ -250,7 +244,6 @@ def measures_share(plan: EnginePlan) -> bool:
 
 
 def _drafter_fingerprint(engine: EngineSettings) -> str:
-    """Return the fingerprint of a draft model that keeps KV, or ""."""
     spec, method = engine.speculative_config, validation.check(engine)
     if spec is None or method is None or not method.keeps_kv or not spec.model:
         return ""
@@ -275,7 +268,6 @@ def _check_verification(config: Any) -> None:
 
 
 def _check_stages(config: Any, engine: EngineSettings) -> None:
-    """Refuse drafting in a pipeline that vLLM cannot do, or that cannot be timed."""
     spec, stages = engine.speculative_config, engine.pipeline_parallel_size
     if spec is None or stages == 1:
         return
@@ -399,7 +391,6 @@ def _check_plugin() -> None:
 
 
 def _load_adapters(engine: Any, adapters: Sequence[AdapterFiles]) -> None:
-    """Have every rank load the adapters. Raises StartError with vLLM's reason."""
     from vllm.lora.request import LoRARequest
 
     for number, adapter in enumerate(adapters, start=1):

@@ -85,7 +85,6 @@ class CacheEvents:
         self._touched: dict[int, int] = {}  # hash -> depth of the blocks that changed since the last `take`
 
     def take(self) -> Change | None:
-        """Return the changes since the last call, or None."""
         if not self._touched and not self._cleared:
             return None
         blocks, touched = self._blocks, self._touched.items()

@@ -106,7 +106,6 @@ class _Store:
 
     @classmethod
     def open(cls) -> _Store | None:
-        """Return the user's store; if it cannot be used, log why and return None."""
         try:
             base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
             folder = Path(base) / FOLDER
@@ -119,7 +118,6 @@ class _Store:
         return cls(folder)
 
     def find(self, seen: os.stat_result) -> str:
-        """Return the digest of a file in this state, or "" if unknown."""
         try:
             entry = os.open(self._entry(seen), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:

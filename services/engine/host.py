@@ -107,7 +107,6 @@ class EngineHost:
         return await asyncio.wrap_future(self._loaded)
 
     def submit(self, request: Any) -> None:
-        """Queue a prepared request."""
         self._messages.put(lambda: self._add(request))
 
     def begin_load(self, internal_id: str, epoch: int, manifest: Manifest) -> None:
@@ -132,7 +131,6 @@ class EngineHost:
         self._messages.put(lambda: self._abort(internal_ids))
 
     def rung(self, wave: int) -> None:
-        """Note that another engine of the gang has work in a wave."""
         self._messages.put(lambda: self._rung(wave))
 
     def stop(self) -> bool:
@@ -166,7 +164,6 @@ class EngineHost:
 
     @property
     def block_hasher(self) -> Any:
-        """The function that hashes a request's blocks for the prefix cache, or None."""
         return self._engine.request_block_hasher
 
     @property
@@ -176,21 +173,17 @@ class EngineHost:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """The facts that the compatibility hash covers, in words."""
         return dict(self._connector.facts) if self._connector is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
-        """The naming of the reported blocks, or None if the engine reports none."""
         return self._cache_events.hashing if self._cache_events is not None else None
 
     @property
     def reports_blocks(self) -> bool:
-        """Whether it reports what it has cached: KV blocks, or images' embeddings."""
         return self._cache_events is not None or self.shelf is not None
 
     def embedding_puller(self) -> EmbeddingPuller:
-        """Return what pulls embeddings for this engine's model, which takes images."""
         plan, form = self._plan, ec_connector.form_of(self._engine.vllm_config, self._plan.fingerprint)
         room = sizing.embeddings_bytes(plan.settings.handoff.embeddings_mib)
         return EmbeddingPuller(plan.worker_id, form, plan.settings.handoff.transports, room)
@@ -286,7 +279,6 @@ class EngineHost:
             self._lockstep.finish_wave()
 
     def _next_poll_s(self, poll_s: float) -> float:
-        """Return how long to wait for a message before the next step, after a step without tokens."""
         unfinished = self._engine.scheduler.get_num_unfinished_requests()
         return _POLL_WOKEN_S if unfinished and self._waits else min(poll_s * _POLL_GROWTH, _POLL_MOST_S)
 
@@ -419,7 +411,6 @@ class EngineHost:
             self._giving_way.step_failed()
 
     def _holding(self) -> set[str] | None:
-        """Return the requests that ran when the engine failed, or None if unknown."""
         try:
             return self._failed_step.holding() if self._failed_step is not None else None
         except Exception as error:  # noqa: BLE001 (the engine may be in any state)

@@ -13,8 +13,6 @@ from baton.services.engine.step_checks import StepLimits
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """The size and limits of a loaded engine."""
-
     max_model_len: int  # tokens
     block_size: int  # tokens
     num_blocks: int  # blocks of `block_size` tokens of all layers
@@ -41,7 +39,6 @@ _NO_LIMIT = 1 << 20
 
 
 def info_of(engine: Any) -> EngineInfo:
-    """Return the size and limits of a loaded engine."""
     config = engine.vllm_config
     found = _info_of(engine)
     if not config.is_mm_encoder_only:

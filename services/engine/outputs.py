@@ -34,12 +34,10 @@ def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
 
 
 def _is_too_large(output: Any) -> bool:
-    """Return whether an output's log-probabilities are too large for any reply."""
     return _has_arrays(output) and size_of(output) > REPLY_BYTES
 
 
 def size_of(output: Any) -> int:
-    """Estimate how many bytes an output takes in a reply."""
     size = _PLAIN_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
     for arrays in (output.new_logprobs, output.new_prompt_logprobs_tensors):
         if arrays is not None:
@@ -117,13 +115,11 @@ def is_error(output: Any) -> bool:
 
 
 def _image_problem(output: Any, prepared: Prepared) -> str:
-    """Return which image the engine lacked when it gave the request up with this output, or ""."""
     lost = getattr(prepared.request, IMAGE_LOST, "")
     return f"the image {lost} is needed again" if lost and is_error(output) else ""
 
 
 def _grammar_problem(output: Any, prepared: Prepared) -> str:
-    """Return why the grammar ended the request with this output, or "". Another worker would fail too."""
     return problem_of(prepared.request) if is_error(output) else ""
 
 
@@ -165,7 +161,6 @@ def end_of_prefill(
 
 
 def admitted(prepared: Prepared, loaded: reports.Loaded) -> worker_pb2.Admitted:
-    """Return the message that a handoff was loaded on this worker, with its costs."""
     return worker_pb2.Admitted(
         request_id=prepared.request_id,
         epoch=prepared.epoch,

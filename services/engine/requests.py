@@ -54,8 +54,6 @@ _RESERVED = (
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The limits of a loaded engine."""
-
     max_model_len: int  # tokens of prompt and output together
     vocabulary: int  # width of the logits
     block_hasher: Callable[[Request], list[Any]] | None
@@ -81,8 +79,6 @@ def limits_of(
 
 @dataclass
 class Prepared:
-    """A request for the engine."""
-
     request_id: str  # the router's; `request` has the engine's
     epoch: int
     request: Request
@@ -176,7 +172,6 @@ def prepare_encode(start: Start, internal_id: str, client_index: int, limits: En
 
 
 def image_of(prepared: Prepared) -> tuple[str, int]:
-    """Return the name of an ENCODE's image, and the number of its embeddings."""
     [feature] = prepared.request.mm_features
     return feature.identifier, feature.mm_position.get_num_embeds()
 
@@ -267,7 +262,6 @@ def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
 
 
 def _drafts(complete: Complete, vocabulary: int) -> list[int]:
-    """Return the drafts in a message, up to the first that is not in the vocabulary."""
     return list(takewhile(lambda token: token < vocabulary, complete.draft_token_ids))
 
 
@@ -349,7 +343,6 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
 
 
 def _check_source(start: Start, prompt: int) -> None:
-    """Refuse a source that saves a different number of tokens than this request has."""
     here = prompt + len(start.output_token_ids)
     if start.source.tokens != here:
         raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
@@ -369,7 +362,6 @@ def _is_late(request: Request, limits: EngineLimits) -> bool:
 
 
 def _cut(core: EngineCoreRequest, tokens: int) -> None:
-    """Reduce a request to the prompt's first tokens, whose KV is to be saved."""
     if not 0 < tokens < len(core.prompt_token_ids):
         raise _invalid(f"cannot save the first {tokens} of {len(core.prompt_token_ids)} prompt tokens")
     core.prompt_token_ids = core.prompt_token_ids[:tokens]
@@ -389,7 +381,6 @@ def _with_images(features: Sequence[Any], find: FindImage | None, *, all_needed:
 
 
 def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:
-    """Return the parameters to load what the source saves: this request's KV, or its prompt's beginning."""
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)
     return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")

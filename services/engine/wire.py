@@ -78,7 +78,6 @@ def decode_item(data: bytearray) -> MultiModalKwargsItem:
 
 
 def _frames(data: bytearray) -> list[memoryview]:
-    """Return the frames of a prepared image. Raises struct.error or ValueError."""
     (number,) = struct.unpack_from("<Q", data)
     if number > len(data) >> 3:
         raise ValueError("its frames are cut")

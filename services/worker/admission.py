@@ -40,7 +40,6 @@ class Admission:
     """
 
     def __init__(self, limits: PlacementLimits) -> None:
-        """Refuse everything until `fit` is called."""
         self._limits = limits
         self.prompt_tokens = self.requests = self.blocks = self.extras = 0
         self._max_requests = self._max_blocks = self._max_extras = 0
@@ -76,7 +75,6 @@ class Admission:
         share.prompt_tokens = 0
 
     def shared(self, share: Share, blocks: int) -> None:
-        """Give back KV blocks that the attempt shares with other requests."""
         less = min(blocks, share.blocks)
         self.blocks -= less
         share.blocks -= less

@@ -54,7 +54,6 @@ class RunningAttempt:
 
     @property
     def internal_id(self) -> str:
-        """The id in the engine, unique to the attempt."""
         return attempt_id(self.request_id, self.epoch)
 
     @property
@@ -66,8 +65,6 @@ class RunningAttempt:
 
 
 class Attempts:
-    """All attempts of this worker."""
-
     def __init__(self) -> None:
         self.on_end: Callable[[RunningAttempt], object] = lambda _: None  # called after an attempt has ended
         self._live: dict[str, RunningAttempt] = {}  # keyed by internal id

@@ -107,7 +107,6 @@ class Dispatcher:
     # Called by the lifecycle.
 
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
-        """Accept requests: the engine is loaded, with these adapters."""
         self.load = EngineLoad(free_blocks=info.free_blocks)
         find, self._max_model_len = self.images.find if info.images else None, info.max_model_len
         self._entrance.fit(limits_of(info, self._host.block_hasher, adapters, find))
@@ -120,7 +119,6 @@ class Dispatcher:
         self._role = role
 
     def drain(self) -> None:
-        """Refuse new requests; running ones continue."""
         self._closed_because = "this worker is draining"
 
     @property
@@ -182,7 +180,6 @@ class Dispatcher:
         return session
 
     def disconnect(self, session: RouterSession) -> None:
-        """End the requests of a closed stream, and release its handoffs."""
         self._sessions.pop(session.number, None)
         attempts = self._attempts.of_session(session.number)
         for attempt in attempts:
@@ -193,7 +190,6 @@ class Dispatcher:
         self.outgoing.release_of_session(session.number)
 
     def start(self, session: RouterSession, start: Start) -> None:
-        """Start a phase of an attempt; if it is refused, its router gets a Failed."""
         attempt = RunningAttempt(
             start.request_id,
             start.epoch,
@@ -241,7 +237,6 @@ class Dispatcher:
         self._entrance.begin(attempt, start)
 
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
-        """End an attempt at any stage, and tell its router why."""
         self._fail_all([(attempt, self._cut(attempt, code, message))])
 
     # Called by the engine (engine.host.Listener).
@@ -364,7 +359,6 @@ class Dispatcher:
         return True
 
     def _encoded(self, attempt: RunningAttempt, manifest: EmbeddingManifest) -> None:
-        """End an ENCODE whose embeddings were here."""
         self._send(attempt.session, RunReply(saved=[self.encodes.told(attempt, manifest, kept=True)]))
         self._end(attempt)
 
@@ -430,13 +424,11 @@ class Dispatcher:
             self.outgoing.over(attempt.request_id, attempt.epoch)  # has no effect if the KV is kept
 
     def _cut(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> Failed:
-        """End an attempt in the engine too, and return what its router is told."""
         self._end(attempt)
         self._host.abort([attempt.internal_id])
         return attempt.failed(code, message)
 
     def _end(self, attempt: RunningAttempt) -> None:
-        """End an attempt that may have been in the engine, and count its drafts."""
         self._attempts.end(attempt)
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))

@@ -17,8 +17,6 @@ from baton.services.worker.outgoing import Outgoing
 
 
 class Encodes:
-    """The ENCODEs of one worker."""
-
     def __init__(self, host: EngineHost, outgoing: Outgoing, metrics: WorkerMetrics) -> None:
         self._host = host
         self._outgoing = outgoing
@@ -36,7 +34,6 @@ class Encodes:
         )
 
     def finished(self, attempt: RunningAttempt) -> Saved:
-        """Handle the end of an image in the engine, which kept its embeddings if there was room."""
         shelf = self._host.shelf
         manifest = shelf.manifest(*image_of(attempt.prepared)) if shelf is not None else None
         return self.told(attempt, manifest, kept=False)

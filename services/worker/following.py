@@ -120,7 +120,6 @@ class Following:
             incoming.on_failed(failure.event, Problem.of(failure.problem))
 
     async def _hear(self, incoming: Follower, source: Source, epoch: int) -> None:
-        """Pass on the source's replies until its prompt is complete. Raises _FailureError."""
         try:
             await self._call(incoming, source, epoch, CONNECT_S)
         except _FailureError as failure:

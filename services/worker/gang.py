@@ -84,8 +84,6 @@ async def own_host(settings: Settings, kv_host: str) -> str:
 
 
 class WorkerGang:
-    """The gang of one worker or limb."""
-
     def __init__(
         self,
         identity: scheduler_pb2.WorkerIdentity,
@@ -115,7 +113,6 @@ class WorkerGang:
         self.life = ""  # the id of rank 0's worker, / and a random text
 
     def add_to(self, server: Any) -> None:
-        """Serve the other members, if this is rank 0."""
         if isinstance(self.link, Leader):
             gang_pb2_grpc.add_GangServicer_to_server(self.link, server)  # type: ignore[no-untyped-call]
 
@@ -129,11 +126,9 @@ class WorkerGang:
         return GangRank(seat.rank, world.host, world.store_port, own)
 
     def serve(self) -> None:
-        """Tell the gang that this worker's engine is loaded."""
         self.link.tell(gang_pb2.STAGE_SERVING)
 
     def drain(self) -> None:
-        """Have the others drain, too."""
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
@@ -179,7 +174,6 @@ class WorkerGang:
 
 
 def _facts(identity: scheduler_pb2.WorkerIdentity, settings: Settings, own_host: str) -> dict[str, str]:
-    """Return the facts that must be equal in all members, as texts."""
     engine = settings.engine.model_dump(mode="json")
     extra = json.dumps(engine.pop("extra"), sort_keys=True)  # may hold a token
     near = ipaddress.ip_address(own_host).is_loopback

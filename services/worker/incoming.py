@@ -116,7 +116,6 @@ class Incoming:
 
     @property
     def loads(self) -> bool:
-        """Whether the KV is not in the engine's cache yet."""
         return self.waits or self.state is State.COMPLETE
 
     def hear(self, event: Event) -> bool:
@@ -133,7 +132,6 @@ class Incoming:
             self._entrance.begin_load(self._attempt, manifest)
 
     def on_complete(self, complete: Complete) -> None:
-        """Pass the source's final answer to the engine."""
         if not self.hear(Event.COMPLETE):
             return
         held, self._held = self._held, None

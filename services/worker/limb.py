@@ -113,7 +113,6 @@ class Limb:
     async def _serve(
         self, stop: asyncio.Event, gang: WorkerGang, failed: asyncio.Future[EngineFailed]
     ) -> None:
-        """Serve until the gang has drained. Raises EngineFailed."""
         link = gang.link
         ends = [asyncio.create_task(event.wait()) for event in (stop, link.draining)]
         waited: list[asyncio.Future[Any]] = [*ends, link.lost, failed]

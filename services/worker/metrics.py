@@ -76,7 +76,6 @@ class WorkerMetrics(Metrics):
         self._num_blocks = num_blocks
 
     def on_step(self, step: EngineStep) -> None:
-        """Count a step that had work or outputs."""
         self._requests_running.set(step.load.running)
         self._requests_waiting.set(step.load.waiting)
         if step.failed:
@@ -128,7 +127,6 @@ class WorkerMetrics(Metrics):
         self._embeddings_found.inc(kept.found - before.found)
 
     def on_embeddings(self, transport: str, size: int) -> None:
-        """Count an image whose embeddings came, in `size` bytes."""
         self._embeddings_loaded.labels(transport).inc()
         self._embeddings_loaded_bytes.labels(transport).inc(size)
 

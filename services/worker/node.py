@@ -234,7 +234,6 @@ class Node:
     # Serving and draining.
 
     async def _serve(self, session: WorkerSession, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Serve until a signal, an operator or its gang ends it, then drain. Raises EngineFailed."""
         events = [self._stop, session.draining]
         if self._gang is not None:
             self._gang.serve()
@@ -265,7 +264,6 @@ class Node:
             raise EngineFailed(f"the engine failed: {describe(error)}") from error
 
     async def _drain(self, dispatcher: Dispatcher, host: EngineHost) -> None:
-        """Wait until all requests have ended and all KV was pulled, or worker.drain_timeout_s has passed."""
         began = time.monotonic()
         deadline = began + self._settings.worker.drain_timeout_s
         logger.info("draining: %d requests, %d handoffs to pull", dispatcher.requests, self._staged.handoffs)
@@ -291,7 +289,6 @@ class Node:
             await asyncio.sleep(POLL_S)
 
     async def _watch_pinned(self, host: EngineHost) -> None:
-        """Ask the ranks once per heartbeat for the saved KV that waits to be pulled."""
         while True:
             staged = await asyncio.to_thread(host.staged, STAGED_TIMEOUT_S)
             if staged is not None:
@@ -309,7 +306,6 @@ class Node:
         return await done_or_stopped(work, what, self._stop, self._gang)
 
     def _bind(self, server: grpc.aio.Server) -> int:
-        """Bind the gRPC port. Raises StartError if it is taken, and NotSecured."""
         listen = addresses.join(*addresses.split(self._settings.worker.listen))
         rpc.check_exposure("handoff.host", self._settings.handoff.host or "127.0.0.1")
         port = rpc.listen(server, "worker.listen", listen)
@@ -321,7 +317,6 @@ class Node:
         return port
 
     async def _advertise(self, port: int) -> None:
-        """Find and set the advertised addresses. Raises StartError."""
         found = await advertised(self._settings, port, SCHEDULER_WAIT_S)
         self._identity.address, self._kv_host = found.worker, found.kv_host
         listen = self._settings.worker.listen
@@ -355,7 +350,6 @@ class Node:
         return ""
 
     def _unable(self, role: Role) -> str:
-        """Return why this engine cannot take a role; empty if it can."""
         if not self._identity.HasField("capacity"):
             return "its engine is still loading"
         if role.generates != self._role.generates:

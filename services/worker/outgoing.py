@@ -128,8 +128,6 @@ class _Handoff:
 
 
 class Outgoing:
-    """The handoffs of this worker and their followers."""
-
     def __init__(self, release: Callable[[Manifest], object]) -> None:
         """Use `release` to release KV; it must not block."""
         self._release = release
@@ -172,7 +170,6 @@ class Outgoing:
             handoff.tell(FollowReply(begun=manifest))
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
-        """Tell the follower, and later ones, that all KV is saved."""
         handoff = self._of(request_id, epoch)
         manifest = complete.manifest if complete.HasField("manifest") else None
         embedding = complete.embedding if complete.HasField("embedding") else None
@@ -200,7 +197,6 @@ class Outgoing:
     # Release.
 
     def release(self, request_id: str) -> None:
-        """Release a request's KV, as its router asks."""
         if (handoff := self._handoffs.get(request_id)) is not None:
             self._end(handoff, Problem.of(UnknownHandoff("its router has released it")))
 
@@ -336,7 +332,6 @@ class Outgoing:
         return handoff if handoff is not None and handoff.epoch == epoch else None
 
     def _lease(self, handoff: _Handoff, manifest: Manifest | None, lease_s: float) -> None:
-        """Start a lease. manifest: of KV."""
         self.forget_expired()
         handoff.manifest, handoff.until_s = manifest, time.monotonic() + lease_s
         self._leased[handoff.request_id] = handoff
@@ -350,7 +345,6 @@ class Outgoing:
             self._end(handoff, Problem.of(error))
 
     def _end(self, handoff: _Handoff, problem: Problem) -> None:
-        """Release the KV, and remember only the problem."""
         told = handoff.state is State.KEPT  # its follower has its final reply
         if not handoff.move(State.NOTHING):
             return

@@ -23,8 +23,6 @@ from baton.kernels.kv_pack.table import WORD, KVTable, PartKind, TableColumn
 
 @dataclass(frozen=True)
 class _Launch:
-    """The arguments that all launches of one kernel share for a table."""
-
     tiles: torch.Tensor  # [num_tiles, 8] int64, on the device
     record_bytes: int
     warps: int

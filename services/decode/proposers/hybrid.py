@@ -66,7 +66,6 @@ def model_steps(spec: SpeculativeSettings) -> int:
 
 
 def hybrid(spec: SpeculativeSettings, vllm_config: Any) -> Hybrid | None:
-    """Return the hybrid of `mtp_strategy`; None for "default"."""
     make = _STRATEGIES[spec.mtp_strategy]
     return make(spec, vllm_config) if make else None
 

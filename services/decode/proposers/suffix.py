@@ -28,8 +28,6 @@ _LAST_POSITION = 1 << 30  # positions restart beyond this, within 32 bits
 
 
 class Suffix(TokenMethod):
-    """Suffix decoding without a draft model."""
-
     name: ClassVar[str] = "suffix"
 
     def keys(self, spec: SpeculativeSettings) -> frozenset[str]:
@@ -44,7 +42,6 @@ class Suffix(TokenMethod):
 
 
 def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixProposer:
-    """Return the proposer of these settings for an engine."""
     return SuffixProposer(
         Tree.of(spec),
         rows=vllm_config.scheduler_config.max_num_seqs,
@@ -56,8 +53,6 @@ def suffix_proposer(spec: SpeculativeSettings, vllm_config: Any) -> SuffixPropos
 
 @dataclass(frozen=True)
 class Tree:
-    """Limits on the length of drafts."""
-
     depth: int  # tokens of a suffix and its draft
     factor: float  # drafted tokens per token of the suffix
     floor: float  # least estimated probability of a draft

@@ -26,8 +26,6 @@ SLOW_S = 0.2
 
 
 class EngineGrammars:
-    """The grammars of one engine."""
-
     def __init__(self, manager: Any) -> None:
         os.environ[REGEX_TIMEOUT] = "0"  # the trial has already limited the time
         self._manager = manager
@@ -62,7 +60,6 @@ class EngineGrammars:
         asked.grammar = Metered(grammar, fed=len(request.output_token_ids))
 
     def _manager_of(self, name: str) -> Any:
-        """Return a copy of vLLM's manager with this backend. Raises ValueError if it cannot be used."""
         with self._lock:
             if name not in self._managers:
                 backend = make_backend(name, self.config, self._manager.tokenizer)

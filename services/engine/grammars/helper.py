@@ -116,7 +116,6 @@ class _Server:
         self._trials: dict[int, _Trial] = {}  # keyed by number
 
     def serve(self) -> NoReturn:
-        """Serve until the worker has ended."""
         while True:
             now = time.monotonic()
             waits = [trial.until - now for trial in self._trials.values() if not trial.late]
@@ -212,7 +211,6 @@ def _try(trial: Callable[[], Verdict], pipe: int, limits: Limits) -> NoReturn:
 
 
 def too_large(limits: Limits) -> str:
-    """Return the error for a grammar that needs too much memory."""
     return (
         f"this grammar is too costly: its compilation needs more than {limits.memory_bytes >> 20} MiB; use "
         "fewer properties or alternatives, and repetitions with smaller bounds"

@@ -110,7 +110,6 @@ class GrammarHouse:
     """Tries grammars in the helper process. For one event loop; call `open` first and `close` last."""
 
     def __init__(self, helper: Helper | None = None, slow: Limits = SLOW) -> None:
-        """Use this helper, or start one when it is needed."""
         self._slow = slow
         self._helper = helper
         self._context = b""
@@ -132,7 +131,6 @@ class GrammarHouse:
         await self._connect()
 
     def close(self) -> None:
-        """End the helper and all trials."""
         self._closed = True
         if self._reader is not None:
             self._reader.cancel()
@@ -305,7 +303,6 @@ def _full(why: str) -> RequestRefused:
 
 
 def _key(params: Any) -> bytes:
-    """Return a digest of all fields that a verdict depends on."""
     asked = params.structured_outputs
     parts: list[Any] = [
         *(asked.json, asked.regex, asked.choice, asked.grammar, asked.json_object, asked.structural_tag),

@@ -66,7 +66,6 @@ class Done:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message, preceded by its length."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 

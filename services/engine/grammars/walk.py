@@ -31,8 +31,6 @@ class TooCostly(Exception):
 
 
 class Walker:
-    """Walks through the grammar of one request."""
-
     def __init__(self, grammar: Any, backend: Any, params: Any, *, thinks: bool = False) -> None:
         """Prepare. thinks: the answer may begin with a thought, whose tokens only min_tokens counts."""
         self._grammar = grammar
@@ -86,7 +84,6 @@ class Walker:
                 raise TooCostly(1e3 * spent / tokens, "token", 1e3 * MOST_TOKEN_S)
 
     def can_begin(self) -> bool:
-        """Return whether the grammar allows any first token."""
         self._grammar.reset()
         self._next()
         return bool(self._mask().any())

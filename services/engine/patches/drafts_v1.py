@@ -83,7 +83,6 @@ def _v1_only(spec: SpeculativeSettings) -> str:
 
 
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
-    """Return the desk of a rank that drafts with a proposer of ours, else None."""
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
         return None

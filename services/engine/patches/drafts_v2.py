@@ -237,7 +237,6 @@ class Matching:
         return free.clamp_(0, wanted).mul_(num_sampled > 0)
 
     def _match(self, rows: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Write matches into drafts [requests, wanted], whose first `made` are the model's."""
         requests = limits.shape[0]
         drafts, long, more = self._drafts[:requests], self._long[:requests], self._more[:requests]
         sequences = (self._states.all_token_ids.gpu, self._states.total_len.gpu)
@@ -252,7 +251,6 @@ class Matching:
             ngram_match(*sequences, rest, drafts[:, made:], more, min_n=low, max_n=high, tails=tails, **where)
 
     def _send_counts(self, host: torch.Tensor, limits: torch.Tensor, made: int, wanted: int) -> None:
-        """Start to copy each request's number of drafts to the host."""
         requests = limits.shape[0]
         counts = limits.clamp(max=made)
         if wanted > made:

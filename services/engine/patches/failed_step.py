@@ -173,7 +173,6 @@ class FailedStep:
         self._engine.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _probe(self) -> None:
-        """Have the engine answer a test request, alone. Raises EngineFailed, or the step's error."""
         engine, scheduler = self._engine, self._engine.scheduler
         request = self._own_request()
         deadline = time.monotonic() + PROBE_S
@@ -224,7 +223,6 @@ def _without_details(scheduler_output: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(scheduler: Any) -> Iterator[None]:
-    """Keep waiting requests out of the steps inside the `with` block."""
     from vllm.v1.core.sched.request_queue import create_request_queue
 
     waiting, holding = scheduler.waiting, scheduler.kv_holding_waiting

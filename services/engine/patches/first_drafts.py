@@ -93,7 +93,6 @@ class FirstDrafts:
         original(scheduler_output)
 
     def _add(self, output: Any, request: Any, drafts: list[int]) -> None:
-        """Schedule as many of these drafts as fit."""
         name, scheduler = request.request_id, self._scheduler
         if output.num_scheduled_tokens[name] != 1 or request.num_computed_tokens + 1 != request.num_tokens:
             return

@@ -114,7 +114,6 @@ class GivingWay:
         replace(scheduler, "schedule", self._schedule)
 
     def observe(self, seconds: float) -> None:
-        """Learn a step's time. Called after every step."""
         scheduled, self._scheduled = self._scheduled, False
         if scheduled and self._flying:
             self._flying[-1].launched_s = seconds
@@ -145,7 +144,6 @@ class GivingWay:
         )
 
     def step_failed(self) -> None:
-        """Forget the steps in flight, one of which raised."""
         self._flying.clear()
         self._scheduled = False
 
@@ -154,7 +152,6 @@ class GivingWay:
         self._prompt_share = share
 
     def take_counts(self) -> Yielded:
-        """Return the counts since the last call."""
         counts, self._counts = self._counts, Yielded()
         return counts
 
@@ -258,13 +255,11 @@ class GivingWay:
         return step
 
     def _note(self, goes_first: Standing) -> None:
-        """Note which class goes first, because steps stay short for it a while longer."""
         now = time.monotonic()
         if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
             self._first, self._first_at = goes_first, now
 
     def _alone(self) -> _Step:
-        """Return a step without the first class, shortly after it was seen."""
         rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
         return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
 

@@ -115,7 +115,6 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """Whether the drafter must run now."""
         return len(self._steps) >= _STEPS or 2 * self._count > self._most
 
     def add(self, runner: Any, states: Any, slots: Any) -> Any:

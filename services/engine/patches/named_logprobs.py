@@ -67,7 +67,6 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
 
 
 def _widened(columns: Any, width: int) -> Any:
-    """Return a copy with this many columns, the new ones equal to the first."""
     import torch
 
     return torch.cat((columns, columns[:, :1].expand(-1, width - columns.shape[1])), dim=1)

@@ -20,8 +20,6 @@ CORE, RANKS, ROUTER, EVERYWHERE = "core", "ranks", "router", "everywhere"
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch of vLLM, and where it is applied."""
-
     name: str  # its module in this package
     until: str  # what would make it unnecessary
     processes: str = RANKS
@@ -34,7 +32,6 @@ class Patch:
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Return what it replaces, MODULE:ATTRIBUTE."""
         return tuple(one.symbol for one in replacements(self.module))
 
 

@@ -62,7 +62,6 @@ def _undrafted_rows(sampling_metadata: Any) -> set[int]:
 def _build_all(
     original: Any, vllm_config: Any, device: Any, is_pin_memory: bool, is_pooling_model: bool, *args: Any
 ) -> Any:
-    """Add the processors that vLLM leaves out under speculation."""
     from vllm.v1.sample import logits_processor as processors
 
     built = original(vllm_config, device, is_pin_memory, is_pooling_model, *args)
