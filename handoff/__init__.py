@@ -2,7 +2,7 @@
 
 The worker's host and the handoff run in one engine with vLLM between them. The host puts its orders into the
 request (`Request.kv_transfer_params`) and collects the results after each step
-(`BatonConnector.take_reports`). A save on the prefill worker:
+(`SchedulerSide.take_reports`). A save on the prefill worker:
 
 1. services/engine/requests.py `prepare` puts `params.save_params` into the request.
 2. vllm/scheduler_side.py `SchedulerSide.add` takes the `params.SaveWish`.
@@ -12,7 +12,7 @@ request (`Request.kv_transfer_params`) and collects the results after each step
 6. save/saver.py `Saver.save` copies the blocks to staging and asks the transports for offers: a `ShardSave`.
 7. `SchedulerSide.update` collects the ShardSaves of all ranks and seals a manifest: a `Begun` after the first
 of several steps, a `Saved` after the last.
-8. vllm/connector.py `BatonConnector.take_reports` hands them to services/engine/host.py, and so to
+8. `SchedulerSide.take_reports` hands them to services/engine/host.py, and so to
 services/worker/dispatcher.py. Its `Outgoing` sends the manifest to the worker that follows; the router gets
 only the message `Saved` (protos/worker.proto), which has none.
 
@@ -33,7 +33,7 @@ save.
 load ends with a `ShardLoad`.
 8. `BatonConnector.promote`, called before each step, lets the request run in that step. Failed loads, and all
 loads of ranks in separate processes, reach vLLM a step later through `WorkerSide.transfer_results`.
-9. `Loads.update` merges the ShardLoads of all ranks into a `Loaded`, which `BatonConnector.take_reports`
+9. `Loads.update` merges the ShardLoads of all ranks into a `Loaded`, which `SchedulerSide.take_reports`
 hands to services/engine/host.py.
 
 Embeddings of images, from encode workers, are pulled before their request is in the engine:

@@ -40,13 +40,14 @@ from baton.handoff.reports import (
     Saved,
     ShardLoad,
     ShardSave,
+    Staged,
 )
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.loads import Loads
 from baton.handoff.vllm.metadata import RankHandshake, StepJobs, StepResults
 from baton.protos.handoff_pb2 import Manifest, Shard
-from baton.rpc import host_id
+from baton.rpc import CALL_TIMEOUT_S, host_id
 
 
 @dataclass
@@ -110,6 +111,10 @@ class SchedulerSide:
         """The ranks' Handoff services as other machines dial them, in rank order."""
         return [one.address for one in self._ranks]
 
+    def staged(self, timeout_s: float = CALL_TIMEOUT_S) -> Staged:
+        """Ask the ranks how much KV waits. Thread-safe. Raises TransportFailed."""
+        return self.client.staged(self.addresses, timeout_s)
+
     def idle_loads(self, *, told: bool) -> int:
         """Return how many requests wait for a load and need no step until a message arrives.
 
@@ -123,9 +128,10 @@ class SchedulerSide:
         return self._loads.is_unheard(request_id) and request_id not in self._to_save
 
     def take_reports(self) -> Reports:
-        """Return the reports since the last call.
+        """Return the reports since the last call. Call this after each step.
 
-        Prompts that waited too long for room are reported as not saved, before their prefill begins.
+        A save is reported in the same step as its request's first token. Prompts that waited too long for
+        room are reported as not saved, before their prefill begins.
         """
         for request_id in self._room.take_overdue():
             wish = self._to_save[request_id].wish

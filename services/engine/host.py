@@ -24,6 +24,7 @@ from baton.handoff.reports import Staged
 from baton.handoff.save import sizing
 from baton.handoff.save.shelf import Shelf
 from baton.handoff.vllm import ec_connector
+from baton.handoff.vllm.scheduler_side import SchedulerSide
 from baton.protos.handoff_pb2 import Manifest, TrialReply
 from baton.protos.scheduler_pb2 import BlockHashing
 from baton.protos.worker_pb2 import Failed
@@ -74,6 +75,7 @@ class EngineHost:
         self._listener: Listener | None = None
         self._engine: Any = None
         self._connector: Any = None
+        self._handoffs: SchedulerSide | None = None  # the connector's
         self._grammars: EngineGrammars | None = None
         self._woken = False  # whether the end of a load sends a message
         self._steps_left = 1  # steps to try before it waits for a message
@@ -169,11 +171,11 @@ class EngineHost:
     @property
     def compatibility_hash(self) -> str:
         """Hex digest of everything that KV depends on; both ends must agree. Empty without handoffs."""
-        return str(self._connector.compatibility_hash) if self._connector is not None else ""
+        return self._handoffs.compatibility_hash if self._handoffs is not None else ""
 
     @property
     def facts(self) -> Mapping[str, str]:
-        return dict(self._connector.facts) if self._connector is not None else {}
+        return self._handoffs.facts if self._handoffs is not None else {}
 
     @property
     def hashing(self) -> BlockHashing | None:
@@ -190,26 +192,24 @@ class EngineHost:
 
     def staged(self, timeout_s: float) -> Staged | None:
         """Return what waits to be pulled, or None if a rank does not answer in time. Blocks."""
-        if self._connector is None:
+        if self._handoffs is None:
             return self.shelf.staged() if self.shelf is not None else Staged()
         try:
-            staged: Staged = self._connector.staged(timeout_s)
+            return self._handoffs.staged(timeout_s)
         except HandoffError as error:
             logger.warning("%s", error)
             return None
-        return staged
 
     @property
     def kv_addresses(self) -> list[str]:
         """Addresses of the ranks' Handoff services, as other machines dial them."""
-        return list(self._connector.published_addresses) if self._connector is not None else []
+        return self._handoffs.published_addresses if self._handoffs is not None else []
 
     def try_handoff(self, sources: Sequence[str], transport: str, size: int, timeout_s: float) -> TrialReply:
         """Have the ranks pull test payloads from another worker's ranks. Blocks."""
-        if self._connector is None:
+        if (side := self._handoffs) is None:
             return TrialReply(problem="this worker hands no KV over")
-        reply: TrialReply = self._connector.try_handoff(sources, transport, size, timeout_s)
-        return reply
+        return side.client.try_handoff(side.addresses, sources, transport, size, timeout_s)
 
     def _run(self) -> None:
         try:
@@ -218,6 +218,7 @@ class EngineHost:
             self.shelf = ec_connector.shelf_of(self._engine.vllm_config)
             self._grammars = EngineGrammars(self._engine.structured_output_manager)
             if self._connector is not None:
+                self._handoffs = self._connector.scheduler_side
                 self._woken = self._connector.wake_on_loads(lambda: self._messages.put(lambda: None))
             spec = self._plan.settings.engine.speculative_config
             self._draft_length = draft_length.install(self._engine, spec)
@@ -285,7 +286,7 @@ class EngineHost:
     @property
     def _waits(self) -> bool:
         """Whether there is nothing to compute until a message arrives: every request waits for a load."""
-        loads = self._connector.idle_loads(told=self._woken) if self._connector is not None else 0
+        loads = self._handoffs.idle_loads(told=self._woken) if self._handoffs is not None else 0
         return bool(loads >= self._engine.scheduler.get_num_unfinished_requests())
 
     def _rung(self, wave: int) -> bool:
@@ -383,8 +384,8 @@ class EngineHost:
         if self._giving_way is not None:
             self._giving_way.observe(step.seconds)
             step.yielded = self._giving_way.take_counts()
-        if self._connector is not None:
-            reports = self._connector.take_reports()
+        if self._handoffs is not None:
+            reports = self._handoffs.take_reports()
             step.begun, step.saved, step.loaded = reports.begun, reports.saved, reports.loaded
         if self._cache_events is not None:
             step.blocks = self._cache_events.take()

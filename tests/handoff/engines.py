@@ -59,7 +59,7 @@ def free(engine: Engine) -> int:
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return staged.handoffs, staged.bytes
 
 
@@ -82,7 +82,7 @@ def watched(engine: Engine, note: Callable[[Any], object]) -> Iterator[None]:
 
 
 def release(engine: Engine, manifest: Manifest) -> None:
-    engine.connector._scheduler_side.client.release(manifest)
+    engine.connector.scheduler_side.client.release(manifest)
 
 
 def rank() -> Any:

@@ -25,10 +25,10 @@ GROWTH_TOKENS = 64  # per running request
 class EarlyLoads:
     """Holds reservations back in a loaded engine's scheduler. Call it on the engine's thread."""
 
-    def __init__(self, scheduler: Any, connector: Any) -> None:
+    def __init__(self, scheduler: Any, handoffs: Any) -> None:
         from vllm.v1.request import RequestStatus
 
-        self._scheduler, self._connector = scheduler, connector
+        self._scheduler, self._handoffs = scheduler, handoffs
         self._waiting = RequestStatus.WAITING
         self._most_blocks = RequestBlocks(scheduler).most
         self._growth = self._most_blocks(GROWTH_TOKENS)
@@ -44,14 +44,14 @@ class EarlyLoads:
         return original(throttle_prefills)
 
     def _is_ready(self, original: Callable[[Any], bool], request: Any) -> bool:
-        if self._kept and self._connector.is_unheard(request.request_id) and not self._fits(request):
+        if self._kept and self._handoffs.is_unheard(request.request_id) and not self._fits(request):
             self._held.add(request)
             return False
         return original(request)
 
     def _release(self) -> None:
         """Once a request's source has reported, no longer count it as deferred: it needs only free blocks."""
-        heard = {one for one in self._held if not self._connector.is_unheard(one.request_id)}
+        heard = {one for one in self._held if not self._handoffs.is_unheard(one.request_id)}
         self._held -= heard
         waiting = {one for one in heard if one.status == self._waiting}
         self._scheduler.deferred_waiting.difference_update(waiting)
@@ -68,4 +68,4 @@ def install(engine: Any) -> None:
     """
     connector = engine.scheduler.get_kv_connector()
     if connector is not None:
-        EarlyLoads(engine.scheduler, connector)
+        EarlyLoads(engine.scheduler, connector.scheduler_side)
