@@ -131,10 +131,7 @@ class HandoffClient:
     def release(
         self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
     ) -> bool:
-        """Release a save on all its ranks, and wait for the replies.
-
-        Returns False if a rank no longer held it or could not be reached.
-        """
+        """Release a save on all its ranks, and wait. Return False if a rank did not hold it or answer."""
         calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
         # a list, so that every call is waited for
         return False not in [_held(call) for call in calls]
@@ -147,10 +144,7 @@ class HandoffClient:
         shards: Iterable[pb.Shard] | None = None,
         reader: tuple[int, int] = (0, 1),
     ) -> None:
-        """Release all shards, or the given ones, without waiting.
-
-        reader: the releasing rank and the number of ranks that pull; the last rank's release counts.
-        """
+        """Release shards (default: all), without waiting. reader: this rank, and how many pull."""
         chosen = manifest.shards if shards is None else shards
         for call in self._start_release(manifest, chosen, confirmed, CALL_TIMEOUT_S, reader):
             call.add_done_callback(_note)

@@ -122,10 +122,7 @@ class Line:
             self._write(parts, look)
 
     def receive(self, look: Callable[[], None] = nothing, silent_s: float | None = None) -> Frame:
-        """Return the next frame. After a frame of records, call `receive_records` next.
-
-        Raises Broken, and whatever `look` raises.
-        """
+        """Return the next frame; after RECORDS call `receive_records`. Raises Broken, as `look` may."""
         silent_s = SILENT_S if silent_s is None else silent_s
         prefix = bytes(self._read_new(_PREFIX.size, look, silent_s))
         kind, size, first_block, records = _PREFIX.unpack(prefix)
@@ -141,10 +138,7 @@ class Line:
         return Frame(kind, head, first_block, records, prefix)
 
     def receive_records(self, frame: Frame, into: Bytes, look: Callable[[], None] = nothing) -> Digests:
-        """Fill `into` with the records of the last frame, and return their digests.
-
-        Raises Broken, and whatever `look` raises.
-        """
+        """Fill `into`, and return the records' digests. Raises Broken, and whatever `look` raises."""
         whole, size = into.reshape(-1).data, 8 * frame.records
         if self._receive_seal is None:
             head = bytearray(size)

@@ -42,10 +42,7 @@ def save_params(epoch: int, *, cached: bool = False, prefix: Params | None = Non
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> Params:
-    """Return the parameters of a `LoadWish`.
-
-    Without a manifest, blocks are reserved until `BatonConnector.begin_load` or `complete_load` brings one.
-    """
+    """Without a manifest, blocks are reserved until `begin_load` or `complete_load` brings one."""
     return {KEY: LoadWish(epoch, tokens, manifest, saved_as)}
 
 

@@ -25,11 +25,7 @@ class EmbeddingPuller:
         names: Sequence[str] | None,
         most_bytes: int = EMBEDDINGS_BYTES,
     ) -> None:
-        """Set up.
-
-        form: of this worker's own model; names: the transports to use, best first; most_bytes: what its
-        callers may keep
-        """
+        """form: of this worker's model; names: transports, best first; most_bytes: what callers may keep."""
         self.most_bytes = most_bytes
         self._worker_id = worker_id
         self._form = form
@@ -43,10 +39,7 @@ class EmbeddingPuller:
     def pull(
         self, manifest: EmbeddingManifest, identifier: str, rows: int, cancellation: Cancellation
     ) -> tuple[Embeddings, str]:
-        """Check the manifest, pull, and check the digests. Return also the transport's name.
-
-        Raises HandoffError.
-        """
+        """Check, pull, and check the digests; return the transport's name, too. Raises HandoffError."""
         check_embedding(manifest, identifier, rows, self._form, self._worker_id)
         transport = transports.choose(self._usable(), manifest.shard)
         pull = Pull(

@@ -177,10 +177,7 @@ class Loader:
                 self._begin(load, job.manifest, whole_s)
 
     def begin(self, key: Key, manifest: Manifest) -> None:
-        """Pull by this manifest, of a complete prompt or not. Idempotent.
-
-        A load that has no blocks yet is ignored: its job will contain the manifest.
-        """
+        """Pull by the manifest of a prompt, complete or not. Idempotent; ignores loads without blocks."""
         with self._lock:
             if (load := self._loads.get(key)) is not None:
                 self._begin(load, manifest, time.monotonic() if manifest.saved_at_s else 0.0)

@@ -227,10 +227,7 @@ class Pulls:
         shares: Sequence[Share],
         after: Mark | None,
     ) -> None:
-        """Pull and load all shares. Raises HandoffError.
-
-        after: engine work that was queued when the blocks were allocated.
-        """
+        """Pull and load all shares, `after` the engine's work so far. Raises HandoffError."""
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)
         landings: list[Landing] = []
         coming: list[Generator[None]] = []
@@ -279,10 +276,7 @@ class Pulls:
             self._client.release_soon(described, confirmed=True, shards=[shard], reader=reader)
 
     def _orders(self, progress: Progress, described: Manifest, share: Share) -> list[Pull]:
-        """Return one order per run of records.
-
-        Usually there is one run; with several groups, a cached prefix leaves a run per group.
-        """
+        """Return an order per run of records; with several groups, a cached prefix leaves a run per group."""
         job = progress.job
         pulls = []
         for first, stop in runs(self._parts(job, share)):

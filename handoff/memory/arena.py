@@ -100,10 +100,7 @@ class Arena:
         pin: Callable[[Bytes], None] | None = None,
         create: Callable[[int, int], Segment] = segments.create,
     ) -> None:
-        """pin: called with each step of memory; the first starts with the headers.
-
-        Raises HandoffError for a bound below one slot.
-        """
+        """pin: called with each step of memory. Raises HandoffError for a bound below one slot."""
         self.record_bytes = record_bytes
         self._slots = slots_in(bound, record_bytes)
         if not self._slots:
@@ -142,10 +139,7 @@ class Arena:
             return self._holes.slots + self._slots - self._grown
 
     def allocate(self, count: int) -> StagingSlots:
-        """Return `count` slots. Raises StagingFull only if fewer are free.
-
-        Takes microseconds, unless pages must be faulted in first; a thread does that ahead of need.
-        """
+        """Return `count` slots, in microseconds if their pages are faulted in. Raises StagingFull."""
         place = self._take(count)
         if place is None:
             with self._growing:

@@ -89,10 +89,7 @@ class BlockCache(ABC):
         self._tables_for = functools.lru_cache(_SHARES)(self._cut)
 
     def join(self, stages: Sequence[tuple[CacheLayer, ...]], stage: int) -> None:
-        """Become one of a pipeline's stages: `layers`, `form` and `rank` are then the pipeline's.
-
-        stages: the layers of each. Call this at most once, before anything is loaded.
-        """
+        """Take on a pipeline's layers, form and rank, before any load. stages: the layers of each."""
         self.layers, numbers = joined(stages)
         self.form = replace(self.form, stages=numbers)
         self.rank += stage * self.form.ranks

@@ -111,10 +111,7 @@ class DeviceBlockCache(BlockCache):
             self.give_back(lane)
 
     def room(self, records: int, record_bytes: int) -> torch.Tensor:
-        """Allocate device memory for records. Call this with the queue in use that will use the memory.
-
-        Memory freed on the engine's queue may still be in use there, so no other queue must get it.
-        """
+        """Allocate in the queue that will use it: memory freed on the engine's queue may be in use there."""
         return torch.empty((records, record_bytes), dtype=torch.uint8, device=self.on)
 
     def _compile(self) -> None:

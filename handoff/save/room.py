@@ -20,10 +20,7 @@ WAIT_S = 3.0  # enough for a few pulls of long prompts
 
 
 class SaveRoom:
-    """Staging's room, as the scheduler's side accounts for it. Used on the engine's thread.
-
-    Invariant: a request is promised room, waits for it, or is unknown.
-    """
+    """For the engine's thread. Invariant: a request is promised room, waits for it, or is unknown."""
 
     def __init__(self, cache_blocks: int, wait_s: float = WAIT_S) -> None:
         """cache_blocks: size of the engine's cache."""
@@ -45,10 +42,7 @@ class SaveRoom:
         return windows.slots_for(blocks, capacity) if self.windows and capacity else blocks
 
     def admits(self, request_id: str, blocks: int, slots: int) -> bool:
-        """Return whether a request that will save `blocks` blocks in `slots` slots may be prefilled now.
-
-        `take_overdue` returns a request that has waited too long; it is admitted when it asks again.
-        """
+        """Return whether this request may be prefilled now; admitted late, `take_overdue` returns it."""
         if request_id in self._promised:
             return True
         now = time.monotonic()

@@ -106,10 +106,7 @@ class Saver:
                 self._staging.release(*key)
 
     def withhold(self, keys: Iterable[Key]) -> None:
-        """Stop reading the blocks of preempted requests.
-
-        A request whose prompt was complete is not recomputed, so its save could never finish and is released.
-        """
+        """Stop reading preempted requests' blocks; release saves of complete prompts, which never finish."""
         keys = list(keys)
         self.backlog.withhold(keys)
         for key in keys:
@@ -168,10 +165,7 @@ class Saver:
 def shard_of(
     staging: Staging, offering: Sequence[Transport], entry: Entry, rank: int, chunk_bytes: int
 ) -> Shard:
-    """Describe a published entry of this rank's staging, with the transports' offers.
-
-    chunk_bytes: size of the chunks that a transport reads.
-    """
+    """Describe a published entry, with the transports' offers, which may read it in chunks."""
     saved = SavedShard(
         request_id=entry.request_id,
         epoch=entry.epoch,

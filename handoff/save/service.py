@@ -61,10 +61,7 @@ class HandoffService(HandoffServicer):
         *,
         trials: Trials | None = None,
     ) -> None:
-        """Listen on `listen` (host:port; port 0 takes free ports) and on the next port. Raises HandoffError.
-
-        advertise: host that others dial, by default that of `listen`; trials: None refuses trials.
-        """
+        """Listen on host:port (0: free ones) and the next. Raises HandoffError. trials: None refuses."""
         self._staging = staging
         self._trials = trials
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="baton-handoff")

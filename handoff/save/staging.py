@@ -118,10 +118,7 @@ class Staging:
         return entry
 
     def filling(self, entry: Entry, first: int = 0, stop: int | None = None) -> Fill:
-        """Start writing an entry's records `first` to `stop` (default: all), for which there must be room.
-
-        Raises UnknownHandoff or LeaseExpired if the entry was released or has expired.
-        """
+        """Write records `first` to `stop`, for which there is room. Raises UnknownHandoff, LeaseExpired."""
         stop = entry.num_blocks if stop is None else stop
         with self._changed:
             self.check(entry)
@@ -139,10 +136,7 @@ class Staging:
             raise self._fate(*entry.key)
 
     def publish(self, entry: Entry, *, growing: bool = False) -> None:
-        """Start an entry's lease, and end an older entry with the same key.
-
-        growing: the prompt is still being computed, until `grown`.
-        """
+        """Start an entry's lease; end an older one's. growing: its prompt is computed until `grown`."""
         with self._changed:
             entry.growing = growing
             older = self._entries.get(entry.key)
@@ -166,10 +160,7 @@ class Staging:
 
     @contextlib.contextmanager
     def opened(self, request_id: str, epoch: int) -> Iterator[Entry]:
-        """Keep an entry's memory from being reused, even if its lease expires.
-
-        Raises UnknownHandoff, LeaseExpired.
-        """
+        """Keep an entry's memory from reuse, lease or not. Raises UnknownHandoff, LeaseExpired."""
         with self._changed:
             entry = self._entries.get((request_id, epoch))
             if entry is None:
@@ -299,10 +290,7 @@ class Staging:
         return len(entries), sum(entry.slots * entry.record_bytes for entry in entries)
 
     def overdue_s(self) -> float:
-        """Return by how much the age of the oldest save exceeds one lease; at least 0.
-
-        It grows with renewals, and with readers that keep the memory after the lease.
-        """
+        """Return by how much the oldest save, read or renewed, is older than a lease; at least 0."""
         with self._changed:
             oldest = next(iter(self._pinned), None)
             return max(0.0, time.monotonic() - oldest.published_at - self.lease_s) if oldest else 0.0

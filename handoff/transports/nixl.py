@@ -131,10 +131,7 @@ class _Chunk:
 
 
 class _Reader:
-    """One pull, which reads the next chunk while the consumer has the current one.
-
-    The buffer has room for the headers of a poll, and two halves, each for a chunk's headers and records.
-    """
+    """One pull. Its buffer has headers of a poll, and two halves for a chunk's headers and records."""
 
     def __init__(self, agent: Agent, pull: Pull, offer: NixlOffer, plan: SavePlan, buffer: Buffer) -> None:
         self._agent = agent

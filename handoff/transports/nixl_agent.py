@@ -132,10 +132,7 @@ class Buffers:
                 self.left[buffer] = time.monotonic()
 
     def tend(self, look: Callable[[Read], None], give_up: Callable[[Read], None]) -> None:
-        """Free abandoned buffers that nothing can write to any more.
-
-        look: updates a read's state; give_up: fails a read and disconnects its peer.
-        """
+        """Free abandoned buffers. look: updates a read; give_up: fails it and disconnects its peer."""
         with self._lock:
             left = list(self.left.items())
         for buffer, since in left:
@@ -235,10 +232,7 @@ class Agent:
 
     @contextlib.contextmanager
     def buffer(self, size: int) -> Iterator[Buffer]:
-        """Lend a buffer of at least `size` bytes, with a power of two as its size, for easy reuse.
-
-        It is not reused while unfinished reads may still write to it.
-        """
+        """Lend a buffer of at least `size` bytes; it is not reused while reads may write to it."""
         size = 1 << (size - 1).bit_length()
         buffer = self.buffers.take(size) or self._new_buffer(size)
         try:
@@ -251,10 +245,7 @@ class Agent:
     def read(
         self, peer: str, pieces: Sequence[tuple[int, int]], buffer: Buffer, offset: int, what: str
     ) -> Read:
-        """Start reading pieces of a peer's memory into the buffer, from `offset` on. Raises TransportFailed.
-
-        pieces: (address, size), each within a region.
-        """
+        """Read pieces (address, size) into the buffer, from `offset` on. Raises TransportFailed."""
         into, theirs, ours = buffer.address + offset, [], []
         for address, size in pieces:
             theirs.append((address, size, 0))

@@ -140,10 +140,7 @@ def is_whole(feature: Any) -> bool:
 
 
 def form_of(vllm_config: Any, model_fingerprint: str) -> Form:
-    """Return the form of the embeddings of an engine's model.
-
-    Its width is 0 before vLLM has measured it, between loading the model and making the scheduler.
-    """
+    """Return the form of a model's embeddings; its width is 0 until vLLM has measured it."""
     model = vllm_config.model_config
     dtype = str(model.dtype).removeprefix("torch.")
     digest = embeddings_hash(

@@ -116,10 +116,7 @@ class SchedulerSide:
         return self.client.staged(self.addresses, timeout_s)
 
     def idle_loads(self, *, told: bool) -> int:
-        """Return how many requests wait for a load and need no step until a message arrives.
-
-        told: the host is woken at the end of a pull, so a pull needs no steps.
-        """
+        """Return how many requests only wait for a load. told: the end of a pull wakes the host."""
         prompts = sum(prompt.wish.prefix is not None for prompt in self._to_save.values())
         return max(0, self._loads.waiting(begun=told) - prompts)
 
@@ -174,11 +171,7 @@ class SchedulerSide:
             self._loads.add(request.request_id, wish)
 
     def loadable_tokens(self, request: Any, num_computed: int) -> int | None:
-        """Return the number of tokens to load after the first `num_computed`.
-
-        None makes vLLM ask again in the next step: there is no room yet for the request's save, or it is
-        refused.
-        """
+        """Return the tokens to load after `num_computed`; None: no room, or refused; ask in the next step."""
         prompt = self._to_save.get(request.request_id)
         if prompt is not None and not self._may_begin(prompt, num_computed):
             return None
@@ -263,10 +256,7 @@ class SchedulerSide:
             self.client.release_soon(save.manifest)
 
     def _slots(self, request: Any, records: int) -> int:
-        """Return how many slots the save of a request gets.
-
-        Only a request that ends with its prompt can have a window, because its blocks do not change later.
-        """
+        """Return a save's slots. Only a request that ends with its prompt keeps its blocks for a window."""
         ends = request.max_tokens <= request.num_output_tokens + 1
         return self._room.slots(records) if ends else records
 

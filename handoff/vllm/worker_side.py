@@ -75,11 +75,7 @@ class WorkerSide:
         tensor_rank: int,
         kv_caches: Mapping[str, Any],
     ) -> None:
-        """Start the service, once the ranks of the other pipeline stages do so, too.
-
-        Raises HandoffError if the cache cannot be handed over or the service cannot listen, SecurityError if
-        the service would be exposed.
-        """
+        """Start the service with the other stages'. Raises HandoffError, SecurityError."""
         self._cache = cache = block_cache(
             kv_caches,
             kv_cache_config.num_blocks,

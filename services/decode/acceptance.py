@@ -39,10 +39,7 @@ FRUITFUL_TOKENS = 5  # accepted tokens that then clear it
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Verified drafts. Index 0 of the lists is the first drafted position.
-
-    Invariants: `drafts >= drafted[0] >= drafted[1] >= ...`, and `drafted[i] >= accepted[i]`.
-    """
+    """Verified drafts; index 0 is the first position. drafts >= drafted[0] >= ..., drafted >= accepted."""
 
     drafts: int = 0
     drafted: list[int] = field(default_factory=list)  # tokens by position

@@ -59,10 +59,7 @@ class _Share:
 
 
 class Acceptance:
-    """Acceptance by position, each relative to the rows that got that far.
-
-    Their products give the benefit of a draft length, averaged over rows with shorter drafts or none.
-    """
+    """Acceptance by position, relative to the rows that got that far; the products are the benefit."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

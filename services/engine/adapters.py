@@ -62,10 +62,7 @@ def read_adapters(engine: EngineSettings) -> tuple[AdapterFiles, ...]:
 
 
 def lora_args(engine: EngineSettings) -> dict[str, Any]:
-    """Return vLLM's engine arguments for the adapters. Raises ConfigError.
-
-    There is room to keep all adapters loaded, so none is read from its folder while requests run.
-    """
+    """Return vLLM's engine arguments, with room to keep all adapters loaded. Raises ConfigError."""
     settings = engine.lora
     if settings is None:
         return {}

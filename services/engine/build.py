@@ -152,10 +152,7 @@ def _cpu_environment(settings: Settings) -> None:
 
 
 def _refuse_embeddings(config: Any) -> None:
-    """Undo what vLLM assumes of a KV connector: that clients may send embeddings of modalities with limit 0.
-
-    It would reserve room for the largest of them.
-    """
+    """Reserve no room for embeddings that clients may send: vLLM assumes them of a KV connector."""
     if (modalities := config.model_config.multimodal_config) is not None:
         modalities.enable_mm_embeds = modalities.allow_missing_mm_embeddings = False
 
@@ -322,10 +319,7 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:
-    """Make vLLM check for room for the given KV cache at start, not for nine tenths of the GPU.
-
-    Then several workers fit on one GPU. total: bytes of its memory.
-    """
+    """Check for room for the given KV cache, not for nine tenths of a GPU. total: bytes of its memory."""
     if cache := args.get("kv_cache_memory_bytes"):
         args.setdefault("gpu_memory_utilization", min(1.0, int(cache) / total))
 

@@ -93,10 +93,7 @@ def network_of(own_host: str) -> str:
 
 
 def _choose_network(settings: EngineSettings, mine: GangRank) -> None:
-    """Let ranks listen at this machine's address in the gang, unless variables say otherwise.
-
-    By default gloo takes the address of the machine's name, and NCCL the first network.
-    """
+    """Let ranks listen at this machine's address in the gang, unless variables say otherwise."""
     interface = network_of(mine.own_host)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)

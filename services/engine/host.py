@@ -120,10 +120,7 @@ class EngineHost:
     def resume(
         self, internal_id: str, epoch: int, manifest: Manifest, give_tokens: Callable[[], None]
     ) -> None:
-        """Continue a waiting request whose prompt is complete at its source.
-
-        Its KV is pulled at once. The engine's thread calls `give_tokens`.
-        """
+        """Continue a waiting request whose prompt is complete; the engine's thread calls `give_tokens`."""
         if self._connector is not None:
             self._connector.begin_now(internal_id, epoch, manifest)
         self._messages.put(lambda: self._resume(internal_id, epoch, manifest, give_tokens))
@@ -136,10 +133,7 @@ class EngineHost:
         self._messages.put(lambda: self._rung(wave))
 
     def stop(self) -> bool:
-        """Finish the current step, or wave of a gang, and shut the engine down.
-
-        Return whether that took less than 10 s.
-        """
+        """Finish the step, or wave of a gang, and shut down. Return whether that took less than 10 s."""
         if self._thread.ident is None:
             return True
         self._messages.put(None)
@@ -300,10 +294,7 @@ class EngineHost:
             time.sleep(_SEND_S)
 
     def _take(self, block: bool, timeout: float | None, burst: int) -> bool:
-        """Run the pending messages; with `block`, wait for the first one. Return False to stop.
-
-        A message returns False if it needs no step.
-        """
+        """Run the pending messages; a message returns False if it needs no step. Return False to stop."""
         try:
             message = self._messages.get(block, timeout)
         except queue.Empty:
@@ -399,10 +390,7 @@ class EngineHost:
         return step
 
     def _recover(self, error: Exception, step: EngineStep) -> None:
-        """Drop the requests of a step that raised `error`. Raises it if the engine cannot recover.
-
-        In a gang it cannot, because the others wait for the rest of this step's forward.
-        """
+        """Drop a failed step's requests. Raises `error` in a gang, where others wait, or if that fails."""
         if self._failed_step is None or self._lockstep is not None:
             raise error
         step.failed = self._failed_step.recover(error)

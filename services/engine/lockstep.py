@@ -55,10 +55,7 @@ class Lockstep:
             self._ring(self.wave)
 
     def finish_turn(self, *, executed: bool, busy: bool) -> None:
-        """Complete a turn of a running gang.
-
-        executed: whether this engine computed a step in this turn. busy: whether it has more work.
-        """
+        """Complete a turn. executed: it computed a step in this turn; busy: this engine has more work."""
         if not executed:
             self._dummy()
             self.dummies += 1

@@ -91,10 +91,7 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 
 
 def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Code, str] | None:
-    """Return the failure (code, text) that an output stands for; None if it is a normal output.
-
-    loads: whether the request's KV is still on its way
-    """
+    """Return the failure that an output stands for, if any. loads: its KV is still on its way."""
     if _is_too_large(output):
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {size_of(output) >> 20} MiB, and a message "

@@ -12,10 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def lead_engine_processes() -> None:
-    """Make the processes that this one starts from now on end with it.
-
-    Spawned processes call `follow_engine_process` when they load plug-ins, forked ones at once.
-    """
+    """Make later processes end with this one: spawned ones when they load plug-ins, forked ones at once."""
     os.environ[_ENGINE_PID] = str(os.getpid())
     os.register_at_fork(after_in_child=follow_engine_process)
 

@@ -104,10 +104,7 @@ _LINKS = re.compile(r"\s*(See|For further information,? (visit|see)) `?https?://
 
 
 def reason(error: BaseException, extra: Collection[str] = ()) -> str:
-    """Return one line of at most 600 characters: what is wrong and, if vLLM says so, what to do.
-
-    extra: the arguments that came from `engine.extra`, which are named as such.
-    """
+    """Return one line of at most 600 characters on what is wrong. extra: arguments from `engine.extra`."""
     if isinstance(error, BatonError):
         return str(error)
     text = one_line(error)

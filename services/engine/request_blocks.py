@@ -19,8 +19,5 @@ class RequestBlocks:
         ]
 
     def most(self, tokens: int, requests: int = 1) -> int:
-        """Return the maximum number of blocks that this many requests with these tokens take.
-
-        With windows, chunks and states, the number of blocks per request is limited.
-        """
+        """Return the most blocks that so many requests with these tokens take; windows limit them."""
         return sum(min(-(-tokens // size), most * requests) for size, most in self._groups)

@@ -152,10 +152,7 @@ def prepare(
 
 
 def prepare_encode(start: Start, internal_id: str, client_index: int, limits: EngineLimits) -> Prepared:
-    """Build the request that computes one image's embeddings, with only the image's metadata.
-
-    Raises RequestRefused(INVALID).
-    """
+    """Build the request that computes one image, with only its metadata. Raises RequestRefused(INVALID)."""
     core = _decode(start)
     # nothing is sampled: vLLM ends it after the prompt
     core.sampling_params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
@@ -182,10 +179,7 @@ def add_image(prepared: Prepared, find: FindImage | None) -> None:
 
 
 def images_of(start: Start) -> dict[str, int]:
-    """Return the names of a request's images, with the number of embeddings of each.
-
-    Raises RequestRefused(INVALID).
-    """
+    """Return the images' names, with the number of embeddings of each. Raises RequestRefused(INVALID)."""
     core = _decode(start)
     features = core.mm_features or ()
     if problem := images.problem(features, len(core.prompt_token_ids or ())):
@@ -233,10 +227,7 @@ def _standing(service: ServiceClass) -> Standing:
 
 
 def resume(prepared: Prepared, complete: Complete) -> Callable[[], None]:
-    """Return a function for the engine's thread that gives a waiting request its first tokens and drafts.
-
-    Raises RequestRefused(HANDOFF) if the source's tokens do not follow the request's own.
-    """
+    """Return a function that gives a waiting request its first tokens. Raises RequestRefused(HANDOFF)."""
     request, tokens = prepared.request, list(complete.token_ids)
     before = request.num_output_tokens
     has_come = request.num_tokens > request.kv_transfer_params[KEY].tokens
@@ -266,10 +257,7 @@ def _drafts(complete: Complete, vocabulary: int) -> list[int]:
 
 
 def really_ended(prepared: Prepared, max_model_len: int) -> bool:
-    """Return whether a request that was cut would have ended there anyway.
-
-    This runs vLLM's own check with the client's max_tokens, which sets the request's finish reason.
-    """
+    """Return whether a request would have ended without the cut, by vLLM's check, which sets the reason."""
     request = prepared.request
     request.max_tokens = prepared.max_tokens
     return bool(check_stop(request, max_model_len))
@@ -349,11 +337,7 @@ def _check_source(start: Start, prompt: int) -> None:
 
 
 def _is_late(request: Request, limits: EngineLimits) -> bool:
-    """Return whether a request can only be built once its first token is known.
-
-    vLLM loads no KV for a request that must not read the prefix cache, and would generate a first token
-    itself.
-    """
+    """Return whether its first token is needed to build it: vLLM would load no KV for it."""
     return (
         request.structured_output_request is not None
         or request.skip_reading_prefix_cache

@@ -75,10 +75,7 @@ class Attempts:
         return len(self._live)
 
     def begin(self, attempt: RunningAttempt) -> RunningAttempt | None:
-        """Start an attempt, and end and return the older one that it replaces.
-
-        Raises RequestRefused(STALE) if this or a later attempt was here before.
-        """
+        """Start an attempt; end and return the older one. Raises RequestRefused(STALE)."""
         older = self._of_request.get(attempt.request_id)
         _, ended = self._ended.get(attempt.request_id, (0.0, (0, 0)))
         seen = max(ended, older.mark if older is not None else (0, 0))

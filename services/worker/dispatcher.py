@@ -381,10 +381,7 @@ class Dispatcher:
         self._fail_all([(attempt, attempt.failed(refused.code, str(refused), refused.images))])
 
     def on_failure(self, error: BaseException, running: Collection[str] | None = None) -> None:
-        """Tell all routers that the engine failed, and which requests may have caused it.
-
-        After the loss of a rank no request is at fault: the routers only see their streams end.
-        """
+        """Tell all routers. If a rank was lost no request is at fault: they only see streams end."""
         why = self._closed_because = "this worker's engine failed"
         failed: list[tuple[RunningAttempt, Failed]] = []
         for attempt in self._attempts.all():

@@ -101,10 +101,7 @@ class EmbeddingsComing:
     async def bring(
         self, attempt: RunningAttempt, encoded: Sequence[Encoded], rows: Mapping[str, int], left_s: float
     ) -> dict[str, Embeddings]:
-        """Return the embeddings by image. rows: their numbers; left_s: time until the request's deadline.
-
-        Raises RequestRefused(MEDIA).
-        """
+        """Return the embeddings by image. rows: how many; left_s: seconds left. Raises RequestRefused."""
         puller, names = self._puller, [one.identifier for one in encoded]
         if puller is None:
             raise RequestRefused(Failed.CODE_MEDIA, "this worker pulls no embeddings", names)

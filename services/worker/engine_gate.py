@@ -32,10 +32,7 @@ Begin = Callable[[], None]
 
 
 class EngineGate:
-    """The gate between a worker's attempts and its engine. For the event loop's thread.
-
-    Invariant: while `_now` is set, no engine step includes another live attempt.
-    """
+    """For the event loop's thread. Invariant: while `_now` is set, no step includes another live attempt."""
 
     def __init__(self, attempts: Attempts, move_on: Callable[[list[RunningAttempt]], None]) -> None:
         """Use `move_on` to abort attempts, so that their routers place them elsewhere."""

@@ -159,10 +159,7 @@ class Following:
 
 
 async def _connected(channel: grpc.aio.Channel, within_s: float) -> bool:
-    """Wait until a channel connects or fails; gRPC alone would try for 20 s. Return whether it connected.
-
-    Raises _FailureError.
-    """
+    """Wait until a channel connects or fails (gRPC alone: 20 s); return which. Raises _FailureError."""
     state = channel.get_state(try_to_connect=True)
     try:
         async with asyncio.timeout(within_s):

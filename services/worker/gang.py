@@ -28,10 +28,7 @@ LOADING_SILENCE_S = 20.0
 
 
 def gang_of(settings: Settings) -> scheduler_pb2.Gang | None:
-    """Return the gang that a worker or limb is to join, if any, as the scheduler sees it: without limbs.
-
-    Raises ConfigError if the settings disagree.
-    """
+    """Return the gang to join, if any, as the scheduler sees it: without limbs. Raises ConfigError."""
     own, engine = settings.worker, settings.engine
     size, why = engine.members, f"engine.data_parallel_size is {engine.data_parallel_size}"
     if engine.nodes > 1:
@@ -58,10 +55,7 @@ def is_limb(settings: Settings) -> bool:
 
 
 async def own_host(settings: Settings, kv_host: str) -> str:
-    """Return the IP address at which a gang's other members reach ranks here. Raises StartError.
-
-    kv_host: the host at which others reach saved KV
-    """
+    """Return the IP at which members reach ranks here; kv_host: where KV is reached. Raises StartError."""
     if settings.engine.nodes == 1:
         return LOOPBACK
     try:
@@ -132,10 +126,7 @@ class WorkerGang:
         self.link.tell(gang_pb2.STAGE_DRAINING)
 
     async def end(self, within_s: float, failed: asyncio.Future[Any]) -> None:
-        """Tell the gang that this worker is drained, and wait until all are, or `within_s` seconds.
-
-        failed: this worker's engine has failed; then leave at once, because the others wait for it.
-        """
+        """Tell the gang that this worker is drained; wait for the others, unless its engine has `failed`."""
         if not failed.done():
             self.link.tell(gang_pb2.STAGE_DRAINED)
             await self.drained(within_s, failed)

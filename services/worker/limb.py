@@ -58,10 +58,7 @@ class Limb:
         )
 
     async def run(self) -> int:
-        """Run until the gang ends, return the exit status.
-
-        Raises StartError, PeerRefused, ConfigError, EngineFailed.
-        """
+        """Run until the gang ends; return the exit status. Raises StartError, PeerRefused, EngineFailed."""
         stop = stop_on_signals()
         listen, _ = addresses.split(self._settings.worker.listen)
         rpc.check_exposure("handoff.host", self._settings.handoff.host or listen)

@@ -142,10 +142,7 @@ class Outgoing:
     # Progress of an attempt.
 
     def begin(self, request_id: str, epoch: int, key: bytes, session: int, left_s: float) -> None:
-        """Register an attempt whose KV will be saved; ignored unless its epoch is a new one.
-
-        left_s: time until the request's deadline
-        """
+        """Register an attempt of a new epoch, whose KV will be saved. left_s: time until its deadline."""
         if (older := self._handoffs.get(request_id)) is not None and older.epoch >= epoch:
             return
         self.supersede(request_id, epoch)

@@ -32,10 +32,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         *,
         host: EngineHost,
     ) -> None:
-        """Send a message at least every `heartbeat_s` on each stream.
-
-        become: changes the role, and returns why not
-        """
+        """heartbeat_s: longest silence of a stream; become: changes the role, and returns why not."""
         self._identity = identity
         self._dispatcher = dispatcher
         self._heartbeat_s = heartbeat_s

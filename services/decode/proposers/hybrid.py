@@ -33,10 +33,7 @@ class Hybrid:
     """A Proposer that continues a draft model's tokens, and a second one that may replace them."""
 
     def __init__(self, first: Proposer, then: Proposer, steps: int, least: int) -> None:
-        """Use drafts of `first` with `least` tokens or more, otherwise `steps` of the model and `then`.
-
-        `first` may be the same object as `then`.
-        """
+        """Use drafts of `first` from `least` tokens on, else `steps` of the model and `then`."""
         self.steps = steps
         self._first = first
         self._then = then

@@ -40,10 +40,7 @@ class EngineGrammars:
         return self._manager.vllm_config
 
     def compile(self, request: Any, seconds: float) -> Any:
-        """Start to compile a request's grammar, which took `seconds` in its trial. Return a future.
-
-        When it is done the request has its grammar. Its exception is the compiler's.
-        """
+        """Compile a grammar, which took `seconds` in its trial. Return a future; then the request has it."""
         lane = self._slow if seconds > SLOW_S else self._quick
         return lane.submit(self._compile, request)
 
@@ -78,10 +75,7 @@ class EngineGrammars:
 
 
 def _feed(manager: Any, grammar: Any, request: Any) -> None:
-    """Advance a new grammar past the output that a continued request brings.
-
-    This is what the manager's accept_tokens does, which needs the request to have its grammar already.
-    """
+    """Do what the manager's accept_tokens does for output that a request brings; it needs the grammar set."""
     tokens = list(request.output_token_ids)
     start, _ = manager._get_constraint_bounds(request, tokens, spec_tokens_committed=True)
     if start > len(tokens):

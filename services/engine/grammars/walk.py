@@ -89,10 +89,7 @@ class Walker:
         return bool(self._mask().any())
 
     def can_be_followed(self) -> bool:
-        """Return False if the request's other fields certainly exclude all answers of the grammar.
-
-        It visits every reachable state, unless there are too many.
-        """
+        """Return False if its other fields exclude all answers, by a search of at most STATES states."""
         if self._open is None and not self._min_tokens:
             return True
         waiting: list[tuple[int, ...]] = [()]

@@ -60,10 +60,7 @@ def _split(original: Any, self: Any) -> None:
 
 
 def _advance(generator: Any, draws: int, vocabulary: int) -> None:
-    """Advance a seeded generator to its state after `draws` sampled tokens.
-
-    On a CPU vLLM draws one integer per token, elsewhere one exponential per entry of the vocabulary.
-    """
+    """Advance by `draws` tokens: one integer each on a CPU, elsewhere an exponential per vocabulary entry."""
     import torch
 
     if generator.device.type == "cpu":

@@ -27,10 +27,7 @@ class WhileDecoding:
     """A lookup that applies only while a running request may generate more than its next token."""
 
     def __init__(self, scheduler: Any, lookup: Any, least: int) -> None:
-        """Replace `lookup`. Raises StartError unless vLLM's scheduler looks the number up.
-
-        least: tokens drafted in a step in which no request continues to decode
-        """
+        """Replace `lookup`; `least` is drafted if no request continues to decode. Raises StartError."""
         if scheduler.dynamic_sd_lookup is None:
             raise StartError("vLLM drafts a fixed number of tokens here: its scheduler does not look it up")
         self._scheduler = scheduler

@@ -62,10 +62,7 @@ class EarlyLoads:
 
 
 def install(engine: Any) -> None:
-    """Hold back the reservations of a loaded engine from now on, if it has a KV connector.
-
-    Call it once, after giving_way.install: requests that giving way leaves out of a step still grow later.
-    """
+    """Hold reservations back. Call it after giving_way.install: what that leaves out still grows."""
     connector = engine.scheduler.get_kv_connector()
     if connector is not None:
         EarlyLoads(engine.scheduler, connector.scheduler_side)

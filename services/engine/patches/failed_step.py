@@ -68,10 +68,7 @@ class FailedStep:
         engine.log_error_detail = _without_details
 
     def recover(self, error: Exception) -> list[str]:
-        """Clear what a failed step left behind. Return the requests that end with it.
-
-        Raises `error` if the engine cannot continue, or whatever the recovery raises.
-        """
+        """Clear what a failed step left; return the requests that end. Raises if the engine is broken."""
         if is_fatal(error):
             raise error
         began = time.monotonic()
@@ -274,10 +271,7 @@ def _clear_processors(batch: Any) -> None:
 
 
 def install(engine: Any) -> FailedStep | None:
-    """Set up the recovery from failed steps; None if the engine has several ranks.
-
-    Ranks are separate processes, and it is unknown how much of a step each of them has done.
-    """
+    """Set up the recovery; None with several ranks, as it is unknown how much of a step each has done."""
     if engine.vllm_config.parallel_config.world_size > 1:
         return None
     return FailedStep(engine)

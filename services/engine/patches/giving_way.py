@@ -89,11 +89,7 @@ class GivingWay:
     """Decides which requests run in each step of a loaded engine. Call it on the engine's thread."""
 
     def __init__(self, scheduler: Any, *, rows_may_miss: bool = True, ahead: int = 0) -> None:
-        """From now on, decide for each step which requests take part in it.
-
-        rows_may_miss: whether decoding requests may be left out. ahead: how many steps are scheduled before a
-        step's results come.
-        """
+        """rows_may_miss: decoding requests may be left out; ahead: steps scheduled before results come."""
         from vllm.v1.core.sched.interface import PauseState
 
         self._scheduler = scheduler
@@ -264,10 +260,7 @@ class GivingWay:
         return _Step(self._first.priority, None, rows, [], most_tokens=self._most_tokens([]))
 
     def _most_tokens(self, held: Sequence[Any]) -> int | None:
-        """Return how many tokens a step may have that delays first-class prompts; None if there is no limit.
-
-        Decoding requests take part in any case. There is no limit if prompts cannot be cut.
-        """
+        """Return how many tokens a step before first-class prompts may have; None: no limit."""
         scheduler, left_out = self._scheduler, {id(one) for one in held}
         if not self._first.ttft_s or not scheduler.scheduler_config.enable_chunked_prefill:
             return None
@@ -291,11 +284,7 @@ class GivingWay:
         return (one for one in scheduler.waiting if one not in scheduler.deferred_waiting)
 
     def _finds_no_room(self, one: Any) -> bool:
-        """Return whether a request cannot begin and must not preempt others.
-
-        Such a request only reserves blocks, for a prompt that is still computed elsewhere, and finds no slot
-        or not enough blocks.
-        """
+        """Return whether a request only reserves blocks and finds too few, so it must not preempt."""
         scheduler = self._scheduler
         return _only_reserves(one) and (
             len(scheduler.running) >= scheduler.max_num_active_reqs
@@ -317,10 +306,7 @@ class GivingWay:
         return len(self._scheduler.finished_recving_kv_req_ids) + sum(1 for _ in ahead)
 
     def _choose(self, best: int, contest: Contest, lower: Sequence[Any], waits: Any, prefills: bool) -> _Step:
-        """Decide which requests that give way are left out.
-
-        waits: the next of them that would begin. prefills: whether one of their prompts may be computed.
-        """
+        """Decide what is left out. waits: the next that would begin; prefills: one prompt may be computed."""
         step = _Step(best, contest, set(), [])
         rows = self._share.rows(contest)
         for one in lower:
@@ -384,10 +370,7 @@ class GivingWay:
 
 
 def install(engine: Any, *, measured_share: bool = False) -> GivingWay | None:
-    """Have requests of a loaded engine give way from now on; None if vLLM does not order by priority.
-
-    measured_share: whether measured step times determine a prompt's share of a step.
-    """
+    """Let requests give way from now on; None if vLLM has no priorities. measured_share: see PromptShare."""
     from vllm.v1.core.sched.request_queue import SchedulingPolicy
 
     if engine.scheduler.policy != SchedulingPolicy.PRIORITY:

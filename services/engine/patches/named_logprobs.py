@@ -47,10 +47,7 @@ def _gather(original: Any, logprobs: Any, num_logprobs: int, token_ids: Any) -> 
 
 
 def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
-    """Return the columns, with named tokens in the rows of the requests that name them.
-
-    Columns that a row does not need repeat its sampled token; vLLM's front end ignores them.
-    """
+    """Return the columns with named tokens; columns that a row does not need repeat its sampled token."""
     import torch
 
     width = 1 + max(int(wanted), *map(len, wanted.named.values()))

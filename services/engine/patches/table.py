@@ -273,10 +273,7 @@ OBJECTS = (
 
 
 def install() -> None:
-    """Apply the patches for this machine's platform, in the table's order; a second call does nothing.
-
-    Raises StartError, which names the symbol, if vLLM's function differs.
-    """
+    """Apply this platform's patches in order, once. Raises StartError if a function of vLLM differs."""
     from vllm.platforms import current_platform
 
     here = "CPU" if current_platform.is_cpu() else "GPU"

@@ -121,10 +121,7 @@ def _run(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     sampling: Sampling,
 ) -> Verified:
-    """Run our kernel for a RejectionSampler.
-
-    logits: the target's and the drafter's. rows: input tokens, row ends, positions.
-    """
+    """Verify. logits: the target's and the drafter's; rows: input tokens, row ends, positions."""
     (shipped, method), (target, drafter), (tokens, ends, positions) = by, logits, rows
     if drafter is not None:  # the vocabularies of target and drafter may be padded differently
         width = min(target.shape[1], drafter.shape[2])
@@ -134,10 +131,7 @@ def _run(
 
 
 def compile_kernels(runner: Any, method: Method) -> None:
-    """Run every variant of the kernels once on dummy drafts, so that no request waits for a compiler.
-
-    vLLM's own warm-up does not cover all of these variants.
-    """
+    """Run every variant of the kernels on dummy drafts, because vLLM's warm-up does not cover them all."""
     shipped, device = runner.rejection_sampler, runner.device
     count = shipped.num_speculative_steps + 1
     tokens = torch.zeros(count, dtype=torch.int32, device=device)
