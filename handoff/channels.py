@@ -128,14 +128,6 @@ class HandoffClient:
         call.add_done_callback(lambda _: self.channels.end(kept))
         return call
 
-    def release(
-        self, manifest: pb.Manifest, *, confirmed: bool = False, timeout_s: float = CALL_TIMEOUT_S
-    ) -> bool:
-        """Release a save on all its ranks, and wait. Return False if a rank did not hold it or answer."""
-        calls = self._start_release(manifest, manifest.shards, confirmed, timeout_s)
-        # a list, so that every call is waited for
-        return False not in [_held(call) for call in calls]
-
     def release_soon(
         self,
         manifest: pb.Manifest,
@@ -143,11 +135,22 @@ class HandoffClient:
         confirmed: bool = False,
         shards: Iterable[pb.Shard] | None = None,
         reader: tuple[int, int] = (0, 1),
-    ) -> None:
+    ) -> list[grpc.Future[pb.ReleaseReply]]:
         """Release shards (default: all), without waiting. reader: this rank, and how many pull."""
-        chosen = manifest.shards if shards is None else shards
-        for call in self._start_release(manifest, chosen, confirmed, CALL_TIMEOUT_S, reader):
-            call.add_done_callback(_note)
+        calls = []
+        for shard in manifest.shards if shards is None else shards:
+            if shard.address:
+                request = pb.ReleaseRequest(
+                    request_id=manifest.request_id,
+                    epoch=manifest.epoch,
+                    confirmed=confirmed,
+                    ticket=shard.ticket,
+                    reader=reader[0],
+                    readers=reader[1],
+                )
+                calls.append(self.call("Release", shard.address, request, CALL_TIMEOUT_S))
+                calls[-1].add_done_callback(_note)
+        return calls
 
     def renew(
         self, manifests: Iterable[pb.Manifest], timeout_s: float = CALL_TIMEOUT_S
@@ -228,38 +231,9 @@ class HandoffClient:
     def close(self) -> None:
         self.channels.close()
 
-    def _start_release(
-        self,
-        manifest: pb.Manifest,
-        shards: Iterable[pb.Shard],
-        confirmed: bool,
-        timeout_s: float,
-        reader: tuple[int, int] = (0, 1),
-    ) -> list[grpc.Future[pb.ReleaseReply]]:
-        def request(shard: pb.Shard) -> pb.ReleaseRequest:
-            return pb.ReleaseRequest(
-                request_id=manifest.request_id,
-                epoch=manifest.epoch,
-                confirmed=confirmed,
-                ticket=shard.ticket,
-                reader=reader[0],
-                readers=reader[1],
-            )
-
-        return [
-            self.call("Release", shard.address, request(shard), timeout_s)
-            for shard in shards
-            if shard.address
-        ]
-
 
 def _note(call: grpc.Future[pb.ReleaseReply]) -> None:
-    _held(call)
-
-
-def _held(call: grpc.Future[pb.ReleaseReply]) -> bool:
     try:
-        return bool(call.result().held)
+        call.result()
     except (grpc.RpcError, grpc.FutureCancelledError) as error:
         logger.info("a release did not arrive; the lease will expire: %s", error)
-        return False

@@ -8,12 +8,9 @@ A frame is a prefix of 16 bytes, a head and a body:
     FAIL  head: an error's name and its text    ends the pull
     SHUT  head: a text                          the rank hangs up; never sealed
 
-A puller begins with GREETING and the session that it got from the rank's Handoff service (Connect). With TLS,
-that call also returns keys, and everything but the greeting and SHUT is sealed (security/sealing.py): the
-head with the prefix as associated data, then the body in pieces.
-
-Both ends block in system calls that time out five times a second, so that `look` can stop them. Records go
-from staging to the socket and into the puller's buffer without a copy, and 4 MiB take the GIL once.
+A puller begins with GREETING and a session from the rank's Handoff service (Connect). With TLS that call also
+returns keys, and all but the greeting and SHUT is sealed (security/sealing.py): the head with the prefix as
+associated data, then the body in pieces. System calls time out five times a second, for `look` to stop them.
 """
 
 from __future__ import annotations

@@ -57,8 +57,7 @@ class EmbeddingPuller:
 
     def close(self) -> None:
         with self._lock:
-            for transport in self._transports or ():
-                transport.close()
+            transports.close(self._transports or ())
             self._transports = []
 
     def _usable(self) -> list[Transport]:

@@ -1,16 +1,13 @@
 """Run one rank's loads, from the reservation of blocks to the report: states, queues, threads, time limits.
 
-vllm/worker_side.py uses it. It does not know vLLM's requests (vllm/loads.py) or how to pull (pull.py).
-
     RESERVED --manifest--> QUEUED --slot--> PULLING --all records--> HELD --first token--> reported
         ^                                      |               (at once if the token came first)
         +---------- failed early pull ---------+
 
-No running request uses the blocks of a load, so the engine's steps continue during it. Every reserved job is
-reported exactly once, however it ends, because the engine holds the blocks until then.
-
-If the manifest comes before the prompt is complete, an early pull brings the records of each prefill step. An
-early pull that fails is retried when the prompt is complete, unless the source has already dropped records.
+No running request uses the blocks of a load, and every reserved job is reported exactly once, because the
+engine holds the blocks until then. An early pull, from a manifest that comes before the prompt is complete,
+brings the records of each prefill step. If it fails it is retried later, unless the source has already
+dropped records.
 """
 
 from __future__ import annotations

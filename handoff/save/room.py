@@ -1,11 +1,8 @@
 """Admission of prompts by room in staging.
 
-If a prompt were prefilled without room to save its KV, the decode worker would have to prefill it again,
-while it decodes for others. So the prompt waits for a short while; after that, the router may try another
-worker.
-
-A prompt that would take most of staging gets a window instead, and keeps blocks of the engine's cache until
-they are pulled. Such prompts may keep half of the cache.
+Prefilled without room to save its KV, a prompt would be prefilled again by the decode worker. So it waits for
+a short while; after that the router may try another worker. A prompt that would take most of staging gets a
+window, and keeps blocks of the engine's cache until they are pulled; such prompts may keep half of the cache.
 """
 
 from __future__ import annotations

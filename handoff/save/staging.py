@@ -19,14 +19,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from baton.handoff import digests, windows
 from baton.handoff.errors import HandoffError, LeaseExpired, MalformedManifest, UnknownHandoff
 from baton.handoff.memory.arena import Arena, StagingSlots
 from baton.handoff.memory.views import Fill, SaveView
-from baton.handoff.records import Records
+from baton.handoff.records import Bytes, Records
 from baton.handoff.reports import Key
 from baton.handoff.tickets import Tickets
 from baton.keeping import keep_thread
+from baton.kernels import kv_pack
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +132,23 @@ class Staging:
         return Fill(
             entry.view, digests.seed(*entry.key), functools.partial(self._written, entry), first, stop
         )
+
+    def fill(self, entry: Entry, chunk_bytes: int, write: Callable[[Bytes, int], None]) -> None:
+        """Fill a new entry, or discard it. write: gets records [n, record_bytes] and the first's place."""
+        try:
+            fill = self.filling(entry)
+            try:
+                most = max(1, chunk_bytes // entry.record_bytes)
+                for first, stop in entry.view.pieces(0, entry.num_blocks, most):
+                    records, own = entry.view.records(first, stop), np.empty(stop - first, np.uint64)
+                    write(records, first)
+                    kv_pack.digest(records, own)
+                    fill.add(own)
+            finally:
+                fill.close()
+        except BaseException:
+            self.discard(entry)
+            raise
 
     def check(self, entry: Entry) -> None:
         """Raise UnknownHandoff or LeaseExpired if the entry was released or has expired."""

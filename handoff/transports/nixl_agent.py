@@ -1,15 +1,12 @@
 """A rank's NIXL agent: memory that peers may read, reads from peers, and the thread that serves peers.
 
-NIXL's own progress thread would always keep a core busy, so it is off. Instead, a thread that waits for a
-read polls it, and the agent's thread polls on behalf of peers: often while there are offers or abandoned
-reads, a few times a second otherwise.
-
-If a pull gives up, its reads are still running. NIXL forgets a released read, but the network may still
-deliver its bytes, so a buffer is reused only once nothing can write to it.
+NIXL's own progress thread would keep a core busy, so it is off: a thread that waits for a read polls it, and
+the agent's thread polls for peers, often while there are offers or abandoned reads. NIXL forgets a released
+read, but its bytes may still arrive, so a buffer is reused only once nothing can write to it.
 
 Uses nixl 1.5's nixl_agent (register_memory, get_partial_agent_metadata, add_remote_agent,
 remove_remote_agent, get_xfer_descs, initialize_xfer, transfer, check_xfer_state, release_xfer_handle,
-get_new_notifs, backends). Its exceptions have no common base class but Exception.
+get_new_notifs, backends), whose exceptions have no common base class.
 """
 
 from __future__ import annotations

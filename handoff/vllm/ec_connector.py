@@ -1,22 +1,18 @@
 """Baton's encoder connector: images' embeddings between vLLM and the worker's host.
 
-In a worker that runs prompts, embeddings that the host has pulled come with the request, as its attribute
-EMBEDDINGS. The scheduler's side offers them to vLLM, which then does not compute the image but loads them in
-the step that needs it. They stay with the request, because a preempted one needs them again.
-
-It also keeps a request without its images from ending the engine. After a handoff an engine has an image's
-KV and metadata, but neither pixels nor embeddings. If it must compute that part of the prompt again (the
-request was preempted, or its blocks were lost), vLLM would fail in the step, with all requests in it. The
-connector ends such a request with an error: the router then sends it again with its images.
-
-In an encode worker's engine, which computes nothing else, the rank's side puts embeddings on the shelf.
+Embeddings that the host has pulled come with the request, as its attribute EMBEDDINGS, and stay with it,
+because a preempted one needs them again. The scheduler's side offers them to vLLM, which loads them in the
+step that needs them. After a handoff an engine has neither pixels nor embeddings of an image. If it must
+compute that part of the prompt again, vLLM would fail in the step; the connector ends such a request with an
+error, and the router sends it again with its images. In an encode worker's engine, the rank's side puts
+embeddings on the shelf.
 
 Leans on: vllm.distributed.ec_transfer (get_ec_transfer, has_ec_transfer) and its
-ec_connector.base.ECConnectorBase; vllm.v1.request.Request (request_id, mm_features), which
-Scheduler.schedule passes to ensure_cache_available before it calls has_cache_item and
-update_state_after_alloc, all before build_connector_meta; SchedulerOutput.scheduled_new_reqs[].mm_features;
-ECTransferConfig.{is_encode_only, mm_encoder_output_widths, ec_connector_extra_config};
-ModelConfig.{dtype, hf_config, quantization}; current_platform.device_type.
+ec_connector.base.ECConnectorBase; vllm.v1.request.Request (request_id, mm_features), which Scheduler.schedule
+passes to ensure_cache_available before it calls has_cache_item and update_state_after_alloc, all before
+build_connector_meta; SchedulerOutput.scheduled_new_reqs[].mm_features; ECTransferConfig.{is_encode_only,
+mm_encoder_output_widths, ec_connector_extra_config}; ModelConfig.{dtype, hf_config, quantization};
+current_platform.device_type.
 """
 
 from __future__ import annotations

@@ -268,9 +268,5 @@ class WorkerSide:
         self._saver.close()
         self._cache.close()
         self.staging.close()
-        for transport in self._transports:
-            try:
-                transport.close()
-            except Exception:  # a bug in another package must not keep the others open
-                logger.exception("transport %r failed to close", transport.name)
+        transports.close(self._transports)
         self._client.close()

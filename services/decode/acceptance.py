@@ -1,12 +1,9 @@
 """Count accepted drafts, keep the counts of the last minute, and raise an alarm if too few are accepted.
 
 A broken drafter goes unnoticed: the output is still correct, only slower. It shows in the acceptance rate of
-the first drafted position, which does not depend on the draft length and so can be compared between workers
-and over time.
-
-Drafts of one request are correlated: in a difficult text all are rejected. So requests are the sample, not
-drafts, and the rate's error is that of a ratio over clusters (Cochran, Sampling Techniques, 1977, chapter 6).
-Treating drafts as independent would raise false alarms.
+the first drafted position, which does not depend on the draft length. Drafts of one request are correlated,
+so requests are the sample, and the rate's error is that of a ratio over clusters (Cochran, Sampling
+Techniques, 1977, chapter 6).
 """
 
 from __future__ import annotations

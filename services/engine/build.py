@@ -41,7 +41,7 @@ CPU_KV_CACHE_GIB = 1.0
 # several workers fit.
 CPU_MEMORY_UTILIZATION = 0.2
 _GIB = 1 << 30
-_NOT_ON_CPU = ("enable_eplb", "enable_dbo")
+_NOT_ON_CPU = ("enable_eplb", "enable_dbo")  # accepted by vLLM's CPU build, but kill a rank at a request
 
 
 def parse_cores(cpu: str) -> list[int]:
@@ -97,9 +97,7 @@ def build_config(plan: EnginePlan) -> Any:
     if settings.engine.kv_cache_gib is not None:
         args["kv_cache_memory_bytes"] = int(settings.engine.kv_cache_gib * _GIB)
     if current_platform.is_cpu():
-        _check_on_cpu(args)
-        _cpu_arguments(args)
-        _cpu_environment(settings)
+        _set_up_cpu(args, settings)
     elif "kv_cache_memory_bytes" in args:
         _gpu_arguments(args, current_platform.get_device_total_memory())
     args.setdefault("use_tqdm_on_load", False)
@@ -113,7 +111,9 @@ def build_config(plan: EnginePlan) -> Any:
     args["mm_processor_cache_gb"] = 0  # the router prepares images
     model_config = AsyncEngineArgs(**args).create_model_config()  # takes 0.02 s
     if current_platform.is_cpu():
-        _add_cpu_blocks(args, model_config)
+        if model_config.use_mla:
+            cpu_mla.add_arguments(args, model_config)
+        args.setdefault("block_size", CPU_BLOCK_SIZE)
     if plan.encodes:
         _add_encoding(args, plan, model_config)
     elif takes_images(model_config):
@@ -138,17 +138,6 @@ def build_config(plan: EnginePlan) -> Any:
         step = config.scheduler_config.max_num_batched_tokens
         config.scheduler_config.long_prefill_token_threshold = fair_share.share_of(step)
     return config
-
-
-def _cpu_environment(settings: Settings) -> None:
-    # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
-    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    engine = settings.engine
-    if engine.ranks == 1:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    else:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(settings.worker.cpu, engine.local_ranks)
 
 
 def _refuse_embeddings(config: Any) -> None:
@@ -293,22 +282,12 @@ def image_connector(role: str = "ec_both", config: dict[str, Any] | None = None)
     )
 
 
-def _add_cpu_blocks(args: dict[str, Any], model_config: Any) -> None:
-    if model_config.use_mla:
-        cpu_mla.add_arguments(args, model_config)
-    args.setdefault("block_size", CPU_BLOCK_SIZE)
-
-
-def _check_on_cpu(args: dict[str, Any]) -> None:
-    """Refuse arguments that vLLM's CPU build accepts but that kill a rank at its first request."""
+def _set_up_cpu(args: dict[str, Any], settings: Settings) -> None:
     for name in _NOT_ON_CPU:
         if args.get(name):
             raise ConfigError(
                 f"engine.extra.{name} (value {args[name]!r}): vLLM's CPU build cannot do that; leave it out"
             )
-
-
-def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("kv_cache_memory_bytes", int(CPU_KV_CACHE_GIB * _GIB))
     args.setdefault("gpu_memory_utilization", CPU_MEMORY_UTILIZATION)
     # Compiled, an 80 M model generated 3 to 13 % faster, but started in 42 s instead of 9 (one core,
@@ -316,6 +295,14 @@ def _cpu_arguments(args: dict[str, Any]) -> None:
     args.setdefault("enforce_eager", True)
     # The KV cache's size is given, so nothing depends on an encoder run at start, which takes seconds.
     args.setdefault("skip_mm_profiling", True)
+    # By default oneDNN keeps compiled code for the last 1,024 shapes, 170 KiB each, in addition to what
+    # vLLM keeps per layer. It grows for hours, by 170 MiB with the demo model, and speeds nothing up.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    engine = settings.engine
+    if engine.ranks == 1:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    else:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(settings.worker.cpu, engine.local_ranks)
 
 
 def _gpu_arguments(args: dict[str, Any], total: int) -> None:

@@ -40,19 +40,9 @@ _NO_LIMIT = 1 << 20
 
 def info_of(engine: Any) -> EngineInfo:
     config = engine.vllm_config
-    found = _info_of(engine)
-    if not config.is_mm_encoder_only:
-        return found
-    return replace(
-        found, encodes=True, block_size=found.max_model_len, num_blocks=_NO_LIMIT, free_blocks=_NO_LIMIT - 1
-    )
-
-
-def _info_of(engine: Any) -> EngineInfo:
-    config = engine.vllm_config
     speculative = config.speculative_config
     share = _block_share(engine)
-    return EngineInfo(
+    found = EngineInfo(
         max_model_len=config.model_config.max_model_len,
         block_size=_block_size(config.cache_config),
         num_blocks=int((config.cache_config.num_gpu_blocks or 0) * share),
@@ -68,6 +58,10 @@ def _info_of(engine: Any) -> EngineInfo:
         images=takes_images(config.model_config),
         image_tokens=engine.scheduler.encoder_cache_manager.cache_size,
     )
+    if not config.is_mm_encoder_only:
+        return found
+    size, most = found.max_model_len, _NO_LIMIT
+    return replace(found, encodes=True, block_size=size, num_blocks=most, free_blocks=most - 1)
 
 
 def load_of(engine: Any, info: EngineInfo) -> EngineLoad:

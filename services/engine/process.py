@@ -26,10 +26,16 @@ def follow_engine_process() -> None:
     leader = os.environ.get(_ENGINE_PID)
     if leader is None or int(leader) == os.getpid() or sys.platform != "linux":
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if _ended(int(leader)):  # it died before prctl, so there will be no signal
-        os._exit(1)
+    die_with(int(leader))
+
+
+def die_with(process: int) -> None:
+    """End with the parent's thread that started this process; at once if `process` has already ended."""
+    if sys.platform == "linux":
+        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        if _ended(process):  # it died before prctl, so there will be no signal
+            os._exit(1)
 
 
 def _ended(pid: int) -> bool:

@@ -36,7 +36,6 @@ from baton.services.engine import images, step_checks, wire
 from baton.services.engine.adapters import AdapterFiles
 from baton.services.engine.errors import RequestRefused
 from baton.services.engine.images import FindImage
-from baton.services.engine.info import EngineInfo
 from baton.services.engine.patches import first_drafts
 from baton.services.engine.patches.continuation import GENERATED_KEY, VOCABULARY_KEY
 from baton.services.engine.step_checks import LOOSEST, StepLimits
@@ -61,20 +60,6 @@ class EngineLimits:
     adapters: Sequence[AdapterFiles] = ()  # the engine numbers them in this order, from 1
     find_image: FindImage | None = None  # None: the engine takes no images
     image_tokens: int = 0  # the largest image; an engine would never compute a larger one
-
-
-def limits_of(
-    info: EngineInfo,
-    hasher: Callable[[Request], list[Any]] | None,
-    adapters: Sequence[AdapterFiles],
-    find: FindImage | None,
-) -> EngineLimits:
-    return EngineLimits(
-        *(info.max_model_len, info.vocabulary, hasher, info.steps),
-        adapters=adapters,
-        find_image=find,
-        image_tokens=info.image_tokens,
-    )
 
 
 @dataclass

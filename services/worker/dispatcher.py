@@ -37,7 +37,7 @@ from baton.services.engine.counts import Counts
 from baton.services.engine.errors import RankLost, RequestRefused
 from baton.services.engine.host import EngineHost
 from baton.services.engine.info import EngineInfo
-from baton.services.engine.requests import limits_of
+from baton.services.engine.requests import EngineLimits
 from baton.services.engine.step import EngineLoad, EngineStep
 from baton.services.errors import describe
 from baton.services.roles import Role
@@ -109,7 +109,8 @@ class Dispatcher:
     def open(self, info: EngineInfo, adapters: Sequence[AdapterFiles] = ()) -> None:
         self.load = EngineLoad(free_blocks=info.free_blocks)
         find, self._max_model_len = self.images.find if info.images else None, info.max_model_len
-        self._entrance.fit(limits_of(info, self._host.block_hasher, adapters, find))
+        limits = (info.max_model_len, info.vocabulary, self._host.block_hasher, info.steps)
+        self._entrance.fit(EngineLimits(*limits, adapters, find, info.image_tokens))
         capacity = scheduler_pb2.Capacity(num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
         self._admission.fit(capacity)
         self._closed_because = ""

@@ -1,13 +1,10 @@
 """Run suspect requests alone: while one runs, no engine step includes another request.
 
 A router asks for this if an engine failed while the request was running. Running requests get `GRACE_S` to
-finish and are then moved to other workers, as at the end of a drain. Requests that wait for KV from a source
-stay, because no step includes them before they have their first token. New requests, and first tokens that
-arrive, are held and passed to the engine in order afterwards.
-
-Suspects of all routers run one after another. Other requests are held for at most `TURN_S`: a suspect that
-takes longer is sent back to its router, to be tried again later, and the engine is emptied again only after
-the others have run for as long as they were held.
+finish and are then moved to other workers; requests that wait for KV stay. New requests, and first tokens,
+are held and passed on in order afterwards. Suspects run one after another. Others are held for at most
+`TURN_S`: a suspect that takes longer is sent back, and the engine is emptied again only after the others have
+run as long.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
 """Offer the KV of prompts, or the embeddings of images, computed here to the workers that follow them.
 
-A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that
-needs the result. That worker calls `Follow` (protos/worker.proto) with the key, before the attempt arrives,
-during the prompt or later. It gets a `begun` if the KV can be pulled early, and one final reply, each as soon
-as possible.
+A router draws a key for a PREFILL, a SAVE or an ENCODE, and gives it to this worker and to the one that needs
+the result, which calls `Follow` (protos/worker.proto) with it at any time. That worker gets a `begun` if the
+KV can be pulled early, and one final reply.
 
     PROMISED ──begun──► BEGUN ──complete──► KEPT        one step: PROMISED ──complete──► KEPT
        │                  │                   │
        └──────────────────┴───────────────────┴──over──► NOTHING ──REMEMBER_S──► forgotten
 
-Not thread-safe: used in the event loop's thread. Invariants:
-
-- A request has one handoff, that of its latest attempt.
-- A handoff has at most one follower: a second one replaces the first. Each gets exactly one final reply.
-- KV and embeddings are released when their handoff ends for any reason. A handoff does not end when its
-  follower leaves, but when the router releases it or its stream ends.
+For the event loop's thread. Invariants: a request has one handoff, of its latest attempt, with at most one
+follower; a second one replaces it. What a handoff keeps is released when it ends: when its router releases it
+or the router's stream ends, not when its follower leaves.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Compile, in the worker's process, the grammars that passed their trial.
 
-vLLM compiles all grammars with the first request's backend, in one queue. Here each grammar is compiled by
-its own backend before vLLM's scheduler sees the request. Compilers release the GIL while they work, and their
-threads have a lower priority than the engine's.
-
-`_create_grammar` compiles with the `backend` of the manager it is called on, so each backend has a copy of
-vLLM's manager.
+vLLM compiles all grammars with the first request's backend, in one queue. Here each is compiled by its own
+backend, with a copy of vLLM's manager, before vLLM's scheduler sees the request. Compilers release the GIL,
+and their threads have a lower priority than the engine's.
 """
 
 from __future__ import annotations

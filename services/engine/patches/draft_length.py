@@ -1,11 +1,8 @@
 """Choose how many tokens each step drafts, and observe how many are accepted.
 
-A step in which no request continues to decode drafts nothing, whatever else was chosen. These are all steps
-of a worker that only prefills, except the steps that end a prompt (first_drafts.py). The drafter still runs
-over the prompts, because its KV is handed over too.
-
-vLLM's scheduler looks the number up by the number of requests in the step, in the list `dynamic_sd_lookup`,
-which our objects replace.
+A step in which no request continues to decode drafts nothing, except to end a prompt (first_drafts.py). The
+drafter still runs over the prompts, because its KV is handed over too. vLLM's scheduler looks the number up,
+by the number of requests, in the list `dynamic_sd_lookup`, which our objects replace.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Run our proposers in vLLM's model runner V1: drafts from tokens alone, or continuations of a draft model's.
 
 A method that drafts from tokens alone runs as vLLM's `custom_class`, with `Seat` as the drafter. A hybrid
-first looks for long matches, then runs vLLM's own drafter for `num_model_steps` tokens, or for just one if
-nearly all requests have a long match, and then a proposer extends those drafts. Both give vLLM a list per
-request with as many drafts as are worth verifying, possibly none.
+looks for long matches, runs vLLM's own drafter for `num_model_steps` tokens, or one if nearly all requests
+have a long match, and extends those drafts. vLLM gets a list per request. Drafts are written after a
+request's tokens in `token_ids_cpu`, as vLLM's scheduled drafts are; the next step overwrites them before it
+uses any.
 
-Drafts are written after a request's tokens in `token_ids_cpu`, where vLLM itself puts scheduled drafts, so no
-sequence is copied. The next step writes its own there before it uses any.
-
-Only model runner V1 without asynchronous scheduling takes lists. It is the only runner on CPUs, and vLLM
-chooses it for a `custom_class`. V2, the GPU's default, drafts before the host knows a token; drafts_v2.py
-matches on the device there.
+Only V1 without asynchronous scheduling takes lists; drafts_v2.py is for V2.
 """
 
 from __future__ import annotations

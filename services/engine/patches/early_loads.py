@@ -1,14 +1,12 @@
 """Reserve free blocks for growing answers when requests reserve blocks for prompts computed elsewhere.
 
 A DECODE reserves the blocks of its whole prompt before its source has reported anything, and vLLM cannot take
-them back. While they wait for the source's queue, answers that need another block would be preempted and
-recomputed. So while requests run, such a reservation waits unless it leaves `GROWTH_TOKENS` free for each of
-them: at 30 ms per token that is two seconds, in which most prompts are computed. It stops waiting once its
-source has KV to pull.
+them back, so answers that need another block would be preempted. While requests run, such a reservation waits
+unless it leaves `GROWTH_TOKENS` free for each of them: two seconds at 30 ms per token, in which most prompts
+are computed. It stops waiting once its source has KV to pull.
 
-vLLM asks `_handle_blocked_waiting_request` of each request before anything else, and continues with the next
-request if it returns False. That costs 4 us per step and waiting request. Asking the connector would be too
-late, because vLLM first looks the prompt up in the prefix cache, which takes 7 ms if it finds 100,000 tokens.
+vLLM asks `_handle_blocked_waiting_request` first, at 4 us per step and waiting request. The connector is
+asked only after a look-up in the prefix cache, which takes 7 ms if it finds 100,000 tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.request_blocks import RequestBlocks
+from baton.services.engine.request_blocks import most_blocks
 
 GROWTH_TOKENS = 64  # per running request
 
@@ -30,7 +28,7 @@ class EarlyLoads:
 
         self._scheduler, self._handoffs = scheduler, handoffs
         self._waiting = RequestStatus.WAITING
-        self._most_blocks = RequestBlocks(scheduler).most
+        self._most_blocks = most_blocks(scheduler)
         self._growth = self._most_blocks(GROWTH_TOKENS)
         self._kept = 0  # blocks to keep free in this step
         self._held: set[Any] = set()  # requests

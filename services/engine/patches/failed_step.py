@@ -1,13 +1,10 @@
 """Keep the engine running after a step that raised: the step's requests fail, and the others are served.
 
-vLLM ends an engine whose step raises. Most such exceptions are about one request: a shape that a sampler does
-not expect, a grammar's matcher. With one rank, this module clears what the step left behind. Every request
-that has already been scheduled is ended, and its blocks are evicted from the prefix cache, because this
-step's blocks may never have been written. The KV connector's work of the step is started or dropped, and
-reported. The model runner's batch is emptied. Requests that only wait, for their turn or for KV from another
-worker, stay. Then the engine answers a test request; if it cannot, it is broken and ends as in vLLM.
-
-There is no recovery if the device or the process may be in an unknown state: a CUDA error persists.
+vLLM ends an engine whose step raises. Most such exceptions are about one request. With one rank, this module
+ends every request that was scheduled, evicts their blocks from the prefix cache (they may never have been
+written), starts or drops the KV connector's work of the step, and empties the model runner's batch. Requests
+that only wait stay. The engine then answers a test request, or ends as in vLLM, as it does if the device or
+the process may be in an unknown state: a CUDA error persists.
 """
 
 from __future__ import annotations

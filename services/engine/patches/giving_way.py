@@ -2,15 +2,12 @@
 
 vLLM schedules running requests before waiting ones, in order of arrival, and takes all that fit. Here, if
 several classes want a step, requests that give way are left out of it as `StepShare` decides. They keep their
-KV and take turns in later steps. If a first-class request finds no slot, or KV runs short, preemptible
-requests are preempted as vLLM does it: they are recomputed, or use what the prefix cache still has of them. A
-request is preempted at most `MOST_PREEMPTIONS` times this way, and never if it is next in the queue
-(services/prefill/fair_share.py). None is preempted for a request whose prompt is still computed elsewhere,
-which reserves only free blocks. While first-class requests keep arriving, steps without one are short
+KV and take turns. If a first-class request finds no slot, or KV runs short, preemptible requests are
+preempted as vLLM does it, at most `MOST_PREEMPTIONS` times each, but not for a request that only reserves
+blocks. While first-class requests keep arriving, steps without one are short
 (services/prefill/step_length.py).
 
-A request's class is its attribute `standing`. If all requests are of one class, a step costs one look at
-each.
+A request's class is its attribute `standing`. If all are of one class, a step costs one look at each.
 
 Leans on: a step may leave out any request of `running`; PAUSED_NEW admits only requests that hold KV;
 long_prefill_token_threshold is read in each step.
@@ -30,7 +27,7 @@ from baton.handoff.params import asks_for_load
 from baton.services.decode.step_share import STANDARD, Contest, Standing, StepShare
 from baton.services.engine.patches import accepted_states
 from baton.services.engine.patches.replace import replace
-from baton.services.engine.request_blocks import RequestBlocks
+from baton.services.engine.request_blocks import most_blocks
 from baton.services.prefill.prompt_share import PromptShare
 from baton.services.prefill.step_length import LATELY_S, StepLength
 
@@ -94,7 +91,7 @@ class GivingWay:
 
         self._scheduler = scheduler
         self._rows_may_miss = rows_may_miss
-        self._most_blocks = RequestBlocks(scheduler).most
+        self._most_blocks = most_blocks(scheduler)
         self._paused = PauseState.PAUSED_NEW
         self._share = StepShare()
         self._length = StepLength(scheduler.max_num_scheduled_tokens)

@@ -1,12 +1,9 @@
 """Give each request of a batch its own log-probabilities, of the best tokens or of the tokens that it names.
 
-If one request sets `logprob_token_ids`, vLLM's V1 gives the whole batch that request's columns: its
-neighbours get fewer log-probabilities than they asked for, and some invented ones. With drafts it raises,
-which ends the engine, or returns none. Here `max_num_logprobs`, which reaches every place that gathers
-columns, also carries the tokens that each request names, and those replace the columns of its rows.
-
-`gather_logprobs` gets one row per request from vLLM's sampler, and several adjacent rows per request from its
-rejection sampler, the same number for each.
+If one request sets `logprob_token_ids`, vLLM's V1 gives the whole batch that request's columns; with drafts
+it raises, which ends the engine, or returns none. Here `max_num_logprobs` also carries the tokens that each
+request names, which replace the columns of its rows: one per request in vLLM's sampler, several in its
+rejection sampler.
 """
 
 from __future__ import annotations
