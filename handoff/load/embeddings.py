@@ -19,11 +19,7 @@ class EmbeddingPuller:
     """Pulls embeddings into this process. Thread-safe."""
 
     def __init__(
-        self,
-        worker_id: str,
-        form: Form,
-        names: Sequence[str] | None,
-        most_bytes: int = EMBEDDINGS_BYTES,
+        self, worker_id: str, form: Form, names: Sequence[str] | None, most_bytes: int = EMBEDDINGS_BYTES
     ) -> None:
         """form: of this worker's model; names: transports, best first; most_bytes: what callers may keep."""
         self.most_bytes = most_bytes

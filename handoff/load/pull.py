@@ -221,11 +221,7 @@ class Pulls:
         return shares
 
     def pull(
-        self,
-        progress: Progress,
-        described: Manifest,
-        shares: Sequence[Share],
-        after: Mark | None,
+        self, progress: Progress, described: Manifest, shares: Sequence[Share], after: Mark | None
     ) -> None:
         """Pull and load all shares, `after` the engine's work so far. Raises HandoffError."""
         seed = digests.seed(progress.job.saved_id, progress.job.epoch)

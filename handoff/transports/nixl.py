@@ -19,14 +19,7 @@ from google.protobuf.message import DecodeError
 
 from baton import rpc
 from baton.handoff.errors import LeaseExpired, MalformedManifest, TransportFailed
-from baton.handoff.memory.views import (
-    HEADER_BYTES,
-    SavePlan,
-    are_inside,
-    are_signed,
-    digests_in,
-    whole_ones,
-)
+from baton.handoff.memory.views import HEADER_BYTES, SavePlan, are_inside, are_signed, digests_in, whole_ones
 from baton.handoff.records import Bytes, Digests, Records
 from baton.handoff.tickets import number
 from baton.handoff.transports.base import Pull, SavedShard, Transport

@@ -40,10 +40,7 @@ from baton.handoff.memory.cache import BlockCache
 # The sizes that decide which KV a rank has. Expert and data parallelism do not split attention. Tensor
 # parallelism divides heads (forms.py), and workers may differ in it unless a layer has none; stages divide
 # layers.
-_PARALLEL_SIZES = (
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-)
+_PARALLEL_SIZES = ("decode_context_parallel_size", "prefill_context_parallel_size")
 
 
 _KNOWN = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec, CircularBufferSpec, MambaSpec)
@@ -158,11 +155,7 @@ def parallel_sizes(vllm_config: Any, cache: BlockCache) -> dict[str, int]:
 
 
 def facts(
-    vllm_config: Any,
-    kv_cache_config: Any,
-    cache: BlockCache,
-    kernels: set[str],
-    config: HandoffConfig,
+    vllm_config: Any, kv_cache_config: Any, cache: BlockCache, kernels: set[str], config: HandoffConfig
 ) -> Facts:
     """Return a worker's facts. Raises UnsupportedCache. kernels: `attention_kernels` of all stages."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config

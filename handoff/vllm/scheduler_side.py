@@ -32,16 +32,7 @@ from baton.handoff.groups import (
 from baton.handoff.manifest import seal
 from baton.handoff.memory.cache import NULL_BLOCK
 from baton.handoff.params import SaveWish, wish_of
-from baton.handoff.reports import (
-    Begun,
-    Key,
-    Problem,
-    Reports,
-    Saved,
-    ShardLoad,
-    ShardSave,
-    Staged,
-)
+from baton.handoff.reports import Begun, Key, Problem, Reports, Saved, ShardLoad, ShardSave, Staged
 from baton.handoff.save.room import SaveRoom
 from baton.handoff.save.saver import SaveJob
 from baton.handoff.vllm.loads import Loads

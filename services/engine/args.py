@@ -41,10 +41,7 @@ _OURS = {
 }
 # Ways to split a model that a handoff cannot serve. If each rank keeps every other token, skipping known
 # blocks would skip the wrong ones, and all digests would be right.
-_UNSERVED = (
-    "decode_context_parallel_size",
-    "prefill_context_parallel_size",
-)
+_UNSERVED = ("decode_context_parallel_size", "prefill_context_parallel_size")
 # Engines find each other (services/gang), and more engines are more workers.
 _MORE_WORKERS = ("data_parallel_", "elastic_ep_")
 _PLACES = ("node_rank", "master_addr", "master_port", "enable_elastic_ep")

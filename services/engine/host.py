@@ -93,10 +93,7 @@ class EngineHost:
         self._unseen: set[str] = set()  # requests without any output yet
 
     async def load(
-        self,
-        listener: Listener,
-        gang: GangRank | None = None,
-        ring: Callable[[int], None] | None = None,
+        self, listener: Listener, gang: GangRank | None = None, ring: Callable[[int], None] | None = None
     ) -> EngineInfo:
         """Start the thread and load the engine. Raises StartError or ConfigError.
 

@@ -75,11 +75,7 @@ class Prepared:
 
 
 def prepare(
-    start: Start,
-    internal_id: str,
-    client_index: int,
-    limits: EngineLimits,
-    complete: Complete | None = None,
+    start: Start, internal_id: str, client_index: int, limits: EngineLimits, complete: Complete | None = None
 ) -> Prepared:
     """Build the engine's request for one phase of one attempt. Raises RequestRefused(INVALID).
 

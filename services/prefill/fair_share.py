@@ -5,7 +5,7 @@ Also for the simulator; bench/fair_share.py measures each rule. Shares of classe
 - On a CPU a step is short (`CPU_STEP_TOKENS`), because a request that arrives waits for its end.
 - Several prompts get at least 1 / `SHARE` of a step each; a single prompt gets the whole step.
 - Waiting prompts are ordered by the time at which their prefill would have finished, had it begun on arrival
-  and taken `MS_PER_TOKEN` (fair queueing, Demers, Keshav and Shenker, 1989). Short prompts overtake a long one
+  and taken `MS_PER_TOKEN` (fair queueing; Demers, Keshav and Shenker, 1989). Short ones overtake a long one
   only if they arrive within `MOST_MS`, so none starves. A class's `patience_s` counts as a later arrival.
 """
 

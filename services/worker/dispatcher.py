@@ -316,11 +316,7 @@ class Dispatcher:
         replies[attempt.session].failed.append(self._cut(attempt, code, str(saved.problem)))
 
     def _on_output(
-        self,
-        output: Any,
-        saves: dict[str, Saved],
-        drafts: Mapping[str, Sequence[int]],
-        replies: Replies,
+        self, output: Any, saves: dict[str, Saved], drafts: Mapping[str, Sequence[int]], replies: Replies
     ) -> bool:
         """Return whether the output goes to its router. Removes its save from `saves`."""
         attempt = self._attempts.live(output.request_id)

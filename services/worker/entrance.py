@@ -90,8 +90,7 @@ class Entrance:
             return
         if start.phase == PHASE_SAVE or not (start.source.address and start.source.key):
             raise RequestRefused(
-                Failed.CODE_INVALID,
-                "a source needs an address and a key, and is for a PREFILL or a DECODE",
+                Failed.CODE_INVALID, "a source needs an address and a key, and is for a PREFILL or a DECODE"
             )
         held = start.phase == PHASE_PREFILL
         within_s: float | None = BEGINNING_S

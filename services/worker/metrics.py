@@ -44,8 +44,7 @@ class WorkerMetrics(Metrics):
     _handoffs_save_failed = counter("Prompts whose KV could not be saved")
     _handoffs_loaded = counter("Handoffs pulled and loaded", "transport")
     _handoffs_load_failed = counter(
-        "Handoffs not loaded, by error; NothingSaved: the request ended at the prefill worker",
-        "error",
+        "Handoffs not loaded, by error; NothingSaved: the request ended at the prefill worker", "error"
     )
     _handoff_bytes = counter("Bytes pulled", "transport")
     _embeddings_images = gauge("Images whose embeddings this encode worker keeps")

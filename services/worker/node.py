@@ -168,12 +168,7 @@ class Node:
             self._drafting = Drafting(method, reference, metrics.registry)
         grammars = Grammars(host, self._house)
         dispatcher = self._dispatcher = Dispatcher(
-            self._role,
-            self._settings.scheduler,
-            host,
-            metrics,
-            self._drafting,
-            grammars=grammars,
+            self._role, self._settings.scheduler, host, metrics, self._drafting, grammars=grammars
         )
         heartbeat_s = self._settings.scheduler.heartbeat_s
         become = partial(self._become, session)

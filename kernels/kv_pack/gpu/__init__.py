@@ -50,11 +50,7 @@ def unpack(table: KVTable, records: torch.Tensor, block_ids: torch.Tensor, diges
 
 
 def _start(
-    kernel: Any,
-    launch: _Launch,
-    block_ids: torch.Tensor,
-    records: torch.Tensor,
-    digests: torch.Tensor,
+    kernel: Any, launch: _Launch, block_ids: torch.Tensor, records: torch.Tensor, digests: torch.Tensor
 ) -> None:
     digests.zero_()
     if not len(block_ids):

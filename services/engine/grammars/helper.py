@@ -25,15 +25,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from baton.services.engine.grammars.messages import (
-    Done,
-    End,
-    Limits,
-    Open,
-    Run,
-    Verdict,
-    loads,
-)
+from baton.services.engine.grammars.messages import Done, End, Limits, Open, Run, Verdict, loads
 from baton.services.engine.process import die_with
 
 NO_PROCESS = "the machine has no room for another process"

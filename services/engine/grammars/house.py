@@ -223,10 +223,7 @@ class GrammarHouse:
         return verdict if until > time.monotonic() else None
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
-        self._known[key] = (
-            time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S),
-            verdict,
-        )
+        self._known[key] = (time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S), verdict)
         self._known.move_to_end(key)
         if len(self._known) > _MOST_FAMILIAR:
             self._known.popitem(last=False)

@@ -51,10 +51,7 @@ def _forget_finished(
     return original(self, scheduler_output, intermediate_tensors)
 
 
-@replaces(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    *PROPOSE_DRAFT_TOKEN_IDS,
-)
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids", *PROPOSE_DRAFT_TOKEN_IDS)
 def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: Any, *args: Any) -> Any:
     desk: Desk | None = getattr(self, _DESK)
     if desk is None:

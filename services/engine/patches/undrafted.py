@@ -25,10 +25,7 @@ def supported() -> bool:
     return bool(current_platform.is_cpu())
 
 
-@replaces(
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids",
-    *PROPOSE_DRAFT_TOKEN_IDS,
-)
+@replaces("vllm.v1.worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids", *PROPOSE_DRAFT_TOKEN_IDS)
 def _without_some(
     original: Any, self: Any, scheduler_output: Any, sampled: Any, sampling_metadata: Any, *args: Any
 ) -> Any:

@@ -49,10 +49,7 @@ class Verifier:
         if self.shipped.synthetic_mode or self._left_to_vllm(sampling_metadata):
             return self.shipped(metadata, draft_probs, logits, sampling_metadata)
         drafts = DraftedTokens(
-            metadata.draft_token_ids,
-            metadata.cu_num_sampled_tokens,
-            metadata.max_spec_len,
-            probs=draft_probs,
+            metadata.draft_token_ids, metadata.cu_num_sampled_tokens, metadata.max_spec_len, probs=draft_probs
         )
         found = verify(
             self._processed(metadata, logits, sampling_metadata),
