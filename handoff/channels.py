@@ -83,7 +83,8 @@ class ChannelCache(Generic[C, S]):
             self._kept[address] = kept
             idle = [one for one in self._kept.values() if not one.calls]
             for one in idle[: max(0, len(self._kept) - self._bound)]:
-                self._drop(one)
+                del self._kept[one.address]
+                self._close(one.channel)
             return kept
 
     def end(self, kept: Kept[C, S]) -> None:
@@ -98,10 +99,6 @@ class ChannelCache(Generic[C, S]):
             kept, self._kept = self._kept, OrderedDict()
         for one in kept.values():
             self._close(one.channel)
-
-    def _drop(self, kept: Kept[C, S]) -> None:
-        del self._kept[kept.address]
-        self._close(kept.channel)
 
     def _close_if_unused(self, kept: Kept[C, S]) -> None:
         if not kept.calls:

@@ -275,7 +275,8 @@ class Pulls:
         """Return an order per run of records; with several groups, a cached prefix leaves a run per group."""
         job = progress.job
         pulls = []
-        for first, stop in runs(self._parts(job, share)):
+        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
+        for first, stop in runs([part for part in job.parts if part.group in groups]):
             if stop > described.num_blocks:
                 raise MalformedManifest(
                     f"request {job.request_id!r}: blocks {first} to {stop} are needed;"
@@ -294,10 +295,6 @@ class Pulls:
                 )
             )
         return pulls
-
-    def _parts(self, job: LoadJob, share: Share) -> list[Part]:
-        groups = {self._puller.layers[cut.layer].group for cut in share.cuts}
-        return [part for part in job.parts if part.group in groups]
 
 
 def _land(

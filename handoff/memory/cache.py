@@ -224,7 +224,8 @@ def _cut_tables(
             [at for at in form.layers_of(one, len(layers)) if layers[at].group == number]
             for form, one in ((here, rank), (share.form, share.rank))
         )
-        begins = _begins([part_bytes(layers[at], share.form, share.rank) for at in other])
+        sizes = [part_bytes(layers[at], share.form, share.rank) for at in other]
+        begins = [sum(sizes[:at]) for at in range(len(sizes))]
         pieces: list[_Piece] = []
         for cut in share.cuts:
             if cut.layer in own:
@@ -244,10 +245,6 @@ def _cut_tables(
             blocks, widths, places = zip(*pieces, strict=True)
             found[number] = KVTable(blocks, widths, share.form.wire_dtype, places, share.record_bytes)
     return found
-
-
-def _begins(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:at]) for at in range(len(sizes))]
 
 
 def _pieces(

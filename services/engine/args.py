@@ -82,7 +82,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "pipeline_parallel_size": settings.pipeline_parallel_size,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "served_model_name": [served_model_name(settings)],
-        **_modalities(settings),
+        # without images the other parts are not even loaded
+        **({"limit_mm_per_prompt": _LIMITS} if settings.images else {"language_model_only": True}),
     }
     optional = {
         "max_model_len": settings.max_model_len,
@@ -200,12 +201,6 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(
             f"model folder {str(folder)!r} holds no config.json: it is not a model in Hugging Face's layout"
         )
-
-
-def _modalities(settings: EngineSettings) -> dict[str, Any]:
-    if not settings.images:
-        return {"language_model_only": True}  # the other parts are not even loaded
-    return {"limit_mm_per_prompt": _LIMITS}
 
 
 def _reasoning(settings: EngineSettings) -> dict[str, Any]:

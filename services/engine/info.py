@@ -90,12 +90,9 @@ def _block_share(engine: Any) -> float:
     cache, groups = engine.vllm_config.cache_config, engine.scheduler.kv_cache_config.kv_cache_groups
     if len(groups) < 2 or not cache.num_gpu_blocks:
         return 1.0
-    largest = max((group.kv_cache_spec.block_size for group in groups if _is_attention(group)), default=0)
+    from vllm.v1.kv_cache_interface import AttentionSpec  # a block of a state counts as a whole request
+
+    specs = (group.kv_cache_spec for group in groups)
+    largest = max((one.block_size for one in specs if isinstance(one, AttentionSpec)), default=0)
     held, ours = cache.kv_cache_size_tokens / cache.num_gpu_blocks, _block_size(cache)  # tokens per block
     return float(min(max(largest, ours), held) / ours)
-
-
-def _is_attention(group: Any) -> bool:
-    from vllm.v1.kv_cache_interface import AttentionSpec
-
-    return isinstance(group.kv_cache_spec, AttentionSpec)  # a block of a state counts as a whole request

@@ -33,10 +33,6 @@ def encode(outputs: Any, kept: Sequence[Any]) -> list[bytes]:
     return pieces
 
 
-def _is_too_large(output: Any) -> bool:
-    return _has_arrays(output) and size_of(output) > REPLY_BYTES
-
-
 def size_of(output: Any) -> int:
     size = _PLAIN_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
     for arrays in (output.new_logprobs, output.new_prompt_logprobs_tensors):
@@ -92,16 +88,18 @@ def drafts_of(prepared: Prepared | None) -> tuple[int, int]:
 
 def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Code, str] | None:
     """Return the failure that an output stands for, if any. loads: its KV is still on its way."""
-    if _is_too_large(output):
+    if _has_arrays(output) and size_of(output) > REPLY_BYTES:
         return Failed.CODE_INVALID, (
             f"the log-probabilities of one step take {size_of(output) >> 20} MiB, and a message "
             f"has room for {REPLY_BYTES >> 20}: ask for fewer, or send a shorter prompt"
         )
-    if problem := _image_problem(output, prepared):
-        return Failed.CODE_MEDIA, problem
-    if loads and is_error(output):
+    if not is_error(output):
+        return None
+    if lost := getattr(prepared.request, IMAGE_LOST, ""):
+        return Failed.CODE_MEDIA, f"the image {lost} is needed again"
+    if loads:
         return Failed.CODE_HANDOFF, "the KV cache could not be loaded"
-    if problem := _grammar_problem(output, prepared):
+    if problem := problem_of(prepared.request):
         return Failed.CODE_INVALID, problem
     return None
 
@@ -109,15 +107,6 @@ def failure(output: Any, prepared: Prepared, *, loads: bool) -> tuple[Failed.Cod
 def is_error(output: Any) -> bool:
     """Return whether the engine gave up the request because its KV did not arrive or its grammar failed."""
     return bool(output.finish_reason == FinishReason.ERROR)
-
-
-def _image_problem(output: Any, prepared: Prepared) -> str:
-    lost = getattr(prepared.request, IMAGE_LOST, "")
-    return f"the image {lost} is needed again" if lost and is_error(output) else ""
-
-
-def _grammar_problem(output: Any, prepared: Prepared) -> str:
-    return problem_of(prepared.request) if is_error(output) else ""
 
 
 def end_of_prefill(

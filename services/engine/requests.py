@@ -98,7 +98,9 @@ def prepare(
         generated += complete.token_ids
     _check(core, generated, limits, more=waits)
     if decodes and follows:
-        _check_source(start, len(core.prompt_token_ids))
+        saved, here = start.source.tokens, len(core.prompt_token_ids) + len(start.output_token_ids)
+        if saved != here:
+            raise _invalid(f"the source saves the KV of {saved} tokens; this attempt has {here}")
         _clear_prompt_logprobs(core.sampling_params)  # the source sends them with the first token
     if start.phase == PHASE_SAVE:
         _cut(core, start.prefix_tokens)
@@ -180,7 +182,8 @@ def _request(
     core.current_wave = 0
     core.lora_request = _adapter(core.lora_request, limits.adapters)
     params = core.sampling_params
-    params.extra_args = _clean(params.extra_args)
+    if extra := params.extra_args:
+        params.extra_args = {key: value for key, value in extra.items() if key not in _RESERVED}
     if generated:
         _mark_generated(params, len(generated), limits.vocabulary)
     request = Request.from_engine_core_request(core, limits.block_hasher)
@@ -311,12 +314,6 @@ def _adapter(wanted: LoRARequest | None, adapters: Sequence[AdapterFiles]) -> Lo
     raise _invalid(f"this worker does not have the adapter {wanted.lora_name!r} (engine.lora)")
 
 
-def _check_source(start: Start, prompt: int) -> None:
-    here = prompt + len(start.output_token_ids)
-    if start.source.tokens != here:
-        raise _invalid(f"the source saves the KV of {start.source.tokens} tokens; this attempt has {here}")
-
-
 def _is_late(request: Request, limits: EngineLimits) -> bool:
     """Return whether its first token is needed to build it: vLLM would load no KV for it."""
     return (
@@ -349,10 +346,6 @@ def _load(start: Start, internal_id: str, complete: Complete | None) -> Params:
     source, manifest = start.source, complete.manifest if complete is not None else None
     saved_as = attempt_id(source.request_id, start.epoch)
     return load_params(start.epoch, source.tokens, manifest, saved_as if saved_as != internal_id else "")
-
-
-def _clean(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    return {key: value for key, value in extra.items() if key not in _RESERVED} if extra else None
 
 
 def _mark_generated(params: Any, count: int, vocabulary: int) -> None:

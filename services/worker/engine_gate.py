@@ -103,7 +103,7 @@ class EngineGate:
                 self._release(now)
 
     def _make_way(self, now: float) -> None:
-        inside = self._inside()
+        inside = [one for one in self._attempts.all() if one.inside]
         if not self._holds:
             if inside and now < self._rests_until:
                 self._look_at(self._rests_until)
@@ -141,9 +141,6 @@ class EngineGate:
                 step()
         if self._alone:
             self._look_at(self._rests_until)
-
-    def _inside(self) -> list[RunningAttempt]:
-        return [one for one in self._attempts.all() if one.inside]
 
     def _look_at(self, when: float) -> None:
         if self._timer is not None:

@@ -150,7 +150,8 @@ class GrammarHouse:
         """
         pickled = pickle.dumps(params)
         key = _key(params)
-        if (verdict := self._remembered(key)) is None:
+        until, verdict = self._known.get(key, (0.0, None))
+        if verdict is None or until <= time.monotonic():
             trial = self._by_key.get((party, key)) or await self._begin(party, key, pickled)
             trial.waiters += 1
             try:
@@ -217,10 +218,6 @@ class GrammarHouse:
                 if not trial.future.done():
                     trial.future.set_result(verdict)
         self._go_on()
-
-    def _remembered(self, key: bytes) -> Verdict | None:
-        until, verdict = self._known.get(key, (0.0, None))
-        return verdict if until > time.monotonic() else None
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
         self._known[key] = (time.monotonic() + (_REFUSED_S if verdict.problem else _FAMILIAR_S), verdict)

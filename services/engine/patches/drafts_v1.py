@@ -23,7 +23,6 @@ from baton.services.decode.proposers.hybrid import Hybrid
 from baton.services.engine.patches.replace import replaces
 from baton.services.engine.rank_settings import settings_of
 from baton.services.errors import StartError
-from baton.services.speculation import SpeculativeSettings
 
 # GPUModelRunner.propose_draft_token_ids. It gets the sampled tokens as a tensor before the bookkeeping if the
 # drafter runs a model, and as lists after it otherwise.
@@ -68,13 +67,6 @@ def _draft(original: Any, self: Any, scheduler_output: Any, sampled_token_ids: A
     return desk.draft(self, sampled_token_ids, model, wanted)
 
 
-def _v1_only(spec: SpeculativeSettings) -> str:
-    return (
-        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the host "
-        "from the tokens just generated; set engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
-    )
-
-
 def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
     spec = settings_of(vllm_config)
     if spec is None or not hasattr(runner, "drafter"):
@@ -83,7 +75,11 @@ def _desk_of(runner: Any, vllm_config: Any) -> Desk | None:
     if proposer is None:
         return None
     if runner.use_async_scheduling:
-        raise StartError(_v1_only(spec))
+        raise StartError(
+            f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): matches are made on the "
+            "host from the tokens just generated; set engine.extra.async_scheduling false, "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     return Desk(proposer, runner.max_num_reqs)
 
 

@@ -54,7 +54,11 @@ def install() -> None:
 def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: Any) -> Any:
     spec = settings_of(vllm_config)
     if spec is not None and spec.mtp_strategy == "with_suffix":
-        raise StartError(_host_only(spec))
+        raise StartError(
+            f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): suffixes are matched on "
+            "the host, for which vLLM's model runner V2 does not wait: say 'with_ngram', or set "
+            "engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     speculator = original(vllm_config, device, req_states)
     if spec is None:
         return speculator
@@ -67,14 +71,6 @@ def _init_speculator(original: Any, vllm_config: Any, device: Any, req_states: A
         drafts = torch.zeros(req_states.max_num_reqs, spec.limit, dtype=torch.int64, device=device)
         speculator.propose = Matching(req_states, drafts, then=sizes, cut=cut)
     return speculator
-
-
-def _host_only(spec: SpeculativeSettings) -> str:
-    return (
-        f"engine.speculative_config.mtp_strategy (value {spec.mtp_strategy!r}): suffixes are matched on the "
-        "host, for which vLLM's model runner V2 does not wait: say 'with_ngram', or set "
-        "engine.extra.async_scheduling false, VLLM_USE_V2_MODEL_RUNNER=0"
-    )
 
 
 def _hybrid(

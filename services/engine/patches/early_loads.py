@@ -42,9 +42,11 @@ class EarlyLoads:
         return original(throttle_prefills)
 
     def _is_ready(self, original: Callable[[Any], bool], request: Any) -> bool:
-        if self._kept and self._handoffs.is_unheard(request.request_id) and not self._fits(request):
-            self._held.add(request)
-            return False
+        if self._kept and self._handoffs.is_unheard(request.request_id):
+            free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+            if free - self._most_blocks(request.num_tokens) < self._kept:
+                self._held.add(request)
+                return False
         return original(request)
 
     def _release(self) -> None:
@@ -53,10 +55,6 @@ class EarlyLoads:
         self._held -= heard
         waiting = {one for one in heard if one.status == self._waiting}
         self._scheduler.deferred_waiting.difference_update(waiting)
-
-    def _fits(self, request: Any) -> bool:
-        free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        return free - self._most_blocks(request.num_tokens) >= self._kept
 
 
 def install(engine: Any) -> None:
