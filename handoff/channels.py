@@ -105,15 +105,11 @@ class ChannelCache(Generic[C, S]):
             self._close(kept.channel)
 
 
-def _close_channel(channel: grpc.Channel) -> None:
-    channel.close()
-
-
 class HandoffClient:
     """Call Handoff services. Failed releases and renewals are only logged, because leases expire."""
 
     def __init__(self, bound: int = MAX_CHANNELS) -> None:
-        self.channels = ChannelCache(Dialler.channel, HandoffStub, _close_channel, bound)
+        self.channels = ChannelCache(Dialler.channel, HandoffStub, lambda one: one.close(), bound)
 
     def call(self, method: str, address: str, request: Any, timeout_s: float) -> grpc.Future[Any]:
         kept = self.channels.begin(address)

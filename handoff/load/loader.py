@@ -201,7 +201,9 @@ class Loader:
                 if load is None or load.cancelled:
                     continue  # e.g. cancelled by another rank's failure, then by the request's end
                 load.cancelled = True
-                waited = load.state is not State.PULLING and self._leave(load)
+                waited = load.state is not State.PULLING and (
+                    load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
+                )
                 if waited:
                     problem = Problem.of(PullCancelled(f"request {load.job.request_id!r}: cancelled"))
                     self._report(load, None if load.state is State.HELD else problem)
@@ -243,10 +245,6 @@ class Loader:
         if load.state is State.RESERVED and (load.whole_s or not load.failed):
             load.manifest, load.state = manifest, State.QUEUED
             (self._turns if load.whole_s else self._early).add(load)
-
-    def _leave(self, load: _Load) -> bool:
-        """Leave the queue. Return False if the load has just begun."""
-        return load.state is not State.QUEUED or self._early.leave(load) or self._turns.leave(load)
 
     def _report(self, load: _Load, problem: Problem | None) -> None:
         del self._loads[load.job.key]

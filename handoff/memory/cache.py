@@ -86,7 +86,9 @@ class BlockCache(ABC):
         self.rank = division.rank
         self.form = Form(division.ranks, tables[0].wire)
         self._tables = tables
-        self._tables_for = functools.lru_cache(_SHARES)(self._cut)
+        self._tables_for = functools.lru_cache(_SHARES)(
+            lambda share: _cut_tables(self._tables, self.layers, self.form, self.rank, share)
+        )
 
     def join(self, stages: Sequence[tuple[CacheLayer, ...]], stage: int) -> None:
         """Take on a pipeline's layers, form and rank, before any load. stages: the layers of each."""
@@ -123,9 +125,6 @@ class BlockCache(ABC):
         if share is None or (share.form, share.rank) == (self.form, self.rank):
             return dict(enumerate(self._tables))
         return self._tables_for(share)
-
-    def _cut(self, share: Share) -> Tables:
-        return _cut_tables(self._tables, self.layers, self.form, self.rank, share)
 
     def mark(self) -> Mark | None:
         """Mark the work that the engine has queued so far, for others to wait for."""

@@ -44,7 +44,11 @@ class SaveRoom:
             return True
         now = time.monotonic()
         _, until = self._waiting.setdefault(request_id, (slots, now + self._wait_s))
-        if self._fits(request_id, slots) and self._may_keep(blocks - slots):
+        if self._fits(request_id, slots) and (
+            blocks == slots
+            or not self._keeping
+            or sum(self._keeping.values()) + blocks - slots <= self._keepable
+        ):
             del self._waiting[request_id]
             self._promised[request_id] = slots
             if blocks > slots:
@@ -78,9 +82,6 @@ class SaveRoom:
 
     def freed(self, request_id: str) -> None:
         self._keeping.pop(request_id, None)
-
-    def _may_keep(self, blocks: int) -> bool:
-        return not (blocks and self._keeping) or sum(self._keeping.values()) + blocks <= self._keepable
 
     def _fits(self, request_id: str, slots: int) -> bool:
         free = min((free for free, _ in self._staging.values()), default=slots)

@@ -315,7 +315,11 @@ class SchedulerSide:
         if save is None:
             return  # dropped
         if part.begun:
-            self._add_begin(key, save, part)
+            save.begun.append(part)
+            if len(save.begun) == len(self._ranks):
+                self._room.kept(key[0])
+                save.manifest = seal(self._manifest(key, save.num_tokens, save.begun))
+                self._begun.append(Begun(*key, save.manifest))
             return
         save.done.append(part)
         if len(save.done) < len(self._ranks):
@@ -334,13 +338,6 @@ class SchedulerSide:
             self.client.release_soon(manifest)
         if save.wanted:
             self._saved.append(Saved(*key, None if problem else manifest, problem))
-
-    def _add_begin(self, key: Key, save: _Save, part: ShardSave) -> None:
-        save.begun.append(part)
-        if len(save.begun) == len(self._ranks):
-            self._room.kept(key[0])
-            save.manifest = seal(self._manifest(key, save.num_tokens, save.begun))
-            self._begun.append(Begun(*key, save.manifest))
 
     def _manifest(self, key: Key, num_tokens: int, shards: Sequence[ShardSave]) -> Manifest:
         """Return an unsealed manifest, without the fields that are known at the end."""

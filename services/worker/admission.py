@@ -48,7 +48,9 @@ class Admission:
     def take(self, start: Start) -> Share:
         """Count a request and return its share. Raises RequestRefused(FULL) with the limit reached."""
         if start.phase == PHASE_SAVE or start.alone_tokens:
-            share, problem = Share(extras=1), self._extras_problem()
+            share, problem = Share(extras=1), ""
+            if self.extras >= self._max_extras:
+                problem = f"{self.extras} of {self._max_extras} saves and trials: engine.max_num_seqs"
         elif start.phase == PHASE_PREFILL:
             share = Share(prompt_tokens=max(1, start.prompt_tokens), requests=1)
             problem = self._prompt_problem(share)
@@ -98,8 +100,3 @@ class Admission:
             return ""
         bound = f"{self.blocks} of {self._max_blocks} KV blocks"
         return f"{bound}, {share.blocks} more are needed: engine.kv_cache_gib"
-
-    def _extras_problem(self) -> str:
-        if self.extras < self._max_extras:
-            return ""
-        return f"{self.extras} of {self._max_extras} saves and trials: engine.max_num_seqs"

@@ -170,20 +170,25 @@ class Entrance:
         self._later(attempt, self._bring(attempt, start, rows))
 
     async def _bring(self, attempt: RunningAttempt, start: Start, rows: Mapping[str, int]) -> None:
-        try:
-            found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
-            attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
-            self._begin(attempt, start)
-        except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, RequestRefused):
-                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
-            attempt.preparing = None
-            self._refuse(attempt.internal_id, error)
+        found = await self._embeddings.bring(attempt, start.encoded, rows, start.left_s)
+        attempt.images, attempt.preparing = {**(attempt.images or {}), **found}, None
+        self._begin(attempt, start)
 
     def _later(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
-        task = attempt.preparing = asyncio.create_task(work)
+        task = attempt.preparing = asyncio.create_task(self._guard(attempt, work))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
+
+    async def _guard(self, attempt: RunningAttempt, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # otherwise the request would wait forever
+            if not isinstance(error, RequestRefused | ValueError):
+                logger.exception("request %s cannot begin", attempt.request_id, extra=attempt.log_fields)
+            if not isinstance(error, RequestRefused):
+                error = RequestRefused(Failed.CODE_INVALID, describe(error))
+            attempt.preparing = None
+            self._refuse(attempt.internal_id, error)
 
     def _finder(self, attempt: RunningAttempt) -> FindImage | None:
         kept, received = self._limits.find_image, attempt.received
@@ -195,24 +200,9 @@ class Entrance:
         self._gate.enter(attempt, lambda: self._host.submit(attempt.prepared.request))
 
     async def _compile(self, attempt: RunningAttempt, party: int) -> None:
-        problem: RequestRefused | None = None
-        try:
-            await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
-        except RequestRefused as refused:
-            problem = refused
-        except Exception as error:  # otherwise the request would wait forever
-            if not isinstance(error, ValueError):
-                logger.exception(
-                    "the grammar of request %s cannot be compiled",
-                    attempt.request_id,
-                    extra=attempt.log_fields,
-                )
-            problem = RequestRefused(Failed.CODE_INVALID, describe(error))
+        await self._grammars.prepare(attempt.prepared.request, party or -attempt.session)
         attempt.preparing = None
-        if problem is not None:
-            self._refuse(attempt.internal_id, problem)
-        else:
-            self._let_in(attempt)
+        self._let_in(attempt)
 
     def _prepare(self, attempt: RunningAttempt, start: Start, complete: Complete | None) -> Prepared:
         limits, received = self._limits, attempt.received

@@ -37,13 +37,9 @@ class Method(ABC):
         del spec
         return frozenset()
 
-    @abstractmethod
     def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Raise ConfigError for settings that cannot work, with what would.
-
-        Called before anything is loaded, after the check of `keys`. `model` is the target's config.json, {}
-        if it is not on this machine.
-        """
+        """Raise ConfigError for settings that cannot work. model: the target's config.json, {} if unknown."""
+        del spec, model
 
     @abstractmethod
     def engine_config(self, spec: SpeculativeSettings) -> dict[str, Any]:

@@ -34,9 +34,6 @@ class Suffix(TokenMethod):
         del spec
         return SUFFIXES
 
-    def check(self, spec: SpeculativeSettings, model: dict[str, Any]) -> None:
-        """Accept any model."""
-
     def proposer(self, spec: SpeculativeSettings, vllm_config: Any) -> Proposer:
         return suffix_proposer(spec, vllm_config)
 

@@ -107,7 +107,8 @@ class Walker:
         """Return the tokens that may follow these, or None if the answer may end here or is long enough."""
         if len(path) >= self._most_tokens:
             return None
-        if not self._go(path):
+        self._grammar.reset()
+        if path and not self._grammar.accept_tokens("", list(path)):
             return []
         if path and self._grammar.is_terminated():
             return None
@@ -118,10 +119,6 @@ class Walker:
         if len(path) >= self._min_tokens and (mask & self._stops).any():
             return None
         return [int(token) for token in np.flatnonzero(mask & ~self._stops)]
-
-    def _go(self, path: tuple[int, ...]) -> bool:
-        self._grammar.reset()
-        return not path or bool(self._grammar.accept_tokens("", list(path)))
 
     def _next(self) -> None:
         self._bitmask.fill_(0)

@@ -142,7 +142,12 @@ def install(engine: Any, spec: SpeculativeSettings | None) -> DraftLengthSeam | 
     """Choose the draft lengths of a loaded engine from now on. Return a DraftLengthSeam for "auto"."""
     if spec is None:
         return None
-    seam = _adaptive(engine, spec) if spec.adaptive else None
+    seam = None
+    if spec.adaptive:
+        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
+        if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
+            model_tokens = 0
+        seam = DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))
     in_gang = engine.vllm_config.parallel_config.data_parallel_size > 1
     if in_gang:
         # There vLLM drops its list. Without one it would pad a request's first step after a handoff with
@@ -164,11 +169,3 @@ def least_drafts(config: Any) -> int:
         return 0
     layers = int(getattr(speculative.draft_model_config.hf_config, "n_predict", None) or 1)
     return layers if layers > 1 else 0
-
-
-def _adaptive(engine: Any, spec: SpeculativeSettings) -> DraftLengthSeam:
-    if engine.vllm_config.speculative_config.method == "custom_class":  # drafts from tokens alone
-        model_tokens: int | None = 0
-    else:
-        model_tokens = model_steps(spec) if spec.mtp_strategy != "default" else None
-    return DraftLengthSeam(engine.scheduler, DraftLength(spec.limit, model_tokens=model_tokens))

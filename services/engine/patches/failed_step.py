@@ -66,6 +66,8 @@ class FailedStep:
 
     def recover(self, error: Exception) -> list[str]:
         """Clear what a failed step left; return the requests that end. Raises if the engine is broken."""
+        import torch
+
         if is_fatal(error):
             raise error
         began = time.monotonic()
@@ -96,7 +98,8 @@ class FailedStep:
         if scheduler.defer_block_free:
             scheduler.processed_step_seq = scheduler.sched_step_seq
             scheduler._drain_deferred_frees()
-        _clear_runner(engine.model_executor.driver_worker.worker.model_runner)
+        with torch.inference_mode():  # the runner's tensors were made in this mode
+            _clear(engine.model_executor.driver_worker.worker.model_runner)
         self._outputs.clear()
         self._probe()
         self._outputs.clear()
@@ -230,15 +233,10 @@ def _alone(scheduler: Any) -> Iterator[None]:
         scheduler.waiting, scheduler.kv_holding_waiting = waiting, holding
 
 
-def _clear_runner(runner: Any) -> None:
+def _clear(runner: Any) -> None:
     """Empty the model runner's batch. Its other state goes once the scheduler reports finished requests."""
-    import torch
+    from vllm.v1.sample.logits_processor import BatchUpdate
 
-    with torch.inference_mode():  # its tensors were made in this mode
-        _empty(runner)
-
-
-def _empty(runner: Any) -> None:
     runner.execute_model_state = None
     if not hasattr(runner, "input_batch"):
         return  # V2 keeps no batch from step to step
@@ -253,13 +251,7 @@ def _empty(runner: Any) -> None:
         rows.clear()
     batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
     batch.refresh_metadata()
-    _clear_processors(batch)
-
-
-def _clear_processors(batch: Any) -> None:
-    """Make the logits processors forget all rows, because they may have missed the last moves."""
-    from vllm.v1.sample.logits_processor import BatchUpdate
-
+    # The logits processors forget all rows, because they may have missed the last moves.
     update = BatchUpdate(batch_size=0, removed=range(batch.max_num_reqs), added=(), moved=())
     if batch.thinking_budget_state_holder is not None:
         batch.thinking_budget_state_holder.sync_batch(update)

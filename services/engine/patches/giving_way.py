@@ -209,10 +209,13 @@ class GivingWay:
         if not wanting or idle:
             return None
         goes_first = min(map(standing_of, wanting), key=lambda one: one.priority)
-        self._note(goes_first)
-        best = goes_first.priority
+        best, now = goes_first.priority, time.monotonic()
+        if best <= self._first.priority or now - self._first_at > LATELY_S:
+            self._first, self._first_at = goes_first, now
         if waits is not None and standing_of(waits).priority == best:
-            wanting = [*wanting, *self._first_that_gives_way(best)]
+            # the first waiting request that gives way, which vLLM might start in the same step
+            lower_ones = (one for one in self._startable() if standing_of(one).priority > best)
+            wanting = [*wanting, *islice(lower_ones, 1)]
         if all(standing_of(one).priority == best for one in wanting):
             return self._alone() if best > self._first.priority else None
         newcomer = waits if standing_of(waits).priority == best else None
@@ -246,11 +249,6 @@ class GivingWay:
         if not contest.prompts or best > self._first.priority:
             step.most_tokens = self._most_tokens(step.held)
         return step
-
-    def _note(self, goes_first: Standing) -> None:
-        now = time.monotonic()
-        if goes_first.priority <= self._first.priority or now - self._first_at > LATELY_S:
-            self._first, self._first_at = goes_first, now
 
     def _alone(self) -> _Step:
         rows = {one.request_id for one in self._scheduler.running if not one.is_prefill_chunk}
@@ -292,10 +290,6 @@ class GivingWay:
         """Return whether a waiting request has all its KV from another worker, so that it can decode."""
         loaded = waits.request_id in self._scheduler.finished_recving_kv_req_ids
         return loaded and waits.num_output_tokens > 0 and waits.num_tokens - waits.num_computed_tokens <= 1
-
-    def _first_that_gives_way(self, best: int) -> list[Any]:
-        """Return the first waiting request that gives way, or []: vLLM might start it in the same step."""
-        return list(islice((one for one in self._startable() if standing_of(one).priority > best), 1))
 
     def _first_in_line(self, best: int) -> int:
         """Return how many waiting requests could begin before the first one that gives way."""

@@ -48,7 +48,10 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
     import torch
 
     width = 1 + max(int(wanted), *map(len, wanted.named.values()))
-    ids, values = (_widened(one, width) for one in (best.logprob_token_ids, best.logprobs))
+    ids, values = (
+        torch.cat((one, one[:, :1].expand(-1, width - one.shape[1])), dim=1)
+        for one in (best.logprob_token_ids, best.logprobs)
+    )
     each = logprobs.shape[0] // wanted.requests
     for request, tokens in wanted.named.items():
         rows = slice(request * each, (request + 1) * each)
@@ -58,9 +61,3 @@ def _with_named(best: Any, wanted: Wanted, logprobs: Any) -> Any:
         ids[rows, columns] = named.to(ids.dtype)
         values[rows, columns] = logprobs[rows][:, named]
     return best._replace(logprob_token_ids=ids, logprobs=values)
-
-
-def _widened(columns: Any, width: int) -> Any:
-    import torch
-
-    return torch.cat((columns, columns[:, :1].expand(-1, width - columns.shape[1])), dim=1)
