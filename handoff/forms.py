@@ -160,11 +160,7 @@ def unfit(layers: Sequence[CacheLayer], here: Form, there: Form) -> str:
 def shares(
     layers: Sequence[CacheLayer], here: Form, rank: int, there: Form, turn: int = 0
 ) -> tuple[Share, ...]:
-    """Return a rank's shares of a save.
-
-    turn: selects among source ranks with the same heads. If both workers' stages have the same number of
-    ranks, each rank pulls from its counterparts.
-    """
+    """Return a rank's shares of a save. turn: selects among source ranks with the same heads."""
     needed = [_needed(layers, here, one, there, turn) for one in range(here.shards)]
     found = []
     for source in range(there.shards):

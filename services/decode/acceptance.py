@@ -137,11 +137,7 @@ class _Window:
         return self._accepted / self.drafts if self.drafts else 0.0
 
     def error(self, expected: float) -> float:
-        """Return the standard error of the share, as a ratio over requests.
-
-        It is at least the error of independent drafts with an acceptance of `expected`: otherwise a share of
-        0 would have none.
-        """
+        """Return the share's standard error over requests, at least that of independent drafts."""
         count, share = len(self._requests), self.share
         of_drafts, of_accepted, of_both = self._squares
         residuals = of_accepted - 2 * share * of_both + share * share * of_drafts

@@ -115,11 +115,7 @@ def _check(engine: EngineSettings, name: str, path: Path, matrices: Mapping[str,
 
 
 def _other_model(matrices: Mapping[str, Shape], weights: Path) -> str:
-    """Describe how an adapter's modules differ from the model's; "" if they match, or if that is unknown.
-
-    Modules are compared if the model has plain matrices of the same names. Models from a hub, quantized
-    weights and modules that vLLM renames are left to vLLM.
-    """
+    """Describe how an adapter's modules differ from the model's plain matrices; "" if unknown."""
     if not matrices or weights.suffix != ".safetensors":
         return ""
     layers = {found[0] for name in matrices if (found := _LAYER.match(name))}

@@ -65,11 +65,7 @@ _LIMITS = {"audio": 0, "video": 0}  # items of a prompt
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return AsyncEngineArgs' keyword arguments for this deployment.
-
-    Raises ConfigError for a missing model folder or an argument that vLLM does not have, and StartError if
-    vLLM finds no device.
-    """
+    """Return AsyncEngineArgs' keyword arguments. Raises ConfigError, StartError without a device."""
     check_model(settings)
     _check_device()
     args: dict[str, Any] = {
@@ -99,11 +95,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def check_model(settings: EngineSettings) -> None:
-    """Check, before anything slow, the model's and its adapters' folders, engine.extra and vLLM's variables.
-
-    Raises ConfigError for a missing folder, for a key of engine.extra that Baton sets itself or cannot serve,
-    and for a variable that turns an engine into one rank of several or undoes the isolation of clients.
-    """
+    """Check quickly the folders, engine.extra and vLLM's variables. Raises ConfigError."""
     refuse_variables()
     for name in sorted(os.environ):
         if name.startswith(_VARIABLES):

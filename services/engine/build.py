@@ -189,11 +189,7 @@ def _add_encoding(args: dict[str, Any], plan: EnginePlan, model_config: Any) -> 
 
 
 def _add_speculation(args: dict[str, Any], plan: EnginePlan) -> None:
-    """Add vLLM's speculative_config, and our own settings for every rank.
-
-    They are the same for every role, because roles change. patches/draft_length.py decides how much is
-    drafted, and when.
-    """
+    """Add vLLM's speculative_config and our settings, the same for every role, because roles change."""
     spec, method = plan.settings.engine.speculative_config, validation.check(plan.settings.engine)
     if spec is None or method is None:
         return

@@ -53,11 +53,7 @@ def problem(features: Sequence[Any], prompt: int) -> str:
 
 
 def whole(features: Sequence[Any], find: FindImage) -> tuple[list[Any], str]:
-    """Return the features with the images that have arrived, and the name of the first missing one, or "".
-
-    A feature whose embeddings have arrived stays as it is. An image whose metadata differ from the feature's
-    was prepared in another way: it counts as missing.
-    """
+    """Return the features with the images that have arrived, and the name of the first missing one, or ""."""
     found, missing = [], ""
     for feature in features:
         item = find(feature.identifier)

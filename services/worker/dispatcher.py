@@ -393,11 +393,7 @@ class Dispatcher:
             self.failed.set_result(error)
 
     def _fail_all(self, failed: Iterable[tuple[RunningAttempt, Failed]]) -> None:
-        """Send each router all of its failures in one message.
-
-        Of several messages a router might read only the first: if it then writes to the stream, which has
-        ended, gRPC drops the unread ones.
-        """
+        """Send each router all of its failures at once: after the first it may end the stream."""
         replies = Replies(RunReply)
         for attempt, message in failed:
             replies[attempt.session].failed.append(message)

@@ -104,10 +104,7 @@ class Node:
         self._fence = 0  # the fence of the last autoscaler that changed its role
 
     async def run(self) -> int:
-        """Run the worker, return the exit status. If it ends while the engine loads, that thread continues.
-
-        Raises StartError, PeerRefused, ConfigError, EngineFailed.
-        """
+        """Run; return the exit status. Raises StartError, PeerRefused, ConfigError, EngineFailed."""
         self._stop = stop_on_signals()
         server = rpc.aio_server()
         port = self._bind(server)

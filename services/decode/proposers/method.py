@@ -22,11 +22,7 @@ DRAFT_MODEL = frozenset({"model", "quantization", "draft_tensor_parallel_size"})
 
 
 class Method(ABC):
-    """A speculative method, without state.
-
-    vLLM drafts (`engine_config` names one of its methods), or a proposer does from tokens alone (`proposer`
-    returns one), or, in a hybrid, first vLLM and then the proposer.
-    """
+    """A speculative method, without state: vLLM drafts, a proposer from tokens alone, or in a hybrid both."""
 
     name: ClassVar[str]
     keeps_kv: ClassVar[bool] = False  # its drafter has KV, which prefill workers fill and hand over

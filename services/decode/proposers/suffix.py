@@ -64,11 +64,7 @@ class Tree:
 
 
 class SuffixProposer:
-    """A Proposer with an index of each request (12 bytes per token) and one of past outputs.
-
-    It has room for as many requests as the engine's batch. A request in excess replaces the least recently
-    drafted one, which is indexed again if it returns.
-    """
+    """A Proposer with an index of each request (12 bytes per token) and one of past outputs."""
 
     def __init__(self, tree: Tree, *, rows: int, width: int, most: int, past: int) -> None:
         """Make room for `rows` requests of `width` tokens, drafts of `most` tokens, and `past` outputs."""
