@@ -51,7 +51,7 @@ from baton.services.worker.grammars import Grammars
 from baton.services.worker.incoming import Event, code_of
 from baton.services.worker.media import MediaStore
 from baton.services.worker.metrics import WorkerMetrics
-from baton.services.worker.outgoing import Outgoing
+from baton.services.worker.outgoing import Kept, Outgoing
 from baton.services.worker.router_session import RouterSession
 
 logger = logging.getLogger(__name__)
@@ -423,6 +423,8 @@ class Dispatcher:
         if self._drafting is not None:
             self._drafting.on_request(*outputs.drafts_of(attempt.prepared))
 
-    def _release(self, manifest: Manifest | None) -> None:
-        if manifest is not None:
-            self._handoffs.release_soon(manifest)
+    def _release(self, kept: Kept | None) -> None:
+        if isinstance(kept, Manifest):
+            self._handoffs.release_soon(kept)
+        elif kept is not None and self._host.shelf is not None:
+            self._host.shelf.release(kept)

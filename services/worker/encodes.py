@@ -22,7 +22,6 @@ class Encodes:
         self._outgoing = outgoing
         self._metrics = metrics
         self._computed = self._found = 0  # images
-        outgoing.release_embeddings = self._release
 
     def kept(self) -> Embeddings | None:
         """Return what this worker keeps; None unless it is an encode worker."""
@@ -52,7 +51,3 @@ class Encodes:
             self._computed += not kept
             told.saved_at_s = time.monotonic()
         return told
-
-    def _release(self, manifest: EmbeddingManifest) -> None:
-        if self._host.shelf is not None:
-            self._host.shelf.release(manifest)

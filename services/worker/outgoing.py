@@ -39,6 +39,8 @@ REMEMBER_S = 10.0  # how long an attempt's end is remembered for a late follower
 MAX_REMEMBERED = 4096
 _ENDS = "this worker is shutting down"
 
+Kept = Manifest | EmbeddingManifest
+
 
 class State(IntEnum):
     """The states of an attempt's KV, in order; it never returns to an earlier one."""
@@ -105,8 +107,7 @@ class _Handoff:
     key: bytes
     ends_s: float  # the deadline of its request
     state: State = State.PROMISED
-    manifest: Manifest | None = None  # describes the KV that can be pulled
-    embedding: EmbeddingManifest | None = None
+    manifest: Kept | None = None  # describes what can be pulled
     end: FollowReply | None = None
     until_s: float = 0.0  # the end of its lease; in NOTHING, when to forget it
     follower: Follower | None = None
@@ -124,10 +125,9 @@ class _Handoff:
 
 
 class Outgoing:
-    def __init__(self, release: Callable[[Manifest], object]) -> None:
-        """Use `release` to release KV; it must not block."""
+    def __init__(self, release: Callable[[Kept], object]) -> None:
+        """Use `release` to release KV and embeddings; it must not block."""
         self._release = release
-        self.release_embeddings: Callable[[EmbeddingManifest], object] = lambda _: None
         self._handoffs: dict[str, _Handoff] = {}  # keyed by request id
         self._leased: OrderedDict[str, _Handoff] = OrderedDict()  # sorted by the end of the lease
         self._past: OrderedDict[str, _Handoff] = OrderedDict()  # their state is NOTHING; oldest first
@@ -164,13 +164,11 @@ class Outgoing:
 
     def complete(self, request_id: str, epoch: int, complete: Complete) -> None:
         handoff = self._of(request_id, epoch)
-        manifest = complete.manifest if complete.HasField("manifest") else None
-        embedding = complete.embedding if complete.HasField("embedding") else None
+        manifest = complete.embedding if complete.HasField("embedding") else complete.manifest
         if handoff is None or not handoff.move(State.KEPT):
-            self._let_go(manifest, embedding)  # its router has released it already
+            self._release(manifest)  # its router has released it already
             return
-        handoff.embedding = embedding
-        self._lease(handoff, manifest, (manifest or complete.embedding).lease_s)
+        self._lease(handoff, manifest, manifest.lease_s)
         handoff.end = FollowReply(complete=complete)
         handoff.tell(handoff.end)
 
@@ -226,16 +224,15 @@ class Outgoing:
         """Return the manifests of KV that is not released and whose request may still run."""
         self.forget_expired()
         now = time.monotonic()
-        return [
-            one.manifest for one in self._leased.values() if one.manifest is not None and one.ends_s >= now
-        ]
+        leased = ((one.manifest, one.ends_s) for one in self._leased.values())
+        return [kept for kept, ends_s in leased if isinstance(kept, Manifest) and ends_s >= now]
 
     def renewed(self, asked: Iterable[Manifest], held: Collection[tuple[str, int]], at_s: float) -> None:
         """Renew those leases, of the ones `asked` about at `at_s`, that the ranks `held`; end the others."""
         gone = {id(one) for one in asked if (one.request_id, one.epoch) not in held}
         for handoff in list(self._leased.values()):
             manifest = handoff.manifest
-            if manifest is None:
+            if not isinstance(manifest, Manifest):
                 continue
             if id(manifest) in gone:
                 self._lapse(handoff, UnknownHandoff("it was pulled, or its lease has ended"))
@@ -306,7 +303,7 @@ class Outgoing:
         handoff.follower = follower
         if handoff.end is not None:
             follower.say(handoff.end)
-        elif handoff.manifest is not None:
+        elif isinstance(handoff.manifest, Manifest):
             follower.say(FollowReply(begun=handoff.manifest))
 
     def _leave(self, name: tuple[str, int], follower: Follower) -> None:
@@ -324,7 +321,7 @@ class Outgoing:
         handoff = self._handoffs.get(request_id)
         return handoff if handoff is not None and handoff.epoch == epoch else None
 
-    def _lease(self, handoff: _Handoff, manifest: Manifest | None, lease_s: float) -> None:
+    def _lease(self, handoff: _Handoff, manifest: Kept, lease_s: float) -> None:
         self.forget_expired()
         handoff.manifest, handoff.until_s = manifest, time.monotonic() + lease_s
         self._leased[handoff.request_id] = handoff
@@ -334,33 +331,24 @@ class Outgoing:
         """Handle KV that the ranks no longer hold. While the prompt is computed, more may be saved later."""
         del self._leased[handoff.request_id]
         if handoff.state is State.KEPT:
-            handoff.manifest = None
+            if isinstance(handoff.manifest, Manifest):
+                handoff.manifest = None
             self._end(handoff, Problem.of(error))
 
     def _end(self, handoff: _Handoff, problem: Problem) -> None:
         told = handoff.state is State.KEPT  # its follower has its final reply
         if not handoff.move(State.NOTHING):
             return
-        manifest, embedding, handoff.manifest, handoff.embedding = (
-            handoff.manifest,
-            handoff.embedding,
-            None,
-            None,
-        )
+        manifest, handoff.manifest = handoff.manifest, None
         self._leased.pop(handoff.request_id, None)
         handoff.end = FollowReply(problem=worker_pb2.Problem(name=problem.name, text=problem.text))
         if not told:
             handoff.tell(handoff.end)
         handoff.until_s = time.monotonic() + REMEMBER_S
         self._past[handoff.request_id] = handoff
-        self._let_go(manifest, embedding)
-        self._forget_past(time.monotonic())
-
-    def _let_go(self, manifest: Manifest | None, embedding: EmbeddingManifest | None) -> None:
         if manifest is not None:
             self._release(manifest)
-        if embedding is not None:
-            self.release_embeddings(embedding)
+        self._forget_past(time.monotonic())
 
     def _forget_past(self, now: float) -> None:
         while self._past:
