@@ -85,7 +85,6 @@ class Limb:
 
         meeting = asyncio.create_task(gang.meet())
         if not await done_or_stopped(meeting, "waiting for the rest of its gang", stop, gang):
-            meeting.cancel()
             return
         rank = await meeting
         plan = EnginePlan(

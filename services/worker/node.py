@@ -191,7 +191,6 @@ class Node:
                 stack.push_async_callback(self._gang.link.close)
                 meeting = asyncio.create_task(self._gang.meet())
                 if not await self._done_or_stopped(meeting, "waiting for the rest of its gang"):
-                    meeting.cancel()
                     return 0
                 load = partial(load, await meeting, self._gang.link.ring)
                 session.identity.gang.life = mine.gang.life = self._gang.life  # read by Hello
@@ -200,7 +199,6 @@ class Node:
             logger.info("loading %s", self._settings.engine.model)
             loading = asyncio.create_task(load())
             if not await self._done_or_stopped(loading, "loading"):
-                loading.cancel()
                 return 0
             info = await loading
             self._metrics.set_blocks(info.free_blocks if self._role.generates else 0)
