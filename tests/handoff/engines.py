@@ -13,6 +13,7 @@ from baton.handoff.reports import Loaded
 from baton.protos.handoff_pb2 import Manifest
 from harness.engines import Answer, Engine, EngineProcess, prefill
 from harness.support import PATIENCE
+from tests.handoff.caches import released
 
 
 def until(what: Callable[[], bool], why: str) -> None:
@@ -59,7 +60,7 @@ def free(engine: Engine) -> int:
 
 
 def held(engine: Engine) -> tuple[int, int]:
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return staged.handoffs, staged.bytes
 
 
@@ -82,7 +83,7 @@ def watched(engine: Engine, note: Callable[[Any], object]) -> Iterator[None]:
 
 
 def release(engine: Engine, manifest: Manifest) -> None:
-    engine.connector._scheduler_side.client.release(manifest)
+    released(engine.connector.scheduler_side.client, manifest)
 
 
 def rank() -> Any:

@@ -71,7 +71,8 @@ def options(name: str, worker_id: str, layers: str = "") -> Options:
 
 
 def compatibility(engine: Engine) -> tuple[str, Mapping[str, str]]:
-    return engine.connector.compatibility_hash, dict(engine.connector.facts)
+    side = engine.connector.scheduler_side
+    return side.compatibility_hash, dict(side.facts)
 
 
 def read_all(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, tuple[int, Manifest]]:

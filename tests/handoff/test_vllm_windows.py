@@ -94,7 +94,7 @@ def prefill(engine: Engine, name: str, prompt: list[int]) -> Answer:
 def left(engine: Engine) -> tuple[int, int, int]:
     """Step; return the free blocks, and the staged handoffs and bytes."""
     engine.step()
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return engine.free_blocks, staged.handoffs, staged.bytes
 
 

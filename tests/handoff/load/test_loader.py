@@ -22,6 +22,7 @@ from tests.handoff.caches import (
     make_cache,
     random_blocks,
     records,
+    released,
     source,
     tensors,
 )
@@ -163,7 +164,7 @@ def test_a_mangled_manifest_releases_nothing(pair: Pair) -> None:
     manifest.num_tokens = 311
     pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("MalformedManifest")
-    pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
+    released(pair.client, pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
 
 

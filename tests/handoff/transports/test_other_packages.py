@@ -21,6 +21,7 @@ from harness.engines import EngineProcess, Options, clear_prompt, decode, genera
 from harness.packages import install
 from harness.support import PATIENCE, ROOT
 from tests.handoff import checkpoints
+from tests.handoff.caches import released
 from tests.handoff.engines import loaded_of, read
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-folder"
@@ -82,7 +83,7 @@ def test_a_released_save_is_withdrawn(engine: EngineProcess, kv_folder: Path) ->
     prompt = random.Random(1).choices(range(2, checkpoints.VOCAB), k=100)
     manifest = read(engine, "unwanted", prompt)
     client = HandoffClient()
-    assert client.release(manifest)
+    assert released(client, manifest)
     client.close()
     until_empty(kv_folder)
     answer = engine.call(decode, "unwanted", prompt, WRITTEN, manifest)

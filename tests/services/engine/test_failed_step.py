@@ -77,7 +77,7 @@ def run(engine: Engine) -> Failures:
         except Exception as error:  # noqa: BLE001 (like the host)
             found.seen.append(str(error))
             found.ended.append(engine.core.failed.recover(error))
-            engine.connector.take_reports()
+            engine.connector.scheduler_side.take_reports()
     raise TimeoutError("the engine did not become idle")
 
 
@@ -102,7 +102,7 @@ def blocks(engine: Engine) -> tuple[int, int, int]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.run()
-    side = engine.connector._scheduler_side
+    side = engine.connector.scheduler_side
     staging = get_kv_transfer_group()._worker_side.staging
     left = len(side._saving) + len(side._to_save) + len(side._loads)
     return engine.free_blocks, left, staging.capacity - staging.free_blocks

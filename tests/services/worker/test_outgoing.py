@@ -12,7 +12,7 @@ import pytest
 from baton.protos.handoff_pb2 import EmbeddingManifest, Manifest
 from baton.protos.worker_pb2 import Complete, FollowReply, FollowRequest
 from baton.services.worker import outgoing as module
-from baton.services.worker.outgoing import Follower, NotFollowedError, Outgoing
+from baton.services.worker.outgoing import Follower, Kept, NotFollowedError, Outgoing
 from harness.support import PATIENCE
 
 KEY, OTHER = b"sixteen bytes ok", b"sixteen others ."
@@ -22,10 +22,8 @@ class Site:
     """A worker's handoffs, the manifests it released, and open calls of followers."""
 
     def __init__(self, calls: ExitStack) -> None:
-        self.released: list[Manifest] = []
+        self.released: list[Kept] = []
         self.outgoing = Outgoing(self.released.append)
-        self.embeddings: list[EmbeddingManifest] = []  # released
-        self.outgoing.release_embeddings = self.embeddings.append
         self._calls = calls
 
     def begin(
@@ -305,9 +303,9 @@ async def test_embeddings_are_told_and_released_once(site: Site) -> None:
     assert site.outgoing.to_renew() == []
     for _ in range(2):
         site.outgoing.release("image")
-    assert (site.released, site.embeddings) == ([], [complete.embedding])
+    assert site.released == [complete.embedding]
     site.outgoing.complete("image", 1, complete)  # too late
-    assert site.embeddings == [complete.embedding] * 2
+    assert site.released == [complete.embedding] * 2
     assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
 
 
@@ -321,4 +319,4 @@ def test_embeddings_are_leased_until_their_router_releases_them(site: Site) -> N
     site.begin(epoch=2)
     site.outgoing.complete("a", 2, Complete(embedding=EmbeddingManifest(lease_s=0.0)))
     assert not site.outgoing.leased
-    assert (site.released, len(site.embeddings)) == ([], 2)
+    assert len(site.released) == 2

@@ -371,7 +371,7 @@ def collections_at_its_end(engine: Engine) -> int:
 
 
 def facts(engine: Engine) -> dict[str, str]:
-    return dict(engine.connector.facts)
+    return dict(engine.connector.scheduler_side.facts)
 
 
 def test_amx_keeps_kv_in_a_different_order() -> None:

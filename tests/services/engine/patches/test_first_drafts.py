@@ -173,7 +173,7 @@ def begin_early(engine: Engine, name: str, prompt: list[int]) -> tuple[list[int]
 
 
 def kv_layers(engine: Engine) -> str:
-    return str(engine.connector.facts["KV layers"])
+    return str(engine.connector.scheduler_side.facts["KV layers"])
 
 
 def take_drafted(engine: Engine) -> list[int]:
