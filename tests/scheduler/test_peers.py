@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.peers import PEERS_AGE_S, Peers
+from baton.scheduler.roster import PEERS_AGE_S, Peers
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import Clock, identity
 

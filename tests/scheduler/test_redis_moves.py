@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton.scheduler.errors import StoreRefuses
-from baton.scheduler.keys import topic_keys
 from baton.scheduler.store import Store, open_store
+from baton.scheduler.store.redis import topic_keys
 from harness.chaos.proxy import Proxy
 from harness.redis_groups import (
     MASTER,

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from baton import rpc
 from baton.protos import gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2
-from baton.security.access import TABLE
+from baton.security.interceptors import TABLE
 from baton.security.names import Role
 from tests.security.conftest import Become
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.scheduler.keys import topic_keys
+from baton.scheduler.store.redis import topic_keys
 from baton.services.config import load
 from baton.services.diagnosis import stores
 from baton.services.diagnosis.finding import Finding, Verdict

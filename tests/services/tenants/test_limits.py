@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError
 
-from baton.services.tenants import redis_keys, shared, slots
+from baton.services.tenants import quotas, redis_keys, shared
 from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
-from baton.services.tenants.quotas import Quotas, Visit
-from baton.services.tenants.rates import Rate, Rates
+from baton.services.tenants.quotas import Quotas, Rate, Rates, SlotLimit, Slots, Visit
 from baton.services.tenants.shared import SharedStore
-from baton.services.tenants.slots import SlotLimit, Slots
 from harness.scheduling import RedisServer, until
 from harness.support import PATIENCE
 
@@ -234,7 +232,7 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(
 async def test_the_slots_of_a_router_that_died_come_back(
     redis_server: RedisServer, share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
+    monkeypatch.setattr(quotas, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
     monkeypatch.setattr(redis_keys, "RENEW_S", 0.05)
     dead, alive = [Quotas(await share(redis_server), name) for name in ("dead", "alive")]
     alive.start()
