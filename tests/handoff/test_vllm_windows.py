@@ -4,19 +4,13 @@ The prefill side's staging has 31 slots and its cache 63 blocks. It has no prefi
 time is gone.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from baton.handoff.params import save_params
-from baton.protos.handoff_pb2 import Manifest
 from harness.engines import (
     BLOCK_SIZE,
-    Answer,
     Engine,
     EngineProcess,
     Options,
@@ -42,12 +36,12 @@ pytestmark = pytest.mark.timeout(240)  # engines start within the first test of 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return checkpoints.qwen2(tmp_path_factory.mktemp("checkpoints") / "qwen2")
 
 
 @pytest.fixture(scope="module")
-def reader(model: Path) -> Iterator[EngineProcess]:
+def reader(model):
     """The prefill side; also answers alone, as the reference."""
     handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
     with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:
@@ -55,7 +49,7 @@ def reader(model: Path) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(scope="module")
-def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
+def writer(model, reader):
     """The decode side."""
     options = Options(model, "decode", cores="1", engine={"enable_prefix_caching": False})
     with EngineProcess(options) as engine:
@@ -63,46 +57,46 @@ def writer(model: Path, reader: EngineProcess) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture(params=["shm", "tcp"])
-def transport(request: pytest.FixtureRequest, writer: EngineProcess) -> str:
-    name: str = request.param
+def transport(request, writer):
+    name = request.param
     writer.call(prefer, name)
     return name
 
 
-def prompt_of(name: str, length: int) -> list[int]:
+def prompt_of(name, length):
     """A prompt that depends only on its name and length."""
     return random.Random(f"{name}-{length}").choices(range(2, checkpoints.VOCAB), k=length)
 
 
-def clear(reader: EngineProcess, name: str, length: int) -> list[int]:
+def clear(reader, name, length):
     draw = random.Random(f"{name}-{length}")
     return clear_prompt(reader, lambda: draw.choices(range(2, checkpoints.VOCAB), k=length), WRITTEN)
 
 
-def end(engine: Engine, name: str) -> Answer:
+def end(engine, name):
     """Run until a request ends, although its blocks may still be kept."""
     answer = engine.answers[name]
     engine.run(lambda: answer.finish_reason is not None)
     return answer
 
 
-def prefill(engine: Engine, name: str, prompt: list[int]) -> Answer:
+def prefill(engine, name, prompt):
     engine.add(name, prompt, 1, save_params(1))
     return end(engine, name)
 
 
-def left(engine: Engine) -> tuple[int, int, int]:
+def left(engine):
     """Step; return the free blocks, and the staged handoffs and bytes."""
     engine.step()
     staged = engine.connector.staged()
     return engine.free_blocks, staged.handoffs, staged.bytes
 
 
-def until_free(engine: EngineProcess) -> None:
+def until_free(engine):
     until(lambda: engine.call(left) == (CACHE_BLOCKS - 1, 0, 0), "a handoff stayed pinned")
 
 
-def windowed(answer: Answer, length: int) -> Manifest:
+def windowed(answer, length):
     manifest = manifest_of(answer)
     assert manifest.num_blocks == -(-length // BLOCK_SIZE)
     assert manifest.shards[0].slots < manifest.num_blocks / 2
@@ -110,9 +104,7 @@ def windowed(answer: Answer, length: int) -> Manifest:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_whole_handoff_goes_through_a_window(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_a_whole_handoff_goes_through_a_window(reader, writer, transport, length):
     name = f"whole-{length}-{transport}"
     prompt = clear(reader, name, length)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -130,9 +122,7 @@ def test_a_whole_handoff_goes_through_a_window(
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_an_early_pull_goes_through_a_window(
-    reader: EngineProcess, writer: EngineProcess, transport: str, length: int
-) -> None:
+def test_an_early_pull_goes_through_a_window(reader, writer, transport, length):
     name = f"early-{length}-{transport}"
     prompt = clear(reader, name, length)
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
@@ -151,7 +141,7 @@ def test_an_early_pull_goes_through_a_window(
     until_free(reader)
 
 
-def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[int]]) -> int:
+def preempt(engine, name, prompt, others):
     """Prefill with a preemption, then let other requests use the free blocks; return their number."""
     answer = engine.add(name, prompt, 1, save_params(1))
     for _ in range(4):
@@ -166,9 +156,7 @@ def preempt(engine: Engine, name: str, prompt: list[int], others: Sequence[list[
     return free
 
 
-def test_a_preempted_prompt_hands_over_its_recomputed_kv(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_preempted_prompt_hands_over_its_recomputed_kv(reader, writer):
     """Other requests get blocks that waited for slots."""
     name = "preempted"
     prompt = clear(reader, name, 700)
@@ -182,9 +170,7 @@ def test_a_preempted_prompt_hands_over_its_recomputed_kv(
     until_free(reader)
 
 
-def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(reader, writer):
     name = "given-up"
     prompt = prompt_of(name, 1010)
     early = reader.call(begin_prefill, name, prompt)
@@ -199,7 +185,7 @@ def test_an_aborted_prefill_frees_blocks_that_wait_for_slots(
     assert str(answer.loaded.problem).startswith(("LeaseExpired: ", "UnknownHandoff: "))
 
 
-def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[int]]:
+def steps(engine, name, prompt):
     """Prefill; return the number of steps, the save's problem, and the token."""
     answer = engine.add(name, prompt, 1, save_params(1))
     count = 0
@@ -210,9 +196,7 @@ def steps(engine: Engine, name: str, prompt: list[int]) -> tuple[int, str, list[
     return count, str(answer.saved.problem), answer.tokens
 
 
-def test_a_save_that_is_not_pulled_slows_no_other_prompt(
-    reader: EngineProcess, writer: EngineProcess
-) -> None:
+def test_a_save_that_is_not_pulled_slows_no_other_prompt(reader, writer):
     prompt = clear(reader, "beside", 700)
     expected = reader.call(generate, "beside-alone", prompt, WRITTEN)
     slow = reader.call(prefill, "slow", prompt_of("slow", 700)).saved

@@ -1,7 +1,5 @@
 """A router's reports to fake schedulers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -27,13 +25,11 @@ HERE, THERE = "here:1", "there:1"
 class Wire:
     """A fake scheduler. The first `failures` calls raise `error`."""
 
-    def __init__(
-        self, failures: int = 0, error: type[SchedulerUnavailable | Refused] = SchedulerUnavailable
-    ) -> None:
-        self.sent: list[pb.ReportRequest] = []
+    def __init__(self, failures=0, error=SchedulerUnavailable):
+        self.sent = []
         self.calls = 0
-        self.lost: list[pb.Attempt] = []
-        self.fenced: list[pb.Attempt] = []
+        self.lost = []
+        self.fenced = []
         self.generation = ""
         self.open = asyncio.Event()  # answers come once it is set
         self.open.set()
@@ -41,7 +37,7 @@ class Wire:
         self._failures = failures
         self._error = error
 
-    async def __call__(self, message: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+    async def __call__(self, message, timeout_s):
         assert timeout_s == (PLACE_TIMEOUT_S if message.needs else REPORT_TIMEOUT_S)
         await asyncio.sleep(self.delay_s)
         await self.open.wait()
@@ -58,21 +54,21 @@ class Wire:
         return pb.ExchangeReply(report=report)
 
 
-def reports(wire: Wire) -> Reports:
+def reports(wire):
     return Reports({HERE: wire}, lambda: HERE)
 
 
-def live(request_id: str, epoch: int = 1) -> Booking:
+def live(request_id, epoch=1):
     attempt = Attempt(request_id, epoch)
     return Booking(attempt, "router", "p", "d", prompt_tokens=100, blocks=7)
 
 
 @pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_retries(monkeypatch):
     monkeypatch.setattr(reporter_module, "RETRY_S", 0.01)
 
 
-async def test_events_are_sent_together() -> None:
+async def test_events_are_sent_together():
     wire = Wire()
     reporter = reports(wire)
     for number in range(100):
@@ -85,7 +81,7 @@ async def test_events_are_sent_together() -> None:
     await reporter.close()
 
 
-async def test_batches_and_queue_are_bounded() -> None:
+async def test_batches_and_queue_are_bounded():
     wire = Wire()
     reporter = reports(wire)
     for _ in range(QUEUED_EVENTS + 3):
@@ -96,7 +92,7 @@ async def test_batches_and_queue_are_bounded() -> None:
     assert max(len(one.finished) for one in wire.sent) == BATCH
 
 
-async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
+async def test_bookings_are_reported_again_after_events_were_dropped():
     wire = Wire()
     reporter = reports(wire)
     reporter.hold(live("held"), 30.0, booked_by=HERE)
@@ -112,7 +108,7 @@ async def test_bookings_are_reported_again_after_events_were_dropped() -> None:
     await reporter.close()
 
 
-async def test_sums_are_those_of_the_bookings() -> None:
+async def test_sums_are_those_of_the_bookings():
     draw = random.Random(5)
     reporter = reports(Wire())
     for _ in range(2_000):
@@ -132,7 +128,7 @@ async def test_sums_are_those_of_the_bookings() -> None:
     assert reporter.reserved == {}
 
 
-async def test_a_refused_batch_is_dropped() -> None:
+async def test_a_refused_batch_is_dropped():
     wire = Wire(failures=1, error=Refused)
     reporter = reports(wire)
     reporter.finished(Attempt("r", 1), "stop")
@@ -143,7 +139,7 @@ async def test_a_refused_batch_is_dropped() -> None:
     await reporter.close()
 
 
-async def test_renewals_resume_after_an_outage() -> None:
+async def test_renewals_resume_after_an_outage():
     wire = Wire(failures=5)
     reporter = reports(wire)
     reporter.hold(live("held"), 0.03, booked_by=HERE)
@@ -152,7 +148,7 @@ async def test_renewals_resume_after_an_outage() -> None:
     await reporter.close()
 
 
-async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_gives_up_in_time(monkeypatch):
     monkeypatch.setattr(exchange, "CLOSE_S", 0.05)
     wire = Wire()
     wire.open.clear()
@@ -163,7 +159,7 @@ async def test_close_gives_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < PATIENCE
 
 
-async def test_bookings_are_renewed_three_times_per_lease() -> None:
+async def test_bookings_are_renewed_three_times_per_lease():
     wire = Wire()
     reporter = reports(wire)
     began = time.monotonic()
@@ -182,7 +178,7 @@ async def test_bookings_are_renewed_three_times_per_lease() -> None:
     await reporter.close()
 
 
-async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> None:
+async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not():
     wire = Wire()
     wire.lost = [pb.Attempt(request_id="a", epoch=1)]
     wire.fenced = [pb.Attempt(request_id="b", epoch=1)]
@@ -197,14 +193,14 @@ async def test_a_lost_booking_is_reported_again_and_a_fenced_one_is_not() -> Non
     await reporter.close()
 
 
-async def test_a_new_generation_gets_all_bookings() -> None:
+async def test_a_new_generation_gets_all_bookings():
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
     reporter.hold(live("a"), 30.0)
     reporter.hold(live("b"), 30.0, booked_by=HERE)
 
-    def placed() -> list[list[str]]:
+    def placed():
         return [[one.attempt.request_id for one in sent.placed] for sent in wire.sent if sent.placed]
 
     await until(lambda: placed() == [["a"]])
@@ -218,7 +214,7 @@ async def test_a_new_generation_gets_all_bookings() -> None:
     assert placed() == [["a"], ["a", "b"]]
 
 
-async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement() -> None:
+async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placement():
     wire = Wire()
     wire.generation = "one"
     reporter = reports(wire)
@@ -235,24 +231,24 @@ async def test_a_new_generation_gets_all_bookings_at_once_after_a_failed_placeme
 class Pair:
     """Reports to two schedulers. HERE is the router's home by default."""
 
-    def __init__(self, *, there_fails: int = 0) -> None:
+    def __init__(self, *, there_fails=0):
         self.here, self.there = Wire(), Wire(failures=there_fails)
         self.home = HERE
         self.released = 0
         self.reports = Reports({HERE: self.here, THERE: self.there}, lambda: self.home)
         self.reports.on_released = self._release
 
-    def _release(self) -> None:
+    def _release(self):
         self.released += 1
 
 
-def heard(wire: Wire, kind: str) -> list[str]:
+def heard(wire, kind):
     """Return the requests of all events of a kind."""
     events = (event for sent in wire.sent for event in getattr(sent, kind))
     return [getattr(event, "attempt", event).request_id for event in events]
 
 
-async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
+async def test_a_booking_is_reported_to_others_and_its_events_to_all():
     pair = Pair()
     pair.reports.hold(live("by-here"), 30.0, booked_by=HERE)
     pair.reports.hold(live("alone"), 30.0)
@@ -269,7 +265,7 @@ async def test_a_booking_is_reported_to_others_and_its_events_to_all() -> None:
     await pair.reports.close()
 
 
-async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later() -> None:
+async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_later():
     pair = Pair(there_fails=10)
     for number in range(3):
         pair.reports.hold(live(f"r{number}"), 30.0, booked_by=HERE)
@@ -281,7 +277,7 @@ async def test_an_unreachable_scheduler_delays_no_other_and_gets_everything_late
     await pair.reports.close()
 
 
-async def test_old_events_are_dropped_during_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_events_are_dropped_during_an_outage(monkeypatch):
     monkeypatch.setattr(reporter_module, "KEEP_S", 0.05)
     pair = Pair(there_fails=1_000_000)
     pair.reports.finished(Attempt("r", 1), "stop")
@@ -292,7 +288,7 @@ async def test_old_events_are_dropped_during_an_outage(monkeypatch: pytest.Monke
     await pair.reports.close()
 
 
-async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None:
+async def test_a_new_generation_gets_bookings_instead_of_queued_events():
     pair = Pair()
     pair.here.generation = pair.there.generation = "one"
     for number in range(3):
@@ -312,7 +308,7 @@ async def test_a_new_generation_gets_bookings_instead_of_queued_events() -> None
     await pair.reports.close()
 
 
-async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
+async def test_a_fenced_attempt_continues_with_a_later_epoch():
     """A scheduler has the end of a later epoch, whose placement got no reply."""
     pair = Pair()
     pair.there.fenced = [pb.Attempt(request_id="a", epoch=1)]
@@ -323,14 +319,14 @@ async def test_a_fenced_attempt_continues_with_a_later_epoch() -> None:
     await pair.reports.close()
 
 
-async def test_nothing_is_renewed_before_it_was_reported() -> None:
+async def test_nothing_is_renewed_before_it_was_reported():
     """It would count as lost, and be reported twice."""
     pair = Pair()
     pair.there.delay_s = 0.003
     for number in range(300):
         pair.reports.hold(live(f"r{number}"), 0.01, booked_by=HERE)
         await asyncio.sleep(0.0007)
-    known: set[str] = set()
+    known = set()
     renewals = 0
     for sent in pair.there.sent:
         known.update(one.attempt.request_id for one in sent.placed)
@@ -340,7 +336,7 @@ async def test_nothing_is_renewed_before_it_was_reported() -> None:
     await pair.reports.close()
 
 
-async def test_room_is_free_when_the_home_knows_of_it() -> None:
+async def test_room_is_free_when_the_home_knows_of_it():
     pair = Pair()
     pair.here.open.clear()
     pair.reports.finished(Attempt("r", 1), "stop")
@@ -351,7 +347,7 @@ async def test_room_is_free_when_the_home_knows_of_it() -> None:
     await pair.reports.close()
 
 
-async def test_room_is_free_at_once_if_the_home_does_not_answer() -> None:
+async def test_room_is_free_at_once_if_the_home_does_not_answer():
     pair = Pair(there_fails=1_000_000)
     pair.home = THERE
     pair.reports.finished(Attempt("r", 1), "stop")

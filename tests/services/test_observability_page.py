@@ -1,9 +1,6 @@
 """Check that docs/observability.md lists every metric of the code; run this file to print the tables."""
 
-from __future__ import annotations
-
 import pytest
-from prometheus_client import CollectorRegistry
 
 from harness.metric_families import declared, registries
 from harness.support import ROOT
@@ -11,7 +8,7 @@ from harness.support import ROOT
 PAGE = ROOT / "docs" / "observability.md"
 
 
-def table(registry: CollectorRegistry) -> str:
+def table(registry):
     rows = ["| metric (`_total`: a counter) | type, labels | what |", "| --- | --- | --- |"]
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
@@ -21,7 +18,7 @@ def table(registry: CollectorRegistry) -> str:
 
 
 @pytest.mark.parametrize("part", ["Worker", "Router", "Scheduler"])
-def test_the_page_lists_every_metric(part: str) -> None:
+def test_the_page_lists_every_metric(part):
     section = PAGE.read_text().partition(f"\n### {part}\n")[2].partition("\n#")[0]
     listed = section[section.index("| metric") :].strip()
     assert listed == table(registries()[part])

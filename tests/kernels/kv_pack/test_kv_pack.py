@@ -1,10 +1,8 @@
 """The CPU's and the GPU's form against the naive one, bit by bit; without a GPU the kernel is interpreted."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +32,7 @@ class Way:
 
 
 @pytest.fixture(params=["cpu", "gpu"])
-def way(request: pytest.FixtureRequest, device: str) -> Way:
+def way(request, device):
     if request.param == "cpu":
         return Way("cpu", kv_pack.pack, kv_pack.unpack)
     kernel = importlib.import_module("baton.kernels.kv_pack.gpu")
@@ -49,15 +47,13 @@ class Packed:
     digests: torch.Tensor
 
     @property
-    def found(self) -> tuple[list[bytes], list[int]]:
+    def found(self):
         """Records and digests in the form of naive.pack."""
         values = self.digests.cpu().numpy().view(np.uint64)
         return [bytes(record) for record in self.records.cpu().numpy()], [int(value) for value in values]
 
 
-def packed(
-    way: Way, blocks: Sequence[torch.Tensor], widths: Sequence[int], wire: str, ids: list[int]
-) -> Packed:
+def packed(way, blocks, widths, wire, ids):
     table = KVTable(blocks, widths, wire)
     records = torch.full((len(ids), table.record_bytes), 0xA5, dtype=torch.uint8, device=way.device)
     digests = torch.full((len(ids),), -0x5A5A5A5A5A5A5A5A, device=way.device)
@@ -75,7 +71,7 @@ def packed(
         for order in FEWER.get(name, ORDERS)
     ],
 )
-def test_packing_and_unpacking_match_the_naive_form(way: Way, name: str, wire: str, order: list[int]) -> None:
+def test_packing_and_unpacking_match_the_naive_form(way, name, wire, order):
     layers = CACHES[name]
     widths = [layer.width for layer in layers]
     blocks = made(layers, next(_seeds), way.device)
@@ -99,7 +95,7 @@ def test_packing_and_unpacking_match_the_naive_form(way: Way, name: str, wire: s
 
 
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_parts_of_another_tables_records_are_unpacked(way: Way, wire: str) -> None:
+def test_parts_of_another_tables_records_are_unpacked(way, wire):
     """Unpack the second half of each layer into blocks of half the size, and drop the rest."""
     layers = [Layer((4, 16, 2 * 32), 32, BF16), Layer((4, 16, 2 * 64), 64, FP32)]
     widths = [layer.width for layer in layers]
@@ -131,7 +127,7 @@ def test_parts_of_another_tables_records_are_unpacked(way: Way, wire: str) -> No
 
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 @pytest.mark.parametrize("wire", ERRORS)
-def test_errors_are_within_the_formats_bounds(way: Way, wire: str, dtype: torch.dtype) -> None:
+def test_errors_are_within_the_formats_bounds(way, wire, dtype):
     """An off-by-one in a row, a scale or a code would cause much larger errors."""
     layer = Layer((3, 16, 2 * 64), 64, dtype)
     blocks = made([layer], next(_seeds), way.device)
@@ -150,7 +146,7 @@ def test_errors_are_within_the_formats_bounds(way: Way, wire: str, dtype: torch.
     assert (error.amax(dim=1) > most[:, 0] * 1e-4).float().mean() > 0.9  # it was quantised
 
 
-def test_infinities_and_nan_spoil_their_row_alone(way: Way) -> None:
+def test_infinities_and_nan_spoil_their_row_alone(way):
     for wire, bad in itertools.product(("fp8_e4m3", "int8"), (float("inf"), float("nan"))):
         blocks = [torch.ones(2, 4 * 16, device=way.device, dtype=BF16)]
         blocks[0][1, 18] = bad
@@ -164,7 +160,7 @@ def test_infinities_and_nan_spoil_their_row_alone(way: Way) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
-def test_chunks_make_the_same_records(way: Way, wire: str) -> None:
+def test_chunks_make_the_same_records(way, wire):
     layers = CACHES["odd heads, float16"]
     blocks, widths = made(layers, next(_seeds), way.device), [layer.width for layer in layers]
     ids = [6, 1, 10, 3]
@@ -174,7 +170,7 @@ def test_chunks_make_the_same_records(way: Way, wire: str) -> None:
     assert [value for _, values in parts for value in values] == whole.found[1]
 
 
-def test_digests_detect_wrong_words(way: Way) -> None:
+def test_digests_detect_wrong_words(way):
     layers = CACHES["gqa"]
     widths = [layer.width for layer in layers]
     blocks = made(layers, next(_seeds), way.device)
@@ -183,13 +179,13 @@ def test_digests_detect_wrong_words(way: Way) -> None:
     table = KVTable(there, widths)
     size = table.part_bytes[0]
 
-    def digest_of(spoil: Callable[[torch.Tensor], None]) -> list[int]:
+    def digest_of(spoil):
         records, digests = result.records.clone(), torch.empty_like(result.digests)
         spoil(records[0])
         way.unpack(table, records, torch.tensor([0, 1], device=way.device), digests)
         return digests.tolist()
 
-    def exchange(record: torch.Tensor, left: int, right: int, count: int) -> None:
+    def exchange(record, left, right, count):
         a, b = record[left : left + count].clone(), record[right : right + count].clone()
         record[left : left + count], record[right : right + count] = b, a
 
@@ -211,7 +207,7 @@ def test_digests_detect_wrong_words(way: Way) -> None:
     assert len({one[0] for one in found}) == len(found)
 
 
-def test_digests_depend_on_the_position_of_a_word() -> None:
+def test_digests_depend_on_the_position_of_a_word():
     """A plain sum or xor would not."""
     base = np.zeros((1, 64 * 8), np.uint8)
     seen = set()
@@ -225,7 +221,7 @@ def test_digests_depend_on_the_position_of_a_word() -> None:
     assert len(seen) == 64 * 3
 
 
-def test_numpy_arrays_and_unaligned_memory() -> None:
+def test_numpy_arrays_and_unaligned_memory():
     layers = CACHES["gqa"]
     blocks, widths = made(layers, next(_seeds), "cpu"), [layer.width for layer in layers]
     for wire in WIRE_DTYPES:
@@ -258,14 +254,12 @@ def test_numpy_arrays_and_unaligned_memory() -> None:
         (torch.zeros(3, 32, dtype=torch.int16), 16, "fp8_e4m3", "no fp8_e4m3 is made of torch.int16"),
     ],
 )
-def test_layers_that_cannot_be_packed_are_refused(
-    blocks: torch.Tensor, width: int, wire: str, text: str
-) -> None:
+def test_layers_that_cannot_be_packed_are_refused(blocks, width, wire, text):
     with pytest.raises(ValueError, match=text):
         KVTable([blocks], [width], wire)
 
 
-def test_buffers_of_wrong_shapes_are_refused() -> None:
+def test_buffers_of_wrong_shapes_are_refused():
     table = KVTable([torch.zeros(3, 32, dtype=BF16)], [16])
     ids, digests = torch.tensor([1, 2]), torch.zeros(2, dtype=torch.int64)
     records = torch.zeros(2, 64, dtype=torch.uint8)

@@ -3,12 +3,8 @@
 WHOLE_TABLE=1 also runs gangs whose engines have two ranks each.
 """
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +16,7 @@ from harness.support import eventually
 
 WRITTEN = 24
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
-CASES: dict[str, tuple[Any, dict[str, Any]]] = {"glm4": (glm4_moe, {}), "deepseek-mtp": (deepseek_v3, MTP)}
+CASES = {"glm4": (glm4_moe, {}), "deepseek-mtp": (deepseek_v3, MTP)}
 if "WHOLE_TABLE" in os.environ:
     wide = {"tensor_parallel_size": 2}
     CASES |= {"glm4-mtp-wide": (glm4_moe, MTP | wide), "deepseek-mtp-wide": (deepseek_v3, MTP | wide)}
@@ -29,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(("write", "engine"), list(CASES.values()), ids=list(CASES))
-def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[str, Any]) -> None:
+def test_they_answer_like_one_engine(tmp_path, write, engine):
     model = tmp_path / "model"
     write(model)
     prompts = {f"r{number}": prompt(number) for number in range(4)}
@@ -65,7 +61,7 @@ def test_they_answer_like_one_engine(tmp_path: Path, write: Any, engine: dict[st
         assert gang.stop() == [True, True]
 
 
-def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path: Path) -> None:
+def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path):
     """All but the prompt's last token is in the prefix cache, as after a handoff."""
     model = tmp_path / "model"
     glm4_moe(model)
@@ -80,7 +76,7 @@ def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path: Path) -> 
         assert gang.still()[0].steps == before + 1
 
 
-def test_the_end_of_one_is_told_to_the_others(tmp_path: Path) -> None:
+def test_the_end_of_one_is_told_to_the_others(tmp_path):
     model = tmp_path / "model"
     glm4_moe(model)
     with Gang(Options(model)) as gang:
