@@ -106,7 +106,6 @@ class Source:
 
     def save(self, request_id, num_tokens, block_ids, epoch=1):
         saved = self.saver.save(SaveJob(request_id, epoch, parts(self.groups, num_tokens, block_ids)))
-        assert saved is not None
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, num_tokens, len(block_ids), saved, epoch)
 
@@ -115,7 +114,6 @@ class Source:
         saved = self.saver.save(
             SaveJob(request_id, 1, (Part(0, 0, tuple(block_ids)),), whole=whole, last=False)
         )
-        assert saved is not None
         assert saved.problem is None, saved.problem
         return self.manifest(request_id, whole * BLOCK_SIZE, whole, saved)
 
@@ -192,7 +190,6 @@ class Pair:
 
     def fails(self, name, *texts):
         problem = self.finished().problem
-        assert problem is not None
         assert problem.name == name
         for text in texts:
             assert text in problem.text

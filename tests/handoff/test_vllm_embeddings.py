@@ -79,9 +79,7 @@ def encoded(engine, mark, seeds):
         engine.run()
         assert (answer.tokens, answer.finish_reason) == ([], "stop")
         shelf = shelf_of(engine.core.vllm_config)
-        assert shelf is not None
         manifest = shelf.manifest(feature.identifier, place.get_num_embeds())
-        assert manifest is not None
         found.append((feature.identifier, manifest.rows, manifest.SerializeToString()))
     return found
 

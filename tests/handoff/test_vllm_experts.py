@@ -23,9 +23,7 @@ def test_expert_parallel_ranks_hand_over_and_take(tmp_path):
             prompt = random.Random(number).choices(range(2, 300), k=100)
             expected = plain.call(generate, f"alone-{number}", prompt, WRITTEN)
             read = source.call(prefill, f"r{number}", prompt)
-            assert read.saved is not None
             assert read.saved.manifest is not None, read.saved.problem
             written = target.call(decode, f"r{number}", prompt, WRITTEN, read.saved.manifest)
-            assert written.loaded is not None
             assert written.loaded.problem is None
             assert written.tokens == expected

@@ -249,6 +249,5 @@ def test_ranks_on_another_machine():
     saves = [ShardSave("r", 1, rank, shard, saved_at_s) for rank, saved_at_s in enumerate((7.0, 1e9))]
     side.update(StepResults(saves=saves))
     (saved,) = side.take_reports().saved
-    assert saved.manifest is not None
     assert saved.manifest.saved_at_s == 7.0
     side.close()

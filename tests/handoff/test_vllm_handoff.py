@@ -104,7 +104,6 @@ def test_only_the_missing_blocks_are_pulled(reader, writer):
     expected = reader.call(generate, f"{name}-alone", prompt, WRITTEN)
     answer = writer.call(decode, name, prompt, WRITTEN, read(reader, name, prompt))
     assert answer.tokens == expected
-    assert answer.loaded is not None
     assert answer.loaded.blocks == -(-(len(prompt) - 1) // BLOCK_SIZE) - 3
     until_nothing_is_held(reader)
 
@@ -249,7 +248,6 @@ def begin(reader, name, prompt):
     """Prefill one step of a longer prompt."""
     reader.call(forget)
     early = reader.call(begin_prefill, name, prompt)
-    assert early is not None
     assert (early.num_tokens, early.saved_at_s) == (len(prompt), 0)
     return early
 

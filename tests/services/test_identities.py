@@ -138,7 +138,6 @@ def test_a_folder_goes_when_its_process_went_and_not_before(tmp_path, monkeypatc
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [PYTHON, "-c", code]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment) as owner:
-        assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().strip())
         os.utime(theirs, (0, 0))  # an old folder
         ours = identities._temporary()

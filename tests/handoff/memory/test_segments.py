@@ -66,7 +66,6 @@ def test_only_dead_owners_segments_are_stale(own_folder):
         [sys.executable, "-c", program, own_folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert child.stdout is not None
         theirs = child.stdout.readline().strip()
         segments.remove_stale()
         assert segments.exists(theirs)

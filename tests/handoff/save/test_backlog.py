@@ -27,7 +27,6 @@ def begin(saving, blocks, name="r", stop=RECORDS):
     """Order the save of a prompt's records up to `stop`."""
     parts = (Part(0, 0, blocks[:stop]),)
     saved = saving.saver.save(SaveJob(name, 1, parts, RECORDS, last=stop == RECORDS, slots=SLOTS))
-    assert saved is not None
     assert saved.problem is None, saved.problem
     return saving.staging._entries[name, 1]
 
@@ -190,8 +189,6 @@ def test_the_end_of_the_lease_frees_blocks_and_slots(how, eventually):
         eventually(lambda: saving.saver.backlog.copied() == [KEY])
         eventually(lambda: saving.staging.free_blocks == free)
         late = saving.saver.save(SaveJob(*KEY, (Part(0, 12, (1,) * 8),), RECORDS, slots=SLOTS))
-        assert late is not None
-        assert late.problem is not None
         assert late.problem.name == ("LeaseExpired" if how == "lease" else "UnknownHandoff")
 
 

@@ -99,7 +99,6 @@ def test_the_modalities_of_a_model(*, images, extra, most):
     settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images, extra=extra)
     model = AsyncEngineArgs(**engine_args(settings)).create_model_config()
     assert model.is_multimodal_model
-    assert model.multimodal_config is not None
     limits = [model.multimodal_config.get_limit_per_prompt(one) for one in ("image", "video", "audio")]
     assert limits == [most, 0, 0]
     assert takes_images(model) == (most > 0)

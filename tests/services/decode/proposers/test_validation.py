@@ -90,7 +90,6 @@ def test_a_draft_model_needs_a_config_json(target, tmp_path):
 def test_an_eagle_head_is_accepted(target, tmp_path):
     head = folder(tmp_path / "head")
     method = validation.check(engine(target, method="eagle", model=head, num_speculative_tokens=3))
-    assert method is not None
     assert method.keeps_kv
     spec = engine(target, method="eagle", model=head, num_speculative_tokens=3).speculative_config
     assert spec is not None
