@@ -92,6 +92,9 @@ async def test_a_requests_life(server, client):
     assert (told.workers[0].reserved_prompt_tokens, told.workers[1].reserved_blocks) == (100, 8)
     assert told.workers[0].heartbeat_age_s < 3
     assert [one.attempt.request_id for one in told.attempts] == ["r"]
+    await until(lambda: figure(server, "live_attempts") == 1)
+    await until(lambda: figure(server, "workers", role="prefill", state="ready") == 1)
+    assert figure(server, "store_up") == 1
     client.reporter.prefilled(placed.attempt)
     client.reporter.finished(placed.attempt, "stop", pb.Cost(handoff_ms=1.5, transport="shm"))
     await until_told(client, lambda told: not told.attempts)
@@ -221,20 +224,6 @@ async def test_drain_accepts_a_unique_prefix(server, client):
     assert "no worker is drained" in (await client.undrain("pre")).problem
     workers = (await client.describe()).workers
     assert {one.state for one in workers} == {pb.WORKER_STATE_READY}
-
-
-async def test_health_and_gauges(server, client):
-    serving = health_pb2.HealthCheckResponse.SERVING
-    assert await health(server.address) == serving
-    await add(client, ("m", M))
-    await place(client, "r", 1, 1, 1)
-    await until(
-        lambda: (
-            figure(server, "live_attempts") == 1
-            and figure(server, "workers", role="mixed", state="ready") == 1
-        )
-    )
-    assert figure(server, "store_up") == 1
 
 
 async def test_expired_leases_are_counted():
