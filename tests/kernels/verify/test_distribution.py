@@ -61,10 +61,7 @@ def draft(tables, text, temperature, proposal, make):
     return torch.stack(tokens[1:], 1), torch.stack(logits, 1)
 
 
-def step(
-    tables, way, method, proposal, last, at,
-    make, seed = 0,
-):  # fmt: skip
+def step(tables, way, method, proposal, last, at, make, seed=0):
     """Return a job with drafts after the last tokens [R] at these positions; some requests have fewer."""
     requests = last.shape[0]
     tokens, logits = draft(tables, last, way["temperature"], proposal, make)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize(("write", "engine"), list(CASES.values()), ids=list(CASES))
-def test_they_answer_like_one_engine(tmp_path, write, engine):
+def test_they_answer_like_one_engine_and_learn_of_its_end(tmp_path, write, engine):
     model = tmp_path / "model"
     write(model)
     prompts = {f"r{number}": prompt(number) for number in range(4)}
@@ -58,7 +58,13 @@ def test_they_answer_like_one_engine(tmp_path, write, engine):
             gang.add(number % 2, f"mixed-{name}", tokens, WRITTEN)
         found = gang.answers([f"mixed-{name}" for name in prompts])
         assert {name: found[f"mixed-{name}"] for name in prompts} == expected
-        assert gang.stop() == [True, True]
+        if engine:
+            assert gang.stop() == [True, True]
+            return
+        gang.processes[1].kill()
+        began = time.monotonic()
+        eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it")
+        assert time.monotonic() - began < 1.0
 
 
 def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path):
@@ -74,14 +80,3 @@ def test_drafts_that_come_with_a_prompt_are_verified_at_once(tmp_path):
         gang.add(0, "again", tokens, 3, drafts=expected[:2])
         assert gang.answers(["again"])["again"] == expected
         assert gang.still()[0].steps == before + 1
-
-
-def test_the_end_of_one_is_told_to_the_others(tmp_path):
-    model = tmp_path / "model"
-    glm4_moe(model)
-    with Gang(Options(model)) as gang:
-        gang.still()
-        gang.processes[1].kill()
-        began = time.monotonic()
-        eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it")
-        assert time.monotonic() - began < 1.0
