@@ -39,10 +39,11 @@ def test_prompt_lookahead_and_first_output_tokens_are_booked(prompt, new, blocks
     assert blocks_for(need(prompt=prompt, new=new), capacity()) == blocks
 
 
-def test_at_most_all_blocks_are_booked():
+def test_at_most_all_blocks_are_booked_and_one_request_is_always_allowed():
     small = capacity(num_blocks=11)
     assert usable_blocks(small) == 10
     assert blocks_for(need(prompt=150, new=200), small) == 10
+    assert max_requests(capacity(max_num_seqs=0), Options(max_queue_factor=1.0)) == 1
 
 
 def test_requests_that_never_fit():
@@ -65,20 +66,10 @@ def test_room_now():
     assert not may_decode(need(), worker(Reserved(blocks=92)), LIMITS)
 
 
-def test_at_least_one_request_is_always_allowed():
-    assert max_requests(capacity(max_num_seqs=0), Options(max_queue_factor=1.0)) == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Booking(Attempt("r", 1), "", "w", "w", 1, 1),
-        lambda: Booking(Attempt("r", 1), "", "p", "", 1, 1),
-    ],
-)
-def test_invalid_bookings(make):
+@pytest.mark.parametrize(("prefill", "decode"), [("w", "w"), ("p", "")])
+def test_invalid_bookings(prefill, decode):
     with pytest.raises(ValueError, match=r"."):
-        make()
+        Booking(Attempt("r", 1), "", prefill, decode, 1, 1)
 
 
 def test_a_lower_class_leaves_room():

@@ -62,9 +62,10 @@ def test_a_gang_without_a_worker(workers):
     assert workers.placeable == {"a2", "c"}
 
 
-def test_a_gang_of_which_one_drains(workers):
+def test_a_gang_of_which_one_drains_keeps_nothing_from_others(workers):
+    assert not workers.roster.register(identity("alone"), READY)
     workers.roster.heartbeat("b", DRAINING, pb.WorkerLoad())
-    assert workers.placeable == set()
+    assert workers.placeable == {"alone"}
 
 
 def test_a_gang_is_drained_by_its_name(workers):
@@ -74,12 +75,6 @@ def test_a_gang_is_drained_by_its_name(workers):
     assert all(one.drain_asked for one in workers.roster.view().workers.values())
     workers.roster.drain([])
     assert workers.placeable == {"a", "b"}
-
-
-def test_others_are_placed_on_as_before(workers):
-    assert not workers.roster.register(identity("alone"), READY)
-    workers.roster.deregister("a")
-    assert workers.placeable == {"alone"}
 
 
 def test_the_newest_rank_0_that_waits_leads(workers):

@@ -110,23 +110,15 @@ class Look:
         return self._metrics.registry.get_sample_value(name, {"role": "decode"}) or 0.0
 
 
-def test_a_worker_is_lost_once():
-    look = Look()
+def test_a_worker_is_lost_once_unless_it_deregistered_or_the_scheduler_settles():
+    look, leaving, settling = Look(), Look(), Look()
     assert [look("a", "b"), look("b"), look("b"), look("a", "b"), look("b")] == [0, 1, 1, 1, 2]
-
-
-def test_a_worker_that_deregistered_is_not_lost():
-    look = Look()
-    assert [look("a", "b"), look("b", left=("a",)), look("b")] == [0, 0, 0]
-
-
-def test_no_worker_is_lost_while_settling():
-    look = Look()
-    look("a", "b")
-    assert [look("b", unsure=True) for _ in range(2)] == [0, 0]
-    assert look("a", "b") == 0
-    look("a", unsure=True)
-    assert look("a") == 1
+    assert [leaving("a", "b"), leaving("b", left=("a",)), leaving("b")] == [0, 0, 0]
+    settling("a", "b")
+    assert [settling("b", unsure=True) for _ in range(2)] == [0, 0]
+    assert settling("a", "b") == 0
+    settling("a", unsure=True)
+    assert settling("a") == 1
 
 
 def test_roles_without_workers_are_zero():

@@ -41,8 +41,11 @@ def test_a_placement_of_another_request_does_not_cost_a_router_its_turn(turns, c
     assert turns.elder(asks("b", 5.0, priority=10), WORKERS) == ""
 
 
-def test_a_router_that_stops_asking_is_forgotten(turns, clock):
+def test_silent_routers_and_schedulers_are_forgotten(turns, clock):
+    elsewhere = RouterTurns(clock)
+    elsewhere.refused(asks("c", 5.0))
     turns.refused(asks("a", 5.0))
+    turns.hear([elsewhere.told()])
     clock.now += HEARD_S + 0.1
     assert turns.elder(asks("b"), WORKERS) == ""
 
@@ -95,14 +98,6 @@ def test_requests_at_other_schedulers_count(turns, clock):
     elsewhere.placed(asks("a"))
     turns.hear([elsewhere.told()])
     assert turns.elder(mine, WORKERS) == ""
-
-
-def test_requests_at_a_silent_scheduler_are_forgotten(turns, clock):
-    elsewhere = RouterTurns(clock)
-    elsewhere.refused(asks("a", 5.0))
-    turns.hear([elsewhere.told()])
-    clock.now += HEARD_S + 0.1
-    assert turns.elder(asks("b"), WORKERS) == ""
 
 
 async def test_schedulers_share_waiting_requests_through_the_store(store, clock):

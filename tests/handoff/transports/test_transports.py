@@ -133,14 +133,10 @@ def test_memory_released_under_a_reader_is_noticed(source, transport):
     client.close()
 
 
-def test_beyond_the_end_is_an_error(source, transport):
+def test_a_pull_beyond_the_end_or_its_deadline_fails(source, transport):
     manifest = source.save(f"beyond-{transport.name}", range(1, 5))
     with pytest.raises((MalformedManifest, TransportFailed)):
         drain(transport, pull_of(manifest, 2, 10_000))
-
-
-def test_a_pull_ends_at_its_deadline(source, transport):
-    manifest = source.save(f"late-{transport.name}", range(1, 5))
     with pytest.raises(PullTimeout):
         drain(transport, pull_of(manifest, within_s=0))
 
@@ -191,18 +187,12 @@ def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source):
     tcp.close()
 
 
-def test_the_former_name_says_what_to_write():
-    with pytest.raises(HandoffError, match=r"'grpc' any more; write 'tcp' instead$"):
-        transports.create(["shm", "grpc"])
-
-
-def test_transports_are_found_by_their_names():
+def test_transports_are_found_by_their_names(monkeypatch):
     assert transports.REGISTRY.names() == ["nixl", "shm", "tcp"]
     with pytest.raises(HandoffError, match="there is no handoff transport 'rdma'; there are: nixl, shm, tcp"):
         transports.create(["rdma"])
-
-
-def test_a_transport_with_another_name_is_refused(monkeypatch):
+    with pytest.raises(HandoffError, match=r"'grpc' any more; write 'tcp' instead$"):  # its former name
+        transports.create(["shm", "grpc"])
     monkeypatch.setattr(Shm, "name", "memory")
     with pytest.raises(HandoffError, match="'shm' calls itself 'memory'"):
         transports.create(["shm"])

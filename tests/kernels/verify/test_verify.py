@@ -106,15 +106,10 @@ class TestEdges:
     def where(self, one, device):
         return device if one == "gpu" else "cpu"
 
-    def test_one_request_without_drafts(self, run, where, method):
-        job = Shape(requests=1, most=0, method=method).job(40)
-        assert check(run, job, where).counts.tolist() == [1]
-
-    def test_no_request_has_drafts(self, run, where, method):
+    def test_drafts_and_positions_are_optional(self, run, where, method):
+        assert check(run, Shape(requests=1, most=0, method=method).job(40), where).counts.tolist() == [1]
         job = Shape(requests=2, most=0, method=method).job(41)
         check(run, replace(job, drafts=replace(job.drafts, most=3)), where)
-
-    def test_positions_are_optional(self, run, where, method):
         check(run, replace(Shape(method=method).job(42), positions=None), where)
 
     def test_greedy_accepts_the_most_likely_token(self, run, where, method):

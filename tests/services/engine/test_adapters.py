@@ -83,12 +83,6 @@ def test_an_adapter_with_the_models_name_is_refused(model, tmp_path):
     assert "it has the name of the model itself" in refused(settings(model, {"tiny": one}))
 
 
-@pytest.mark.parametrize("key", ["enable_lora", "max-loras"])
-def test_vllms_own_arguments_are_refused(model, key):
-    with pytest.raises(ConfigError, match=r"use engine\.lora"):
-        check_model(EngineSettings(model=str(model), extra={key: 2}))
-
-
 def test_fingerprints_depend_on_the_files_and_not_on_their_folder(model, tmp_path):
     one = adapter(tmp_path / "a", model)
     copy = shutil.copytree(one, tmp_path / "copy")

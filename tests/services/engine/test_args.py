@@ -74,6 +74,8 @@ def test_arguments_that_kill_a_cpu_engine_are_refused(name):
         ("nnodes", "nodes"),
         ("-n", "nodes"),
         ("--enable-expert-parallel", "expert_parallel"),
+        ("enable_lora", "lora"),
+        ("max-loras", "lora"),
     ],
 )
 def test_arguments_with_a_setting_of_their_own_are_refused(key, setting):
@@ -93,8 +95,6 @@ def test_arguments_with_a_setting_of_their_own_are_refused(key, setting):
     ],
 )
 def test_the_modalities_of_a_model(*, images, extra, most):
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     llava = VISIONS["llava"]
     settings = EngineSettings(model=str(llava.target(llava.checkpoint())), images=images, extra=extra)
     model = AsyncEngineArgs(**engine_args(settings)).create_model_config()

@@ -26,8 +26,9 @@ def built(name, *, needs_handoffs=True, **engine):
         return build_config(EnginePlan(settings, "w", "f00", needs_handoffs=needs_handoffs))
 
 
-def test_states_are_handed_over_without_a_prefix_cache():
-    config = built("mtp-qwen3-next", enable_prefix_caching=False)
+@pytest.mark.parametrize(("name", "cached"), [("mtp-qwen3-next", False), ("ngram-gemma3", True)])
+def test_windows_and_states_without_a_prefix_cache_are_handed_over(name, cached):
+    config = built(name, enable_prefix_caching=cached)
     assert config.kv_transfer_config.kv_connector == "BatonConnector"
     assert config.scheduler_config.disable_hybrid_kv_cache_manager is False
 
@@ -38,9 +39,3 @@ def test_states_with_a_prefix_cache_are_refused():
     ):
         built("mtp-qwen3-next")
     assert built("mtp-qwen3-next", needs_handoffs=False).kv_transfer_config is None
-
-
-def test_windows_are_handed_over_with_a_prefix_cache():
-    config = built("ngram-gemma3")
-    assert config.kv_transfer_config.kv_connector == "BatonConnector"
-    assert config.scheduler_config.disable_hybrid_kv_cache_manager is False

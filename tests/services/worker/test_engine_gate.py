@@ -230,21 +230,18 @@ async def test_a_drain_that_times_out_returns_held_requests(worker):
     assert {one.code for one in worker.failed()} == {Failed.CODE_DRAINING}
 
 
-async def test_held_requests_are_no_suspects_when_the_engine_fails(worker):
-    worker.start("s", alone=4)
-    worker.start("a")
-    worker.start("t", alone=4)
-    worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"s#1"})
+@pytest.mark.parametrize("how", ["held", "not running", "with a held first token"])
+async def test_only_running_requests_are_suspects_when_the_engine_fails(worker, how):
+    if how == "with a held first token":
+        await hold_a_first_token(worker)
+        running, others = None, "a"
+    else:
+        running, others = {"s#1"}, "at"
+        for name, alone in (("s", 4), ("a", 0), ("t", 4)):
+            worker.start(name, alone=alone if how == "held" else 0)
+    worker.dispatcher.on_failure(RuntimeError("CUDA error"), running)
     codes = {one.request_id: one.code for one in worker.failed()}
-    assert codes == {"s": Failed.CODE_ENGINE, "a": Failed.CODE_DRAINING, "t": Failed.CODE_DRAINING}
-
-
-async def test_requests_that_were_not_running_are_no_suspects(worker):
-    for name in "abc":
-        worker.start(name)
-    worker.dispatcher.on_failure(RuntimeError("CUDA error"), {"a#1"})
-    codes = {one.request_id: one.code for one in worker.failed()}
-    assert codes == {"a": Failed.CODE_ENGINE, "b": Failed.CODE_DRAINING, "c": Failed.CODE_DRAINING}
+    assert codes == {"s": Failed.CODE_ENGINE} | dict.fromkeys(others, Failed.CODE_DRAINING)
 
 
 async def test_a_held_decode_begins_to_load_and_resumes_in_order(worker):
@@ -315,13 +312,6 @@ async def test_a_held_first_token_is_dropped_with_its_request(worker):
     worker.start("b")
     await inside(worker, "b#1")
     assert worker.engine.resumed == []
-
-
-async def test_requests_with_a_held_first_token_are_no_suspects(worker):
-    await hold_a_first_token(worker)
-    worker.dispatcher.on_failure(RuntimeError("CUDA error"))
-    codes = {one.request_id: one.code for one in worker.failed()}
-    assert codes == {"a": Failed.CODE_DRAINING, "s": Failed.CODE_ENGINE}
 
 
 async def test_a_suspect_may_have_a_grammar(worker):
