@@ -139,7 +139,6 @@ def names(draw):
 
 
 def twice(draw):
-    """Return a body that repeats a field."""
     return draw.right()[:-1] + b', "prompt": "Hi"' * (draw.size // 16 + 1) + b"}"
 
 
@@ -164,7 +163,6 @@ def characters(draw):
 
 
 def broken(draw):
-    """Return a body of another kind, cut, changed or extended."""
     body = bytearray(draw.rng.choice((wide, natural, parts, long))(draw))
     how = draw.rng.randrange(6)
     if how == 0:

@@ -49,8 +49,6 @@ IDLE_EVERY, IDLE_S = 10, 0.5  # after this many bodies, a window without a body
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effects of one body."""
-
     kind: str
     path: str
     size: int
@@ -90,7 +88,6 @@ class Stream:
         self._thread.join(ANSWER_S)
 
     def begin(self):
-        """Begin a window."""
         self._longest = 0.0
 
     def longest(self):

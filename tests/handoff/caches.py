@@ -165,8 +165,6 @@ def source(
 
 @dataclass
 class Pair:
-    """A source and a loader in one process."""
-
     source: Source
     loader: Loader
     client: HandoffClient

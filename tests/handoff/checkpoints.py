@@ -47,7 +47,6 @@ _SHAPE = {
 
 
 def qwen2(folder, seed=0):
-    """A Qwen2 model of two layers."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),

@@ -30,7 +30,6 @@ def loaded_of(answer):
 
 
 def read(engine, name, prompt):
-    """Prefill a prompt and save it."""
     return manifest_of(engine.call(prefill, name, prompt))
 
 

@@ -12,8 +12,6 @@ from baton.handoff.transports.base import Transport
 
 @dataclass
 class Faults:
-    """The faults of the next pulls."""
-
     corrupt_block: int | None = None  # one byte of this block's record is flipped
     truncate_at: int | None = None  # the stream ends before this block, without an error
     fail_at: int | None = None  # the connection breaks before this block

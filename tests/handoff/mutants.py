@@ -197,7 +197,6 @@ def _put_runs(manifest, stage, runs):
 
 
 def _shuffled(rng, manifest, stage):
-    """Return the slots in another order."""
     slots = [slot for first, count in _runs(manifest, stage) for slot in range(first, first + count)]
     while (mixed := rng.sample(slots, len(slots))) == slots:
         pass
@@ -401,7 +400,6 @@ def _sizes(rng, chunks, stage):
 
 
 def _others(rng, chunks, stage):
-    """Replace a chunk by another request's."""
     at = rng.randrange(len(chunks))
     with stage.source.staging.opened(stage.others.request_id, stage.others.epoch) as entry:
         chunks[at] = _chunks(entry)[at]

@@ -58,7 +58,6 @@ class RemoteSource:
         return Manifest.FromString(self._ask("save", request_id, tokens, tuple(block_ids), epoch))
 
     def begin(self, request_id, block_ids, whole):
-        """Save the first blocks of an incomplete prompt."""
         return Manifest.FromString(self._ask("begin", request_id, tuple(block_ids), whole))
 
     def held(self):

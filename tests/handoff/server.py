@@ -91,7 +91,6 @@ class Rank:
         line.send(Frame(PULL, wanted.SerializeToString()), before=greeting)
 
     def is_quiet(self):
-        """Whether no pull runs."""
         return not self.door._running
 
     def close(self):
@@ -160,7 +159,6 @@ def connect(address):
 
 
 def knock(address, port):
-    """Return a connection without a greeting."""
     return socket.create_connection((addresses.split(address)[0], port), timeout=20)
 
 

@@ -114,7 +114,6 @@ def behind_a_failed_step(engine, mark):
 
 
 def alone(engine, mark, seeds):
-    """Answer without an encode worker."""
     ids, features = prompt(engine, mark, seeds)
     answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
     engine.run()

@@ -46,7 +46,6 @@ def nothing(_):
 
 
 def alone(engine, mark, seeds):
-    """Answer without a handoff."""
     ids, features = prompt(engine, mark, seeds)
     answer = engine.add(f"alone-{next(_names)}", ids, WRITTEN, features=features)
     engine.run()

@@ -42,7 +42,6 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reader(model):
-    """The prefill side; also answers alone, as the reference."""
     handoff = {"staging_mib": 1, "lease_s": 300}  # nobody renews here
     with EngineProcess(Options(model, "prefill", cores="0", handoff=handoff, **SMALL)) as engine:
         yield engine
@@ -50,7 +49,6 @@ def reader(model):
 
 @pytest.fixture(scope="module")
 def writer(model, reader):
-    """The decode side."""
     options = Options(model, "decode", cores="1", engine={"enable_prefix_caching": False})
     with EngineProcess(options) as engine:
         yield engine

@@ -46,5 +46,4 @@ def _count_by_scalars(patch):
 
 @pytest.fixture
 def device():
-    """The device on which the kernels under test run."""
     return "cuda" if torch.cuda.is_available() else "cpu"

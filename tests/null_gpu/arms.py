@@ -62,8 +62,6 @@ def wishes(arm):
 
 @dataclass
 class Report:
-    """An arm's outcome."""
-
     answers: int = 0
     wrong: list[str] = field(default_factory=list)
     handoffs: dict[str, Any] = field(default_factory=dict)
@@ -83,8 +81,6 @@ HEAD = f"{'arm':<14}{'answers':>8}  {'':<8}  {'handoffs':<14}{'accepted':<14}kil
 
 @dataclass
 class Trial:
-    """A deployment's outcome."""
-
     reports: dict[str, Report] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # arms that could not start, and their output
     entered: set[Entry] = field(default_factory=set)

@@ -37,7 +37,6 @@ def topic():
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request, topic):
-    """Return an empty store of each kind."""
     if request.param == "memory":
         made = MemoryStore()
     else:

@@ -138,7 +138,6 @@ class Flips(worker_pb2_grpc.WorkerServicer):
 
 @asynccontextmanager
 async def flipping(client):
-    """Run a prefill worker and the two decode workers."""
     flips = Flips()
     worker = grpc.aio.server()
     worker_pb2_grpc.add_WorkerServicer_to_server(flips, worker)

@@ -21,8 +21,6 @@ from tests.scheduler.conftest import scheduler_process
 
 
 class Elsewhere:
-    """A scheduler in its own process, which can be stopped."""
-
     def __init__(self, process, address):
         self.process = process
         self.address = address

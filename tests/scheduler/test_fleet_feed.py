@@ -38,7 +38,6 @@ def shown(copy):
 
 
 def change(draw, workers):
-    """Add, remove or change a worker."""
     name = draw.choice("abcdef")
     what = draw.randrange(6)
     if what == 0:

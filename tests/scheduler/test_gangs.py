@@ -128,7 +128,6 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
 @pytest.fixture
 async def gangs():
-    """Yield a scheduler's client and the gangs decode-1 and decode-10."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(SchedulerServer(Options()))
         client = await stack.enter_async_context(SchedulerClient(server.address))

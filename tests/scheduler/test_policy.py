@@ -273,7 +273,6 @@ def test_free_blocks_include_look_ahead():
 
 
 def drawn(workers, what, times, seed=7, **config):
-    """Return the decode workers of this many choices."""
     policy = Policy(LIMITS, PolicySettings(**config), random.Random(seed))
     view = FleetView({one.worker_id: one for one in workers})
     choices = [policy.choose(view, what) for _ in range(times)]

@@ -42,7 +42,6 @@ async def back(*stores):
 
 
 async def problem(url):
-    """Return a store's problem with this server."""
     store = RedisStore(url, "t")
     try:
         with pytest.raises(StoreUnavailable) as caught:

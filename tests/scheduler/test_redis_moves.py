@@ -17,7 +17,6 @@ KEY = topic_keys("t")[0]
 
 @asynccontextmanager
 async def schedulers(url, count=2):
-    """Yield the stores of this many schedulers."""
     made = [open_store(url, "t") for _ in range(count)]
     try:
         for store in made:

@@ -232,7 +232,6 @@ class Pair:
 
 
 def heard(wire, kind):
-    """Return the requests of all events of a kind."""
     events = (event for sent in wire.sent for event in getattr(sent, kind))
     return [getattr(event, "attempt", event).request_id for event in events]
 

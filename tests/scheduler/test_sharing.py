@@ -64,7 +64,6 @@ class Pair:
         return next(name for name in iter(lambda: uuid.uuid4().hex, "") if client.home(name) == address)
 
     def booked(self, number):
-        """Return a scheduler's bookings by worker."""
         workers = self.servers[number]._roster.view().workers.values()
         return {one.worker_id: one.reserved for one in workers if not one.reserved.empty}
 

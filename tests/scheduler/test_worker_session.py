@@ -19,7 +19,6 @@ def short(state):
 
 
 def loading():
-    """Return a worker whose engine is loading."""
     one = identity("m")
     one.ClearField("capacity")
     return one
@@ -176,7 +175,6 @@ async def two():
 
 @pytest.fixture
 async def both(two):
-    """Return the two schedulers, which run."""
     await two.begin(0, 1)
     return two
 

@@ -31,7 +31,6 @@ def begin(pair, name="r"):
 
 
 def reserve(pair, into=(), name="r"):
-    """Reserve a load without a manifest."""
     blocks = into or random_blocks(CACHE_BLOCKS, 10, 3)
     pair.loader.reserve(LoadJob(name, 1, 310, (Part(0, 0, blocks),)))
     return name, 1
@@ -42,7 +41,6 @@ def early(pair, manifest, into, name="r"):
 
 
 def whole(manifest):
-    """Return the manifest of the complete prompt."""
     made = Manifest()
     made.CopyFrom(manifest)
     made.saved_at_s = time.monotonic()

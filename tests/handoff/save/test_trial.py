@@ -19,8 +19,6 @@ RECORD = 8192
 
 
 class Rank:
-    """A rank without an engine: staging, transports and the service."""
-
     def __init__(self, names):
         self.transports = transports.create(names)
         pin = functools.partial(transports.register, self.transports)

@@ -281,7 +281,6 @@ def test_it_listens_on_loopback_only(monkeypatch):
 
 
 def listening():
-    """Return the addresses on which this process listens."""
     return {
         (one.laddr.ip, one.laddr.port)
         for one in psutil.Process().net_connections("tcp")

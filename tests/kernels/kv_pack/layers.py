@@ -66,7 +66,6 @@ def made(layers, seed, device):
 
 
 def same(left, right):
-    """Return whether all bits are equal."""
     return all(
         torch.equal(a.cpu().contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
         for a, b in zip(left, right, strict=True)

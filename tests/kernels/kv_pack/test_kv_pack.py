@@ -24,8 +24,6 @@ SLACK = 1.001 + 2.0**-8  # allows for the rounding to bfloat16
 
 @dataclass(frozen=True)
 class Way:
-    """One implementation."""
-
     device: str
     pack: Callable[..., None]
     unpack: Callable[..., None]

@@ -159,7 +159,6 @@ class TestEdges:
 
 
 def _first(job, requests):
-    """Return the first requests of a job without drafts."""
     sampling, drafts = job.sampling, job.drafts
     fewer = {name: getattr(sampling, name)[:requests] for name in ("temperature", "seeds", "top_k", "top_p")}
     return replace(

@@ -26,6 +26,5 @@ def batch_of(texts, limits, *, names=None, prompts=None, drafted=None, width=WID
 
 
 def drafts_of(drafts):
-    """Return the drafts of each row."""
     rows = zip(drafts.tokens.tolist(), drafts.counts.tolist(), strict=True)
     return [row[:count] for row, count in rows]

@@ -23,7 +23,7 @@ CHEAP = {}  # model passes and verification are cheap, so long drafts are best
 DEAR = {"token": 6e-4, "pass_request": 2e-5}  # verification is expensive
 RAGGED = {"matching": True, "found": 0.4}  # n-grams, with a draft in four of ten rows
 KINDS = {"cheap": CHEAP, "dear": DEAR, "cheap, ragged": CHEAP | RAGGED, "dear, ragged": DEAR | RAGGED}
-SEEDS = 4
+SEEDS = 2
 
 
 def chooser(kind):

@@ -61,6 +61,7 @@ def test_they_answer_like_one_engine_and_learn_of_its_end(tmp_path, write, engin
         if engine:
             assert gang.stop() == [True, True]
             return
+        gang.still()
         gang.processes[1].kill()
         began = time.monotonic()
         eventually(lambda: gang.call(0, "look").lost, 5.0, "rank 0 learns of it")

@@ -135,6 +135,11 @@ class Worker:
         [failed] = reply.failed
         return failed
 
+    async def fails(self, code, text):
+        failed = await self.failure()
+        assert failed.code == code
+        assert text in failed.message
+
     def count(self, name, **labels):
         return self.metrics.registry.get_sample_value(f"baton_worker_{name}_total", labels) or 0.0
 

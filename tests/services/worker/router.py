@@ -55,8 +55,6 @@ def prompt(length, seed=0):
 
 @dataclass
 class Got:
-    """The outcome of one phase."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)  # one per token
     prompt_logprobs: int = 0  # rows
@@ -118,7 +116,6 @@ class Stream:
         await self.send(pb.RunRequest(abort=pb.Abort(request_ids=request_ids)))
 
     def got(self, request_id):
-        """Return what a request's last attempt has received so far."""
         return self._got[request_id]
 
     async def end(self, request_id):

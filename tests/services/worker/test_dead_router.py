@@ -35,7 +35,6 @@ def test_requests_and_handoffs_of_a_lost_router_end(prefill, mixed, tmp_path, ho
 
 
 def run(**held):
-    """Run in the forked process."""
     asyncio.run(hold(**held))
 
 

@@ -32,9 +32,7 @@ async def worker():
 async def test_a_grammar_that_cannot_be_compiled_ends_its_request(worker, error):
     worker.compilers.broken = error
     worker.start("a", **GRAMMAR)
-    failed = await worker.failure()
-    assert failed.code == Failed.CODE_INVALID
-    assert str(error) in failed.message
+    await worker.fails(Failed.CODE_INVALID, str(error))
     assert (worker.dispatcher.requests, worker.engine.submitted) == (0, [])
 
 
@@ -118,9 +116,7 @@ async def test_a_source_that_completes_without_a_token_fails_the_decode(worker):
 @pytest.mark.parametrize("missing", ["address", "key"])
 async def test_a_source_without_address_or_key_is_refused(worker, missing):
     worker.start(with_kv(start("a"), **{missing: None}))
-    failed = await worker.failure()
-    assert failed.code == Failed.CODE_INVALID
-    assert "a source needs an address and a key" in failed.message
+    await worker.fails(Failed.CODE_INVALID, "a source needs an address and a key")
 
 
 async def test_a_source_that_cannot_be_reached_fails_its_decode_alone(worker):

@@ -113,7 +113,6 @@ def brought(pair, core, names, phase=PHASE_DECODE, **source):
 
 
 async def whole(pair, config, *seeds):
-    """Answer with the images themselves."""
     core, features = asked(config, *seeds)
     for feature in features:
         await media(pair.mixed, feature)

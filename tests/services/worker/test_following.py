@@ -32,8 +32,7 @@ class Site(Worker):
     def __init__(self, engine=None, **sizes):
         super().__init__(engine, **sizes)
         self.server = rpc.aio_server()
-        nobody = None
-        service = WorkerServicer(nobody, self.dispatcher, 60.0, nobody, host=nobody)
+        service = WorkerServicer(None, self.dispatcher, 60.0, None, host=None)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self.server)
         self.port = rpc.listen(self.server, "worker.listen", "127.0.0.1:0")
 
@@ -136,17 +135,13 @@ async def test_a_wrong_key_is_refused(source, target):
     source.start(start("a", phase=PHASE_PREFILL))
     source.prefilled("a")
     target.start(of(source, start("a"), key=b"sixteen others ."))
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF
-    assert "PERMISSION_DENIED: the key is not this attempt's" in failed.message
+    await target.fails(Failed.CODE_HANDOFF, "PERMISSION_DENIED: the key is not this attempt's")
 
 
 async def test_an_attempt_that_never_arrives(source, target, monkeypatch):
     monkeypatch.setattr(outgoing, "WAIT_S", 0.05)
     target.start(of(source, start("a")))
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF  # the way to the source is fine
-    assert "attempt 1 at request a did not arrive" in failed.message
+    await target.fails(Failed.CODE_HANDOFF, "attempt 1 at request a did not arrive")
     await followed(source, 0)
 
 
@@ -163,9 +158,7 @@ async def test_a_source_that_shuts_down(source, target):
     target.start(of(source, start("a")))
     await followed(source)
     source.dispatcher.hang_up()
-    failed = await target.failure()
-    assert failed.code == Failed.CODE_SOURCE
-    assert "UNAVAILABLE: this worker is shutting down" in failed.message
+    await target.fails(Failed.CODE_SOURCE, "UNAVAILABLE: this worker is shutting down")
 
 
 @asynccontextmanager
@@ -277,9 +270,7 @@ async def test_a_server_that_accepts_connections_but_never_answers(target, monke
     monkeypatch.setattr(following, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target.start(with_kv(start("a"), address=f"127.0.0.1:{silent.getsockname()[1]}"))
-        failed = await target.failure()
-    assert failed.code == Failed.CODE_SOURCE
-    assert "no connection to the source within 0.2 s" in failed.message
+        await target.fails(Failed.CODE_SOURCE, "no connection to the source within 0.2 s")
 
 
 async def test_a_prompt_uses_its_beginning_if_it_arrives_in_time(source, target):
@@ -348,6 +339,4 @@ async def test_a_router_may_not_follow(become):
         become(Role.ROUTER)
         async with serving() as target:
             target.start(of(source, start("a")))
-            failed = await target.failure()
-    assert failed.code == Failed.CODE_HANDOFF
-    assert "router may not call Worker/Follow" in failed.message
+            await target.fails(Failed.CODE_HANDOFF, "router may not call Worker/Follow")

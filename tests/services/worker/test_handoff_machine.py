@@ -36,8 +36,6 @@ NAMES = ("a", "b", "c")
 
 
 class Site(Worker):
-    """A worker, and the answers that its router got."""
-
     def __init__(self):
         super().__init__()
         self.started = []

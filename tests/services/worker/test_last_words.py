@@ -30,8 +30,7 @@ async def test_a_router_is_told_of_all_its_requests(end, code):
     worker = Worker()
     dispatcher = worker.dispatcher
     server = grpc.aio.server()
-    nobody = None
-    service = WorkerServicer(nobody, dispatcher, 60.0, nobody, host=nobody)
+    service = WorkerServicer(None, dispatcher, 60.0, None, host=None)
     rpc.add_WorkerServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -71,7 +71,6 @@ def hybrid(then, steps, first=None):
 
 
 def sampled(*tokens):
-    """Return one sampled token per row."""
     return torch.tensor(tokens, dtype=torch.int32)[:, None]
 
 

@@ -169,7 +169,6 @@ def test_drafts_equal_those_of_the_naive_form(states, texts, steps, wanted, data
 
 
 def config(strategy="default", method="mtp", *, asynchronous=False):
-    """Return the parts of a VllmConfig that are read."""
     spec = SpeculativeSettings.model_validate(
         {"method": method, "mtp_strategy": strategy, "num_speculative_tokens": MOST, "num_model_steps": 2}
         if method == "mtp"

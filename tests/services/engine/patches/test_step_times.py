@@ -33,8 +33,6 @@ class LateOutput:
 
 
 class Runner:
-    """Model runner V1."""
-
     def propose_draft_token_ids(self):
         busy(DRAFT_S)
 
