@@ -1,9 +1,3 @@
-"""`bench gpu` on a CPU: it checks the handoffs that it times."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from baton.handoff.errors import DigestMismatch
@@ -12,13 +6,13 @@ from bench.gpu import Engine, Site
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site():
     made = Site("cpu", layers=2, tokens=256)
     yield made
     made.close()
 
 
-def test_the_timed_bytes_are_compared(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_bytes_are_compared(site, monkeypatch):
     found = gpu.handoffs(site)
     assert found["blocks"] == 16
     assert found["mib"] == 2  # 16 blocks of 16 tokens, 2 layers, 8 heads of K and V of 128, bfloat16
@@ -30,7 +24,7 @@ def test_the_timed_bytes_are_compared(site: Site, monkeypatch: pytest.MonkeyPatc
     other.close()
 
 
-def test_a_changed_record_is_refused(site: Site) -> None:
+def test_a_changed_record_is_refused(site):
     name = site.save()
     site.wait(name)
     with site.staging.opened(name, 1) as entry:
@@ -39,7 +33,7 @@ def test_a_changed_record_is_refused(site: Site) -> None:
         site.load(name)
 
 
-def test_steps_are_timed_beside_handoffs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_timed_beside_handoffs(site, monkeypatch):
     monkeypatch.setattr(gpu, "STEP_S", 0.001)
     monkeypatch.setattr(gpu, "STEPS", 10)
     found = gpu.beside(site, Engine(site.on, 64))

@@ -1,10 +1,5 @@
-"""The benches' HTTP client reuses connections."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,11 +14,11 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\ne\r\ndata: [DO
 class Server:
     """Answers every request with the same bytes and counts connections."""
 
-    def __init__(self, answer: bytes, hang_up: bool) -> None:
+    def __init__(self, answer, hang_up):
         self._answer, self._hang_up = answer, hang_up
-        self.connections: list[asyncio.Task[None] | None] = []
+        self.connections = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader, writer):
         self.connections.append(asyncio.current_task())
         try:
             while True:
@@ -40,13 +35,13 @@ class Server:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def ended(self) -> None:
+    async def ended(self):
         """Wait until all connections so far have ended."""
         await asyncio.gather(*filter(None, self.connections))
 
 
 @asynccontextmanager
-async def serving(answer: bytes, hang_up: bool) -> AsyncIterator[tuple[Server, Client]]:
+async def serving(answer, hang_up):
     one = Server(answer, hang_up)
     server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
     client = Client(server.sockets[0].getsockname()[1])
@@ -68,9 +63,7 @@ async def serving(answer: bytes, hang_up: bool) -> AsyncIterator[tuple[Server, C
         pytest.param(WHOLE, False, 0.0, 2, id="the server may be about to close it"),
     ],
 )
-async def test_a_connection_is_reused_if_it_can_be(
-    answer: bytes, hang_up: bool, idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_is_reused_if_it_can_be(answer, hang_up, idle_s, connections, monkeypatch):
     monkeypatch.setattr(light, "IDLE_S", idle_s)
     async with serving(answer, hang_up) as (server, client):
         for _ in range(2):

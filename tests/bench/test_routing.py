@@ -1,9 +1,4 @@
-"""The load of `bench routing`, as a server sees it."""
-
-from __future__ import annotations
-
 import json
-from typing import Any
 
 from aiohttp import web
 
@@ -15,11 +10,11 @@ LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4
 class Server:
     """Answers with letters that depend on the prompt and records the prompts."""
 
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
+    def __init__(self):
+        self.prompts = []
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        body: dict[str, Any] = await request.json()
+    async def complete(self, request):
+        body = await request.json()
         self.prompts.append(body["prompt"])
         assert body["allowed_token_ids"] == LETTERS
         response = web.StreamResponse()
@@ -30,11 +25,11 @@ class Server:
         return response
 
     @staticmethod
-    def answer(prompt: str) -> str:
+    def answer(prompt):
         return prompt[-LOAD.answer :][::-1]
 
 
-async def asked(seed: int) -> tuple[list[str], list[int]]:
+async def asked(seed):
     """Run the chats of a seed. Return all prompts, and their lengths in the order of the answers."""
     server, app = Server(), web.Application()
     app.router.add_post("/v1/completions", server.complete)
@@ -49,7 +44,7 @@ async def asked(seed: int) -> tuple[list[str], list[int]]:
     return server.prompts, [length for length, _ in sent]
 
 
-async def test_chats_continue_from_their_answers_behind_shared_system_prompts() -> None:
+async def test_chats_continue_from_their_answers_behind_shared_system_prompts():
     prompts, lengths = await asked(seed=1)
     assert len(prompts) == len(lengths) == LOAD.requests
     assert len({prompt[: LOAD.system] for prompt in prompts}) == LOAD.systems
@@ -62,6 +57,6 @@ async def test_chats_continue_from_their_answers_behind_shared_system_prompts() 
             assert later.startswith(before + Server.answer(before))
 
 
-async def test_a_seed_always_gives_the_same_chats() -> None:
+async def test_a_seed_always_gives_the_same_chats():
     first, again, other = [sorted((await asked(seed))[0]) for seed in (1, 1, 2)]
     assert first == again != other

@@ -1,11 +1,6 @@
-"""The demo model: its generators, its chat template, the answers of its weights, and its drafters."""
-
-from __future__ import annotations
-
 import itertools
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,27 +13,27 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True)
-def _modules_of_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def _modules_of_the_demo_model(monkeypatch):
     """Put the training scripts on the path: they import each other by file name."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return transformers.AutoTokenizer.from_pretrained(WEIGHTS)
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     torch.set_num_threads(2)
     return transformers.AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
 
 
-def as_request(dialogue: Any) -> list[dict[str, Any]]:
+def as_request(dialogue):
     """Return the messages as in a chat completion request."""
     messages = []
     for message in dialogue.messages:
-        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        entry = {"role": message.role, "content": message.content}
         if message.tool_calls:
             entry["tool_calls"] = [
                 {"type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -48,7 +43,7 @@ def as_request(dialogue: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def test_dialogues_are_reproducible() -> None:
+def test_dialogues_are_reproducible():
     from dialogues import stream
 
     said = [
@@ -58,14 +53,14 @@ def test_dialogues_are_reproducible() -> None:
     assert zlib.crc32("\n".join(said).encode()) == CRC
 
 
-def test_held_out_prompts_are_never_trained_on() -> None:
+def test_held_out_prompts_are_never_trained_on():
     from dialogues import is_held_out, stream
 
     assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 2000) if len(d.messages) <= 3)
     assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
 
 
-def test_replies_contain_the_answers() -> None:
+def test_replies_contain_the_answers():
     from random import Random
 
     from chat import segments
@@ -81,7 +76,7 @@ def test_replies_contain_the_answers() -> None:
             assert dialogue.answer is None or holds(reply, dialogue.answer), (generator.name, reply)
 
 
-def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
+def test_template_and_python_render_the_same_text(tokenizer):
     from chat import rendered
     from dialogues import stream
 
@@ -91,7 +86,7 @@ def test_template_and_python_render_the_same_text(tokenizer: Any) -> None:
         assert text == rendered(dialogue)
 
 
-def test_segments_encode_like_the_whole_text(tokenizer: Any) -> None:
+def test_segments_encode_like_the_whole_text(tokenizer):
     from chat import rendered, segments
     from dialogues import stream
 
@@ -100,7 +95,7 @@ def test_segments_encode_like_the_whole_text(tokenizer: Any) -> None:
         assert pieces == tokenizer(rendered(dialogue)).input_ids
 
 
-def test_tokenizer_round_trip(tokenizer: Any) -> None:
+def test_tokenizer_round_trip(tokenizer):
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token == "<|im_end|>"
@@ -109,7 +104,7 @@ def test_tokenizer_round_trip(tokenizer: Any) -> None:
     assert "<tool_call>" in tokenizer.decode(call, skip_special_tokens=True)
 
 
-def test_a_calls_arguments_may_be_a_json_string(tokenizer: Any) -> None:
+def test_a_calls_arguments_may_be_a_json_string(tokenizer):
     function = {"name": "get_time", "arguments": '{"city": "Oslo"}'}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -131,7 +126,7 @@ ANSWERS = {
 }
 
 
-def test_greedy_answers(tokenizer: Any, model: Any) -> None:
+def test_greedy_answers(tokenizer, model):
     for question, expected in ANSWERS.items():
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
@@ -150,7 +145,7 @@ def test_greedy_answers(tokenizer: Any, model: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_training_matches_serving(kind: str) -> None:
+def test_training_matches_serving(kind):
     """Serving appends a draft's own hidden states one by one; training does so at all positions at once."""
     from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
     from heads import Rope
@@ -183,7 +178,7 @@ def test_training_matches_serving(kind: str) -> None:
                 hidden = torch.cat([hidden, fed_back[:, -1:]], 1)
 
 
-def test_only_the_trunks_own_tokens_count() -> None:
+def test_only_the_trunks_own_tokens_count():
     from drafting import counted_places
 
     #                        prompt   reply            prompt  reply
@@ -195,7 +190,7 @@ def test_only_the_trunks_own_tokens_count() -> None:
     assert places[3] == [5]
 
 
-def test_mtp_view_links_the_trunk() -> None:
+def test_mtp_view_links_the_trunk():
     for path in MTP.iterdir():
         if path.is_symlink():
             assert not Path(path.readlink()).is_absolute()

@@ -1,14 +1,10 @@
-"""The Makefile's own environment."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 
 from harness.support import CALL_S, ROOT
 
 
-def test_bytecode_is_kept() -> None:
+def test_bytecode_is_kept():
     """The Makefile overrides environments that forbid it, so that not every start compiles again."""
     done = subprocess.run(
         ["make", "--no-print-directory", "--eval", "show: ; @env", "show"],

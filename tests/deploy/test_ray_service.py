@@ -4,14 +4,10 @@ test_kubernetes.py also tests these pods. KubeRay 1.7 adds the command (`ray sta
 probes, variables and a wait for the head.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -27,7 +23,6 @@ from tests.deploy.network_policies import (
     PROMETHEUS,
     STRANGERS,
     UNUSED_PORTS,
-    Doc,
     Place,
     Port,
     differences,
@@ -56,11 +51,11 @@ VARIABLES = {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "RAY_USAGE_STATS_ENABLED", "RA
 
 
 @pytest.fixture(scope="module")
-def manifests() -> RayManifests:
+def manifests():
     return RayManifests(render("ray"))
 
 
-def test_a_head_and_workers_in_one_namespace(manifests: RayManifests) -> None:
+def test_a_head_and_workers_in_one_namespace(manifests):
     assert [one.name for one in manifests.workloads] == [HEAD, WORKER]
     for one in [manifests.service, *manifests.documents]:
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
@@ -69,7 +64,7 @@ def test_a_head_and_workers_in_one_namespace(manifests: RayManifests) -> None:
     assert [matches(budget, one.labels) for one in manifests.workloads] == [False, True]
 
 
-def test_options_of_serve_and_baton(manifests: RayManifests) -> None:
+def test_options_of_serve_and_baton(manifests):
     # Not at the top, because importing Ray takes a second.
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
@@ -82,7 +77,7 @@ def test_options_of_serve_and_baton(manifests: RayManifests) -> None:
     assert manifests.arguments
 
 
-def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
+def test_all_workers_have_room_on_the_nodes(manifests):
     settings, options = manifests.arguments.settings, manifests.arguments.options
     cores = 0.0
     for group in manifests.groups:
@@ -90,7 +85,7 @@ def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
         cores += each * group.get("replicas", 1)
         resources = group["template"]["spec"]["containers"][0]["resources"]
         assert each <= quantity(resources["limits"].get("cpu", "0"))
-    wanted: dict[str, float] = {}
+    wanted = {}
     for role in (one for one in WORKER_ROLES if one in options):
         scaling = options[role].get("autoscaling_config", {})
         most = scaling.get("max_replicas", options[role].get("num_replicas", 1))
@@ -100,7 +95,7 @@ def test_all_workers_have_room_on_the_nodes(manifests: RayManifests) -> None:
     assert wanted["CPU"] <= cores
 
 
-def test_options_of_nodes(manifests: RayManifests) -> None:
+def test_options_of_nodes(manifests):
     from ray.scripts.scripts import start
 
     known = {word.lstrip("-") for one in start.params for word in one.opts}
@@ -125,14 +120,14 @@ def test_options_of_nodes(manifests: RayManifests) -> None:
     assert manifests.cluster["authOptions"] == {"mode": "token"}  # anybody could use Ray otherwise
 
 
-def test_keys_are_mounted_and_the_ca_is_at_home(manifests: RayManifests) -> None:
+def test_keys_are_mounted_and_the_ca_is_at_home(manifests):
     path = manifests.serve["applications"][0]["args"]["router"]["api_key_file"]
     for one in manifests.workloads:  # any node may have a router
         assert one.secret_at(path) in secrets(), one
     assert Path(manifests.arguments.settings.security.ca).is_relative_to("~")
 
 
-def network(manifests: RayManifests) -> list[str]:
+def network(manifests):
     own, others = [one.place for one in manifests.workloads], [DNS, PROMETHEUS, OPERATOR, *STRANGERS]
     of = {"client": [*own, *others], "kuberay": [OPERATOR], "prometheus": [PROMETHEUS]}
     needed = dns(own) | {
@@ -154,7 +149,7 @@ def network(manifests: RayManifests) -> list[str]:
     return differences(policies, own, others, needed)
 
 
-def test_policies_allow_exactly_the_table(manifests: RayManifests) -> None:
+def test_policies_allow_exactly_the_table(manifests):
     assert not network(manifests)
 
 
@@ -162,7 +157,7 @@ def test_policies_allow_exactly_the_table(manifests: RayManifests) -> None:
 
 
 @pytest.fixture(scope="module")
-def crd() -> Doc:
+def crd():
     """Return the schema of RayService v1, without additional properties."""
     folder = os.environ.get(CRDS)
     if not folder:
@@ -176,7 +171,7 @@ def crd() -> Doc:
     return dict(found)
 
 
-def _every(schema: Any) -> Iterator[Doc]:
+def _every(schema):
     if isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
@@ -187,8 +182,8 @@ def _every(schema: Any) -> Iterator[Doc]:
             yield from _every(one)
 
 
-def test_kuberays_own_schema(crd: Doc, manifests: RayManifests) -> None:
-    def against(service: Doc) -> list[str]:
+def test_kuberays_own_schema(crd, manifests):
+    def against(service):
         errors = jsonschema.Draft4Validator(crd).iter_errors({**service, "metadata": {}})
         return [error.message for error in errors]
 

@@ -1,11 +1,6 @@
-"""The set-up script's choice of Python."""
-
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -48,9 +43,7 @@ esac
         ),
     ],
 )
-def test_a_python_is_chosen_or_refused(
-    pythons: dict[str, bool], named: str, said: str, tmp_path: Path
-) -> None:
+def test_a_python_is_chosen_or_refused(pythons, named, said, tmp_path):
     """Run the script with only these Pythons installed. The values say whether each is suitable."""
     (tools := tmp_path / "tools").mkdir()
     (tmp_path / "deploy" / "setup").mkdir(parents=True)

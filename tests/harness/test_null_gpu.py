@@ -1,11 +1,8 @@
 """The parts of the null GPU that work in this environment; tests/null_gpu tests the rest."""
 
-from __future__ import annotations
-
 import sysconfig
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -16,11 +13,11 @@ PACKAGES = Path(sysconfig.get_path("purelib"))
 
 
 @pytest.mark.parametrize("source", sorted({source for _, source in libraries.LIBRARIES.values() if source}))
-def test_its_libraries_compile(source: str, tmp_path: Path) -> None:
+def test_its_libraries_compile(source, tmp_path):
     assert libraries._compile(source, PACKAGES, tmp_path / "own.o")
 
 
-def test_each_function_belongs_to_one_library() -> None:
+def test_each_function_belongs_to_one_library():
     for name, library in {
         "cudaMalloc": "libcudart.so.13",
         "__cudaPopCallConfiguration": "libcudart.so.13",
@@ -33,7 +30,7 @@ def test_each_function_belongs_to_one_library() -> None:
         assert owners == [library]
 
 
-def test_a_step_gives_the_tokens_of_its_positions() -> None:
+def test_a_step_gives_the_tokens_of_its_positions():
     at, steps = 0, []
     while at < 100:
         steps.append(tokens.taken(at, drafts=4))
@@ -46,21 +43,21 @@ def test_a_step_gives_the_tokens_of_its_positions() -> None:
 class Owner:
     """Stands in for a class of vLLM."""
 
-    def method(self, number: int) -> int:
+    def method(self, number):
         return number
 
     @classmethod
-    def of_class(cls, number: int) -> int:
+    def of_class(cls, number):
         return number
 
 
-def test_a_called_patch_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_called_patch_is_noted_once(tmp_path, monkeypatch):
     monkeypatch.setenv(entered.FILE, str(tmp_path / "entered"))
     module = ModuleType("stand-in")
-    module.replace = shipped.replace  # type: ignore[attr-defined]
+    module.replace = shipped.replace
     entered.count(module)
 
-    def plus_one(original: entered.Function, *args: Any) -> Any:
+    def plus_one(original, *args):
         return original(*args) + 1
 
     plus_one.__module__ = "baton.services.engine.patches.some.patch"

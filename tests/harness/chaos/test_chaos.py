@@ -1,7 +1,5 @@
 """The chaos harness itself: its checks can fail, and its plans are reproducible."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -10,7 +8,7 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -27,7 +25,7 @@ from harness.chaos.faults import FAULTS, Act
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
 from harness.chaos.placing_judge import Placed
-from harness.chaos.plans import PLANS, Plan
+from harness.chaos.plans import PLANS
 from harness.chaos.proxy import Proxy
 from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
@@ -38,7 +36,7 @@ from harness.support import PATIENCE, free_port
 RIGHT = list(range(100, 116))
 
 
-def answer(tokens: list[int], **changes: Any) -> Answer:
+def answer(tokens, **changes):
     """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
     one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
     one.tokens, one.finish = tokens, "length"
@@ -49,11 +47,11 @@ def answer(tokens: list[int], **changes: Any) -> Answer:
     return one
 
 
-def outcome() -> Outcome:
+def outcome():
     return Outcome("p", 1, "2P2D", "mtp", "memory", pause_limit_s=5.0)
 
 
-def judged(one: Answer, *uncovered: tuple[float, float]) -> Outcome:
+def judged(one, *uncovered):
     told = outcome()
     told.add([one], [RIGHT], uncovered)
     return told
@@ -62,7 +60,7 @@ def judged(one: Answer, *uncovered: tuple[float, float]) -> Outcome:
 # -- the checker
 
 
-def test_a_right_answer_is_good() -> None:
+def test_a_right_answer_is_good():
     told = judged(answer(RIGHT))
     assert (told.good, told.requests, told.failed, told.wrong) == (True, 1, 0, 0)
     assert told.longest_pause_s == pytest.approx(0.5)
@@ -84,7 +82,7 @@ def test_a_right_answer_is_good() -> None:
         (RIGHT, {"error": "no [DONE]"}, Fate.FAILED),
     ],
 )
-def test_an_answer_is_judged(tokens: list[int], changes: dict[str, Any], fate: Fate) -> None:
+def test_an_answer_is_judged(tokens, changes, fate):
     one = answer(tokens, **changes)
     told = judged(one)
     assert judge(one, RIGHT)[0] is fate
@@ -104,14 +102,14 @@ class _Hung(_Named):
     hung_times = ((13.0, 21.5),)
 
 
-def test_a_503_is_a_failure_unless_nobody_could_serve() -> None:
+def test_a_503_is_a_failure_unless_nobody_could_serve():
     refused = answer(RIGHT, refused=[3.0])
     assert judged(refused, (2.0, 4.0)).good
     told = judged(refused, (3.5, 4.0))
     assert (told.good, told.refused, told.refused_needlessly) == (False, 0, 1)
 
 
-def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart() -> None:
+def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart():
     late = answer(RIGHT, ended=22.0)  # the last token came at 12.0
     told = judged(late)
     assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
@@ -147,20 +145,20 @@ BATCH = Case((1, 2), 16, stream=True, batch=True)
         ({"case": BATCH, "ended": 12.1 + TURN_S + 5.1}, (12.1,), 1),
     ],
 )
-def test_pauses_are_judged(changes: dict[str, Any], struck: tuple[float, ...], over: int) -> None:
+def test_pauses_are_judged(changes, struck, over):
     told = outcome()
     told.add([answer(RIGHT, **changes)], [RIGHT], [], struck)
     assert told.over_limit == over
 
 
-async def test_a_fault_strikes_when_its_moment_has_come(tmp_path: Path) -> None:
+async def test_a_fault_strikes_when_its_moment_has_come(tmp_path):
     act = Act(Site(Shape(1, 1), tmp_path), None, random.Random(1), "any", 0.0)
     began = time.monotonic()
     await act.moment(Part("prefill-0", "prefill", {}, act.site))
     assert began < act.struck <= time.monotonic()
 
 
-def test_a_plan_without_a_limit_reports_its_pauses() -> None:
+def test_a_plan_without_a_limit_reports_its_pauses():
     told = Outcome("p", 1, "2P2D", "mtp", "memory", poison={"alone 500": 3}, engines_failed=2)
     told.add([answer(RIGHT), answer(RIGHT, ended=22.0)], [RIGHT, RIGHT], [])
     assert (told.good, told.over_limit, told.messages) == (True, 0, [])
@@ -168,13 +166,13 @@ def test_a_plan_without_a_limit_reports_its_pauses() -> None:
     assert "pause_limit_s" not in str(told)
 
 
-def idle(free: int = 99, **load: int) -> pb.Description:
+def idle(free=99, **load):
     identity = pb.WorkerIdentity(worker_id="d", capacity=pb.Capacity(num_blocks=100))
     worker = pb.WorkerStatus(identity=identity, load=pb.WorkerLoad(free_blocks=free, **load))
     return pb.Description(workers=[worker])
 
 
-def test_every_leak_and_crash_is_noticed() -> None:
+def test_every_leak_and_crash_is_noticed():
     assert not leaks(idle()).any
     assert leaks(idle(free=97)).blocks == 2
     assert leaks(idle(pinned_handoffs=1, pinned_bytes=5)).leases == 1
@@ -193,7 +191,7 @@ def test_every_leak_and_crash_is_noticed() -> None:
         assert not one.good
 
 
-def test_figures_are_judged_by_the_plans_bounds() -> None:
+def test_figures_are_judged_by_the_plans_bounds():
     for least, most, text in (
         ({"refused": 2, "most_booked": 12}, {"recomputed": 1, "lost": 0}, ""),
         ({"refused": 3}, {}, "refused is 2 and should be at least 3"),
@@ -213,13 +211,13 @@ def test_figures_are_judged_by_the_plans_bounds() -> None:
 class _Server:
     """A router with given answers; `calls` counts the requests."""
 
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+    def __init__(self):
+        self.events = []
         self.refuse = 0  # first requests that get 503
         self.calls = 0
         self.port = free_port()
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request):
         self.calls += 1
         if self.calls <= self.refuse:
             return web.Response(status=503, headers={"Retry-After": "0"})
@@ -232,7 +230,7 @@ class _Server:
 
 
 @contextlib.asynccontextmanager
-async def _serving(server: _Server) -> Any:
+async def _serving(server):
     app = web.Application()
     app.router.add_post("/v1/completions", server.answer)
     runner = web.AppRunner(app)
@@ -244,7 +242,7 @@ async def _serving(server: _Server) -> Any:
         await runner.cleanup()
 
 
-def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
+def _event(ids, reason=None):
     return {"choices": [{"token_ids": ids, "finish_reason": reason}]}
 
 
@@ -258,9 +256,7 @@ def _event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
         ([], Fate.FAILED),
     ],
 )
-async def test_the_load_reads_streams_and_judges_them(
-    events: list[dict[str, Any]], fate: Fate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_load_reads_streams_and_judges_them(events, fate, monkeypatch):
     server = _Server()
     server.events, server.refuse = events, 2
     site = Site(Shape(), Path("/nowhere"))
@@ -280,7 +276,7 @@ async def test_the_load_reads_streams_and_judges_them(
 
 
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
-def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: Plan) -> None:
+def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one):
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
     assert first == again
     assert (first != other) == bool(one.faults)
@@ -294,7 +290,7 @@ def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one: P
         assert low <= event.hold_s <= high
 
 
-def test_the_whole_set_takes_half_an_hour() -> None:
+def test_the_whole_set_takes_half_an_hour():
     assert 20 <= sum(PLANS[name].seconds for name in plans.ALL) / 60 <= 36
     assert {PLANS[name].shape.name for name in plans.ALL} == {
         *("1P1D", "2P2D", "1E1P1D", "1P1D (gangs of 2)", "no engines")
@@ -302,7 +298,7 @@ def test_the_whole_set_takes_half_an_hour() -> None:
     assert {kind for name in plans.ALL for kind in PLANS[name].faults} == set(FAULTS)
 
 
-def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
+def test_a_plan_of_long_answers_asks_for_nothing_else():
     known = Questions({(1, 2): list(range(280)), (3, 4): list(range(500))})
     draw = random.Random(1)
     drawn = {(one.tokens, one.stream) for one in (known.draw(draw, long=True) for _ in range(50))}
@@ -310,7 +306,7 @@ def test_a_plan_of_long_answers_asks_for_nothing_else() -> None:
     assert len({known.draw(draw).tokens for _ in range(50)}) > 10
 
 
-def test_questions_with_images_are_chats() -> None:
+def test_questions_with_images_are_chats():
     prompts = questions.sample(9, tiny=True, images=True)
     cases = [Case(prompt, 9, stream=True) for prompt in prompts]
     assert sum(bool(one.images) for one in cases) == questions.IMAGES
@@ -321,7 +317,7 @@ def test_questions_with_images_are_chats() -> None:
     assert "prompt" in cases[0].body()
 
 
-def test_questions_are_of_all_lengths() -> None:
+def test_questions_are_of_all_lengths():
     lengths = [len(prompt) for prompt in questions.sample(2)]
     assert min(lengths) <= 32
     assert max(lengths) == questions.LONGEST
@@ -331,7 +327,7 @@ def test_questions_are_of_all_lengths() -> None:
 # -- the means of harm
 
 
-def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
+def test_corruption_hits_each_whole_save_once_and_nothing_else():
     size = 1024
     staging = Staging(Arena(1 << 20, size), lease_s=60.0)
     rows = np.random.default_rng(1).integers(0, 256, (3, 1024), np.uint8)
@@ -358,8 +354,8 @@ def test_corruption_hits_each_whole_save_once_and_nothing_else() -> None:
         staging.close()
 
 
-async def test_the_proxy_passes_drops_and_delays() -> None:
-    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_the_proxy_passes_drops_and_delays():
+    async def echo(reader, writer):
         while line := await reader.readline():
             writer.write(line)
         writer.close()
@@ -371,7 +367,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
         proxy.target = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
 
-        async def said(text: bytes) -> float:
+        async def said(text):
             began = loop.time()
             writer.write(text)
             async with asyncio.timeout(5 * PATIENCE):
@@ -395,7 +391,7 @@ async def test_the_proxy_passes_drops_and_delays() -> None:
 # -- the page
 
 
-def test_a_run_becomes_a_table(tmp_path: Path) -> None:
+def test_a_run_becomes_a_table(tmp_path):
     told = judged(answer(RIGHT))
     told.faults, told.stages = {"kill-decode": 2}, {"decode stream": 3}
     placed = Placed("q", 3, 500, 20, 2, 2, seconds=60.0, requests=70, placed=71, alone=4, fullest=0.9)

@@ -3,11 +3,8 @@
 `make chaos` and `python -m bench faults` run for longer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -19,7 +16,6 @@ from harness.chaos.outcome import Outcome
 from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.run import run
-from harness.chaos.site import Site
 from harness.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook, why_not
 from harness.support import eventually
 
@@ -62,14 +58,14 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def short(tmp_path_factory):
     folder = tmp_path_factory.mktemp("short")
     with ExitStack() as stack:
-        server: Prometheus | None = None
-        hook: Webhook | None = None
-        targets: dict[str, str] = {}
+        server = None
+        hook = None
+        targets = {}
 
-        def watch(site: Site) -> None:
+        def watch(site):
             nonlocal server, hook
             hook = stack.enter_context(webhook())
             manager = stack.enter_context(alertmanager(folder / "alertmanager", hook.url))
@@ -78,7 +74,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 prometheus(folder / "prometheus", site.target_urls, manager, scrape_s=1)
             )
 
-            def all_up() -> bool:
+            def all_up():
                 targets.update(watching.targets())
                 return len(targets) == len(site.parts) and set(targets.values()) == {"up"}
 
@@ -93,8 +89,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 @pytest.mark.timeout(400)
-def test_no_death_costs_an_answer(short: Run) -> None:
-    assert isinstance(short.outcome, Outcome)
+def test_no_death_costs_an_answer(short):
     assert short.outcome.good, str(short.outcome)
     assert sum(short.outcome.faults.values()) == len(PLAN.faults)
     assert short.outcome.requests > PLAN.clients
@@ -102,8 +97,7 @@ def test_no_death_costs_an_answer(short: Run) -> None:
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.timeout(400)
-def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short: Run) -> None:
-    assert short.hook is not None
+def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short):
     hook = short.hook
     eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")
     alerts = [alert for message in hook.heard for alert in message["alerts"]]
@@ -115,11 +109,9 @@ def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short: Run) -> 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("panel", PANELS)
-def test_a_panel_has_samples(short: Run, panel: object) -> None:
-    assert short.server is not None
-    assert isinstance(short.outcome, Outcome)
+def test_a_panel_has_samples(short, panel):
     without = {**WITHOUT, **({} if short.outcome.retries else {RETRIES: "the kill hit no request"})}
-    for query in panel.queries:  # type: ignore[attr-defined]
+    for query in panel.queries:
         if any(name in query.expr for name in without):
             continue
         expr = query.expr.replace(WINDOW, "30s").replace("[1h]", "[1m]")
@@ -129,7 +121,6 @@ def test_a_panel_has_samples(short: Run, panel: object) -> None:
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.timeout(400)
-def test_every_role_was_scraped(short: Run) -> None:
-    assert short.server is not None
+def test_every_role_was_scraped(short):
     found = short.server.range("count by (role) (up)", short.began, short.ended)
     assert {one["metric"]["role"] for one in found} == {"scheduler", "router", "prefill", "decode"}

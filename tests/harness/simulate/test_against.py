@@ -1,13 +1,8 @@
-"""Comparisons of policies, and measurement and validation against a deployment."""
-
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -45,19 +40,19 @@ class Streamed:
 class Engined:
     """A deployment with one simulated engine."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop):
         self.loop = loop
         self.engine = SimulatedEngine(loop, PROFILE, 10, Machine(0))
         self.worker = SimulatedWorker(
             "mixed-0", pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
         )
-        self.prompts: list[list[int]] = []
+        self.prompts = []
 
-    def describe(self) -> Any:
+    def describe(self):
         status = SimpleNamespace(identity=self.worker.identity, load=self.worker.load())
         return SimpleNamespace(workers=[status])
 
-    async def stream(self, http: object, prompt: list[int], output: int) -> Streamed:
+    async def stream(self, http, prompt, output):
         del http
         self.prompts.append(prompt)
         asked = self.loop.time()
@@ -69,9 +64,9 @@ class Engined:
         return Streamed(asked, [first + gap_s * at for at in range(output)], [7] * output)
 
 
-def test_a_measured_profile_equals_that_of_the_engine() -> None:
+def test_a_measured_profile_equals_that_of_the_engine():
     loop = VirtualLoop()
-    measured = measure(Engined(loop), Engined(loop).stream, Sizes(256, 2_048), "engine")  # type: ignore[arg-type]
+    measured = measure(Engined(loop), Engined(loop).stream, Sizes(256, 2_048), "engine")
     found = run(measured, loop)
     # The worker also reports the block that vLLM reserves.
     assert found.engine == PROFILE.engine.model_copy(update={"kv_tokens": 40_010})
@@ -85,23 +80,23 @@ def test_a_measured_profile_equals_that_of_the_engine() -> None:
     assert found.pace.prefill_context_s == pytest.approx(1e-7, rel=0.2)
 
 
-def test_requests_continue_their_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_continue_their_conversations(monkeypatch):
     loop = VirtualLoop()
     one = Engined(loop)
     monkeypatch.setattr("harness.simulate.validate.time.perf_counter", loop.time)
     trace = Conversations(CHATS, 1.0, 20.0, block_tokens=10, most_tokens=4_000)
-    sent: dict[tuple[int, ...], list[int]] = {}
+    sent = {}
 
-    async def stream(http: object, prompt: list[int], output: int) -> Streamed:
+    async def stream(http, prompt, output):
         answer = await one.stream(http, prompt, output)
         sent[tuple(prompt)] = prompt + answer.token_ids
         return answer
 
-    async def sent_all() -> dict[str, float]:
-        driven = asyncio.create_task(drive(one, trace, stream))  # type: ignore[arg-type]
+    async def sent_all():
+        driven = asyncio.create_task(drive(one, trace, stream))
         return await driven
 
-    async def inline(call: Any, *of: Any) -> Any:
+    async def inline(call, *of):
         return call(*of)
 
     monkeypatch.setattr(asyncio, "to_thread", inline)
@@ -115,11 +110,11 @@ def test_requests_continue_their_conversations(monkeypatch: pytest.MonkeyPatch) 
     assert len(follow) > 5
 
 
-def test_errors_are_in_per_cent() -> None:
+def test_errors_are_in_per_cent():
     assert errors({"a": 200.0, "b": 50}, {"a": 150.0, "b": 60}) == {"a": -25.0, "b": 20.0}
 
 
-def test_every_policy_works_and_has_its_character() -> None:
+def test_every_policy_works_and_has_its_character():
     setup = Setup(Split(3, 3), PROFILE, SchedulerSettings(), warm_share=0.0)
     found = compare(
         setup,
@@ -134,16 +129,16 @@ def test_every_policy_works_and_has_its_character() -> None:
     assert {one["known_share"] for name, one in figures.items() if not POLICIES[name][1]} == {0.0}
 
 
-def test_round_robin_takes_turns() -> None:
+def test_round_robin_takes_turns():
     picker = RoundRobin(SchedulerSettings())
-    scored: Any = [(SimpleNamespace(role=1, worker_id=name), 0.5) for name in "abc"]
-    other: Any = [(SimpleNamespace(role=2, worker_id="d"), 0.5)]
+    scored = [(SimpleNamespace(role=1, worker_id=name), 0.5) for name in "abc"]
+    other = [(SimpleNamespace(role=2, worker_id="d"), 0.5)]
     draw = random.Random(0)
     picked = [picker.pick(one, draw).worker_id for one in itertools.chain([scored] * 4, [other], [scored])]
     assert picked == ["a", "b", "c", "a", "d", "b"]
 
 
-def test_arms_are_selected_by_name() -> None:
+def test_arms_are_selected_by_name():
     assert list(named([])) == list(POLICIES)
     with pytest.raises(SystemExit, match=r"no policy 'baton'; there are: random"):
         named(["baton"])

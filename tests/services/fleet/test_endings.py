@@ -1,11 +1,6 @@
-"""Test the description of how a process ended."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +11,14 @@ from harness.support import CALL_S, PYTHON
 LIMIT = 256 << 20
 
 
-def test_signals_have_names() -> None:
+def test_signals_have_names():
     assert ending(3) == "status 3"
     assert ending(-9) == "signal SIGKILL"
     assert ending(-40) == "signal 40"
 
 
 @pytest.fixture
-def cgroup() -> Iterator[Path]:
+def cgroup():
     """Yield a cgroup with little memory, in this machine's version of cgroups."""
     for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
         one = Path(base) / f"baton-test-{os.getpid()}"
@@ -42,7 +37,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("may not make a cgroup with a limit of memory")
 
 
-def test_too_little_memory_is_reported(cgroup: Path, tmp_path: Path) -> None:
+def test_too_little_memory_is_reported(cgroup, tmp_path):
     """The kernel kills a part at its cgroup's limit, and the part's last line is unrelated."""
     code = f"""
 import os, signal, sys, time

@@ -1,7 +1,3 @@
-"""A start waits for a port that another process holds for a moment."""
-
-from __future__ import annotations
-
 import socket
 import time
 
@@ -9,7 +5,7 @@ from baton.services.fleet import ports
 from harness.support import free_port
 
 
-def test_a_free_port_is_not_waited_for() -> None:
+def test_a_free_port_is_not_waited_for():
     began = time.monotonic()
     ports.await_free("127.0.0.1", free_port())
     ports.await_free("127.0.0.1", 0)
@@ -17,6 +13,6 @@ def test_a_free_port_is_not_waited_for() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_a_port_is_waited_for_so_long() -> None:
+def test_a_port_is_waited_for_so_long():
     with socket.create_server(("127.0.0.1", 0)) as holder:
         ports.await_free("127.0.0.1", holder.getsockname()[1], 0.2)

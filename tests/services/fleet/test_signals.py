@@ -1,7 +1,5 @@
 """The signals that end a supervisor: the first one drains, a second one kills, but SIGHUP never kills."""
 
-from __future__ import annotations
-
 import select
 import signal
 import subprocess
@@ -36,9 +34,8 @@ while True:
         ((signal.SIGTERM, signal.SIGHUP), None),
     ],
 )
-def test_the_second_signal_kills(numbers: tuple[int, ...], status: int | None) -> None:
+def test_the_second_signal_kills(numbers, status):
     process = subprocess.Popen([PYTHON, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "begun\n"
         first, *more = numbers
@@ -56,15 +53,14 @@ def test_the_second_signal_kills(numbers: tuple[int, ...], status: int | None) -
         process.communicate()
 
 
-def pending(pid: int) -> bool:
+def pending(pid):
     with Path(f"/proc/{pid}/status").open() as file:
         found = dict(line.split(":\t", 1) for line in file if line.startswith(("SigPnd", "ShdPnd")))
     return any(int(value, 16) for value in found.values())
 
 
-def test_under_nohup_the_terminals_end_means_nothing() -> None:
+def test_under_nohup_the_terminals_end_means_nothing():
     process = subprocess.Popen([PYTHON, "-c", SUPERVISOR, "ignored"], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGHUP)
@@ -77,7 +73,7 @@ def test_under_nohup_the_terminals_end_means_nothing() -> None:
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored: bool, tmp_path: Path) -> None:
+def test_a_part_inherits_an_ignored_sighup_and_nothing_else(ignored, tmp_path):
     program = f"""
 import os, signal, sys, time
 from pathlib import Path

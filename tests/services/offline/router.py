@@ -1,43 +1,38 @@
 """A fake router that fails on demand."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-Reply = Callable[["Router", web.Request, int], Awaitable[web.StreamResponse]]
 
-
-def completion(text: str) -> dict[str, object]:
+def completion(text):
     """Return a response body of /v1/completions."""
     choice = {"index": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
 
 
-async def ok(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def ok(router, request, seen):
     del router, seen
     return web.json_response(completion(str((await request.json())["prompt"])))
 
 
-async def full(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def full(router, request, seen):
     """Respond with 503 twice, then with a completion."""
     if seen > 2:
         return await ok(router, request, seen)
     return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
 
 
-async def bad(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def bad(router, request, seen):
     del router, request, seen
     return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
 
 
-async def broken(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def broken(router, request, seen):
     """Break the connection without a response."""
     del router, seen
     if request.transport is not None:
@@ -45,7 +40,7 @@ async def broken(router: Router, request: web.Request, seen: int) -> web.StreamR
     return web.Response()
 
 
-async def held(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def held(router, request, seen):
     """Respond when `released` is set."""
     router.held += 1
     if router.held == router.crowd:
@@ -55,7 +50,7 @@ async def held(router: Router, request: web.Request, seen: int) -> web.StreamRes
     return await ok(router, request, seen)
 
 
-async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
+async def _stream(request, *pieces):
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     for piece in pieces:
@@ -64,31 +59,31 @@ async def _stream(request: web.Request, *pieces: bytes) -> web.StreamResponse:
     return response
 
 
-async def streamed(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def streamed(router, request, seen):
     """Stream two events, with comments between them and splits in awkward places."""
     del router, seen
     pieces = b": keep-alive\n\n", b'data: {"te', b'xt": "a"}\n', b"\n: keep-alive", b"\n\n"
     return await _stream(request, *pieces, b'data: {"text": "b"}\r\n\r\n', b"data: [DONE]\n\n")
 
 
-async def garbled(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def garbled(router, request, seen):
     del router, seen
     return await _stream(request, b"data: oops\n\n")
 
 
-async def endless(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def endless(router, request, seen):
     """Stream a line without an end."""
     del router, seen
     return await _stream(request, b"data: ", b"x" * 2048)
 
 
-async def halves(router: Router, request: web.Request, seen: int) -> web.StreamResponse:
+async def halves(router, request, seen):
     """Respond with a completion that ends inside a surrogate pair."""
     del router, request, seen
     return web.json_response(completion("\ud83d"))
 
 
-REPLIES: dict[str, Reply] = {
+REPLIES = {
     "full": full,
     "bad": bad,
     "broken": broken,
@@ -114,7 +109,7 @@ class Router:
     crowded: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request):
         prompt = str((await request.json())["prompt"])
         self.seen[prompt] += 1
         self.keys.add(request.headers.get("Authorization", ""))
@@ -127,12 +122,12 @@ class Router:
             self.under_way -= 1
 
 
-async def _models(request: web.Request) -> web.StreamResponse:
+async def _models(request):
     return web.json_response({"data": [{"id": "m"}]})
 
 
 @asynccontextmanager
-async def router() -> AsyncIterator[Router]:
+async def router():
     one = Router()
     app = web.Application()
     app.router.add_post("/v1/completions", one.answer)

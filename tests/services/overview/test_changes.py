@@ -1,5 +1,3 @@
-"""Changes between two sets of rows, in words."""
-
 from baton.services.overview.changes import BAD, INFO, changes
 from baton.services.overview.workers import Row
 

@@ -1,7 +1,3 @@
-"""The arguments of build_pd_openai_app: Ray's are used, ignored with a warning, or refused."""
-
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,13 +11,13 @@ from baton.services.ray.serve_args import read
 from harness.deployment import MODEL
 
 KV = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-SIDE: dict[str, Any] = {
+SIDE = {
     "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
     "engine_kwargs": {"max_num_seqs": 4, "kv_transfer_config": KV},
 }
 
 
-def args(prefill: Any = SIDE, decode: Any = SIDE, **more: Any) -> dict[str, Any]:
+def args(prefill=SIDE, decode=SIDE, **more):
     return {"prefill_config": prefill, "decode_config": decode, **more}
 
 
@@ -49,29 +45,27 @@ class LLMConfig(BaseModel, validate_assignment=True):
     deployment_config: dict[str, Any] = {}
     accelerator_config: Accelerator | None = None
 
-    def model_post_init(self, _context: Any) -> None:
+    def model_post_init(self, _context):
         self.accelerator_config = Accelerator(kind="gpu")
 
 
-def an_object() -> LLMConfig:
+def an_object():
     return LLMConfig(**SIDE)
 
 
-def a_file(folder: Path) -> str:
+def a_file(folder):
     path = folder / "side.yaml"
     path.write_text(yaml.safe_dump(SIDE))
     return str(path)
 
 
 @pytest.mark.parametrize("way", ["mapping", "file", "object", "all as an object"])
-def test_every_way_to_give_a_side_is_the_same(
-    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_way_to_give_a_side_is_the_same(way, tmp_path, caplog):
     class Args(BaseModel):
         prefill_config: LLMConfig
         decode_config: LLMConfig
 
-    given: Any = {
+    given = {
         "mapping": args,
         "file": lambda: args(a_file(tmp_path), Path(a_file(tmp_path))),
         "object": lambda: args(an_object(), an_object()),
@@ -86,7 +80,7 @@ def test_every_way_to_give_a_side_is_the_same(
     assert not caplog.records
 
 
-def test_encode_workers_are_there_if_they_are_configured() -> None:
+def test_encode_workers_are_there_if_they_are_configured():
     assert "encode" not in read(args()).options
     side = {"model_loading_config": {"model_id": "demo", "model_source": str(MODEL)}}
     found = read(args(side, side, encode_config={"deployment_config": {"num_replicas": 2}}))
@@ -94,7 +88,7 @@ def test_encode_workers_are_there_if_they_are_configured() -> None:
     assert found.settings.engine_of("encode").model == str(MODEL)
 
 
-def test_serves_options_are_kept_for_serve() -> None:
+def test_serves_options_are_kept_for_serve():
     class Scaling(BaseModel):
         min_replicas: int = 1
         max_replicas: int = 1
@@ -115,7 +109,7 @@ def test_serves_options_are_kept_for_serve() -> None:
     }
 
 
-def test_what_has_no_meaning_is_ignored_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_has_no_meaning_is_ignored_in_one_warning(caplog):
     side = {
         **SIDE,
         "model_loading_config": {**SIDE["model_loading_config"], "tokenizer_source": "org/other"},
@@ -149,13 +143,13 @@ def test_what_has_no_meaning_is_ignored_in_one_warning(caplog: pytest.LogCapture
     assert "accelerator_config" not in record.getMessage()
 
 
-def test_a_mirror_that_names_no_bucket_leaves_the_models_name() -> None:
+def test_a_mirror_that_names_no_bucket_leaves_the_models_name():
     loading = {"model_id": str(MODEL), "model_source": {"bucket_uri": None, "extra_files": []}}
     side = {**SIDE, "model_loading_config": loading}
     assert read(args(side, side)).settings.engine_of("prefill").model == str(MODEL)
 
 
-def loading(source: Any) -> dict[str, Any]:
+def loading(source):
     return {"model_loading_config": {"model_id": "demo", "model_source": source}}
 
 
@@ -200,7 +194,7 @@ def loading(source: Any) -> dict[str, Any]:
         (loading("other/model"), "name different models"),
     ],
 )
-def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_done_is_refused(more, said):
     test_arguments_are_refused_in_one_line(args({**SIDE, **more}, security={"plain_ranks": True}), said)
 
 
@@ -214,7 +208,7 @@ def test_what_cannot_be_done_is_refused(more: dict[str, Any], said: str) -> None
         (args(ingress_config={}), "unknown key 'ingress_config'; did you mean 'ingress_deployment_config'"),
     ],
 )
-def test_arguments_are_refused_in_one_line(given: Any, said: str) -> None:
+def test_arguments_are_refused_in_one_line(given, said):
     with pytest.raises(ConfigError) as caught:
         read(given)
     assert said in str(caught.value)

@@ -233,11 +233,7 @@ async def test_the_only_worker_is_asked_again(cluster):
 
 @pytest.mark.parametrize(
     ("code", "trouble"),
-    [
-        (Failed.CODE_FULL, "full"),
-        (Failed.CODE_STAGING, "refused"),
-        (Failed.CODE_DRAINING, "refused"),
-    ],
+    [(Failed.CODE_FULL, "full"), (Failed.CODE_STAGING, "refused"), (Failed.CODE_DRAINING, "refused")],
 )
 async def test_refusals_use_up_no_attempt(cluster, code, trouble):
     cluster.remake(max_attempts=1)

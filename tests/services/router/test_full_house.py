@@ -1,5 +1,3 @@
-"""Requests that wait because all workers are full."""
-
 import time
 from dataclasses import replace
 

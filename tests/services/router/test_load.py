@@ -1,5 +1,3 @@
-"""A router counts its load for the autoscaler."""
-
 from array import array
 
 import pytest

@@ -1,5 +1,3 @@
-"""The series of workers and tenants stay bounded while these come and go."""
-
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.attempts import Attempt

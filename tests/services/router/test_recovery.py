@@ -1,5 +1,3 @@
-"""The next step after a failure, and the back-off."""
-
 import pytest
 
 from baton.services.router.recovery import (

@@ -24,11 +24,7 @@ async def test_prefill_then_decode(cluster):
     prefill, decode = await cluster.pair()
     right(await cluster.ask(PROMPT), PROMPT, 8)
     [first], [second] = prefill.seen.starts, decode.seen.starts
-    assert (first.phase, list(first.output_token_ids), first.HasField("source")) == (
-        PHASE_PREFILL,
-        [],
-        False,
-    )
+    assert (first.phase, list(first.output_token_ids), first.HasField("source")) == (PHASE_PREFILL, [], False)
     assert (second.phase, list(second.output_token_ids)) == (PHASE_DECODE, [])
     source = second.source
     assert (source.worker_id, source.address) == (prefill.worker_id, prefill.address)

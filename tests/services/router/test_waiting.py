@@ -1,5 +1,3 @@
-"""The waiting room: turns, limits, classes and the expected wait."""
-
 import asyncio
 import random
 

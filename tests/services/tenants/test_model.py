@@ -1,9 +1,4 @@
-"""Key books, their errors, and cache salts."""
-
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -26,11 +21,11 @@ SHA = "a" * 64
 KEY = {"tenant": "acme", "sha256": SHA}
 
 
-def caller(tenant: str, **settings: Any) -> Caller:
+def caller(tenant, **settings):
     return Caller("a key", tenant, Limits(), Tenant(**settings))
 
 
-def test_a_secret_has_256_random_bits_and_only_its_hash_is_in_the_book() -> None:
+def test_a_secret_has_256_random_bits_and_only_its_hash_is_in_the_book():
     secrets = {new_secret() for _ in range(100)}
     assert len(secrets) == 100
     assert {len(one) for one in secrets} == {len("baton-") + 43}  # 6 bits a character
@@ -40,7 +35,7 @@ def test_a_secret_has_256_random_bits_and_only_its_hash_is_in_the_book() -> None
     assert book.callers()[digest(secret.encode())].key == "k"
 
 
-def test_a_tenant_that_is_not_listed_has_no_limits() -> None:
+def test_a_tenant_that_is_not_listed_has_no_limits():
     book = book_of({"tenants": {"acme": {"concurrency": 3, "priority": 5}}, "keys": {"a": KEY}})
     assert book.callers()[bytes.fromhex(SHA)].settings == Tenant(concurrency=3, priority=5)
     other = book_of({"keys": {"a": {**KEY, "tenant": "other", "requests_per_s": 2}}})
@@ -63,7 +58,7 @@ def test_a_tenant_that_is_not_listed_has_no_limits() -> None:
         ({"keys": {"a": KEY, "b": KEY}}, "keys 'a' and 'b' have the same sha256"),
     ],
 )
-def test_an_invalid_book_is_reported_in_one_line_without_values(content: Any, said: str) -> None:
+def test_an_invalid_book_is_reported_in_one_line_without_values(content, said):
     with pytest.raises(BookError) as error:
         book_of(content)
     assert re.search(said.replace("?", r"\?"), str(error.value)), str(error.value)
@@ -71,7 +66,7 @@ def test_an_invalid_book_is_reported_in_one_line_without_values(content: Any, sa
     assert "c4nary" not in str(error.value)
 
 
-def test_edits() -> None:
+def test_edits():
     book = Book().with_key("a", ApiKey(**KEY)).with_tenant("acme", Tenant(priority=2))
     with pytest.raises(BookError, match="there is a key 'a' already"):
         book.with_key("a", ApiKey(**{**KEY, "sha256": "b" * 64}))
@@ -85,7 +80,7 @@ def test_edits() -> None:
     assert book.without_key("a").tenant("acme").priority == 2
 
 
-def test_salts_keep_tenants_apart() -> None:
+def test_salts_keep_tenants_apart():
     acme, globex, shared = caller("acme"), caller("globex"), caller("initech", cache_salt=False)
     salts = [
         *(salted(who, own) for who in (acme, globex) for own in (None, "x", "y")),
@@ -99,6 +94,6 @@ def test_salts_keep_tenants_apart() -> None:
     assert not {salted(who, salt) for who in (globex, shared) for salt in salts} & {salts[0], salts[1]}
 
 
-def test_without_tenants_the_salt_is_the_client_s_own() -> None:
+def test_without_tenants_the_salt_is_the_client_s_own():
     assert salted(ANYBODY, None) is None
     assert salted(ANYBODY, "x") == "x"

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import time
-from typing import Protocol
 
 import httpx
 
@@ -38,10 +37,6 @@ def run_scheduler(address):
     # where it finds no room, and that one may be older than half of a test's pair.
     service.Settling = lambda _settle_s: Settling(0.0)
     asyncio.run(service.serve(SchedulerSettings(address=address, **SCHEDULER)))
-
-
-class StartRouter(Protocol):
-    def __call__(self, folder, environment=None, **settings): ...
 
 
 class Site:

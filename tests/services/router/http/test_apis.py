@@ -193,11 +193,7 @@ async def test_the_fields_of_anthropics_clients_are_accepted(site):
         )
         assert got.role == "assistant"
         assert got.usage.output_tokens == 8
-        counted = await client.messages.count_tokens(
-            model=MODEL,
-            messages=ASKED["messages"],
-            system=[cached],
-        )
+        counted = await client.messages.count_tokens(model=MODEL, messages=ASKED["messages"], system=[cached])
         assert counted.input_tokens > 0
 
 

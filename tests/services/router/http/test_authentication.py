@@ -1,5 +1,3 @@
-"""The router's authentication: with a key set, only the listed paths are open without one."""
-
 import re
 import socket
 

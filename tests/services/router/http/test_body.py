@@ -1,5 +1,3 @@
-"""A body is read to its end, within a budget that is counted as its bytes arrive."""
-
 import json
 import time
 from itertools import pairwise

@@ -1,5 +1,3 @@
-"""Test how answers end on each API: cut or stopped, with thoughts and tool calls, streamed or whole."""
-
 import json
 
 import openai

@@ -49,11 +49,7 @@ def envoy(text, folder):
     return ["envoy", "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "-l", "error"]
 
 
-PROXIES = {
-    "nginx": ("nginx", nginx),
-    "haproxy": ("haproxy", haproxy),
-    "envoy": ("yaml", envoy),
-}
+PROXIES = {"nginx": ("nginx", nginx), "haproxy": ("haproxy", haproxy), "envoy": ("yaml", envoy)}
 
 
 def page(language):

@@ -1,7 +1,5 @@
 """A router process accepts connections for a second one, which never runs here and has its own port."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ class Process:
     server: Server
     port: int
     other_port: int  # port of the process that does not run
-    clients: list[Client] = field(default_factory=list)
+    clients: list = field(default_factory=list)
 
     def client(self, port):
         self.clients.append(Client(port))

@@ -1,5 +1,3 @@
-"""The cost and the time of a request, as clients, the log and the metrics show them."""
-
 import json
 import re
 import time
@@ -120,7 +118,6 @@ async def test_each_request_has_a_log_line(site, members, http):
     assert "decode_ms=" in line
     assert "tenant=None class=interactive status=200" in line
     shown = re.search(r" ttft_ms=([0-9.]+) .* stages_ms=(\{.*\})", line)
-    assert shown is not None
     stages = json.loads(shown[2].replace("'", '"'))
     assert sum(stages.values()) == pytest.approx(float(shown[1]), abs=1.0)
     assert "status=400 tenant=None path=/v1/completions" in site.process.text

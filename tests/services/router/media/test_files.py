@@ -1,11 +1,8 @@
-"""Fetching images by URL, from a real server, and refusing to reach anything else."""
-
 import asyncio
 import socket
 
 import pytest
 from aiohttp import web
-from yarl import URL
 
 from baton.services.config import MediaSettings
 from baton.services.router.errors import Unsupported
@@ -141,14 +138,7 @@ async def test_the_door_fetches_each_url_once_and_bounds_their_sum(site):
 
 @pytest.mark.parametrize(
     "addresses",
-    [
-        ["127.0.0.1"],
-        ["8.8.8.8", "10.0.0.1"],
-        ["169.254.169.254"],
-        ["::1"],
-        ["::ffff:127.0.0.1"],
-        ["fd00::1"],
-    ],
+    [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["169.254.169.254"], ["::1"], ["::ffff:127.0.0.1"], ["fd00::1"]],
 )
 async def test_a_name_with_an_address_that_is_not_public(site, names, addresses):
     names["images.example.com"] = addresses
@@ -205,7 +195,6 @@ def test_urls_that_are_not_fetched(url, why):
 )
 def test_urls_that_are_fetched(url):
     parsed = check_url(url, ["images.example.com", "files.example.com:8080"])
-    assert isinstance(parsed, URL)
     assert not parsed.fragment
 
 

@@ -1,5 +1,3 @@
-"""Test who may see the live page and act on it, and how often a key may be tried."""
-
 import pytest
 
 from baton.services.router.ops import access as module

@@ -1,5 +1,3 @@
-"""The live page's events: changes of the fleet, the scheduler and requests, in words."""
-
 from baton.services.overview.changes import BAD, INFO, WARNING
 from baton.services.router.ops.events import KEPT, Events
 from tests.services.overview.test_changes import row

@@ -1,5 +1,3 @@
-"""KV moved between workers, summed over a window."""
-
 from baton.services.router.ops.flows import MOST_PAIRS, WINDOW_S, Flows
 from harness.scheduling import Clock
 from tests.services.router.ops.records import record

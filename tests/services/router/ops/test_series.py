@@ -1,5 +1,3 @@
-"""Samples: quantiles and rates of the last ten seconds, in a bounded list."""
-
 from array import array
 
 import pytest
@@ -77,7 +75,7 @@ def test_quantiles_of_buckets():
     assert quantile(counted.counts, SECONDS, 1.0) == pytest.approx(2 * SECONDS[-1])
 
 
-def test_loads_of_several_models_are_one() -> None:
+def test_loads_of_several_models_are_one():
     counts = [RouterCounts() for _ in range(2)]
     for one, tokens in zip(counts, (3, 900), strict=True):
         state = RequestState("r", "r", b"", tokens, 8, 2048, 0.0)

@@ -1,5 +1,3 @@
-"""The live page's server: access, feed, requests, and actions on a real scheduler."""
-
 import json
 import logging
 

@@ -1,5 +1,3 @@
-"""vLLM's front-end arguments are parsed as vLLM parses them, or refused with advice."""
-
 import dataclasses
 import re
 import warnings
@@ -85,10 +83,7 @@ def test_both_spellings_and_every_kind_of_value():
             {"ssl-keyfile": "x"},
             "ssl-keyfile is not for you to set: end TLS at a proxy in front of the router",
         ),
-        (
-            {"reasoning_parser": "hf"},
-            "reasoning_parser is not for you to set: use engine.reasoning_parser",
-        ),
+        ({"reasoning_parser": "hf"}, "reasoning_parser is not for you to set: use engine.reasoning_parser"),
         (
             {"max_model_len": 5},
             "max_model_len is an argument of vLLM's engine: use engine.extra.max_model_len",

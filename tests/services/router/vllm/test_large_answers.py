@@ -1,5 +1,3 @@
-"""Large answers equal vLLM's, and do not block other streams."""
-
 import asyncio
 import json
 import time

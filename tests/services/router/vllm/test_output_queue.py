@@ -1,5 +1,3 @@
-"""The queue of outputs to the front end."""
-
 import asyncio
 import time
 

@@ -1,5 +1,3 @@
-"""The limits of stored responses (number, bytes, age), and which are dropped first."""
-
 from types import SimpleNamespace
 
 import pytest
