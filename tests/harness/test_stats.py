@@ -1,4 +1,3 @@
-import json
 import subprocess
 
 import pytest
@@ -29,14 +28,6 @@ def test_a_result_names_its_commit_and_whether_the_tree_was_changed(tmp_path):
         assert stats.tree(tmp_path) == {**clean, "dirty": True}
         git(tmp_path, "checkout", "-q", "code")
         (tmp_path / "untracked").unlink(missing_ok=True)
-
-
-def test_every_result_has_them(tmp_path, monkeypatch):
-    known = {"commit": "abc", "dirty": False}
-    monkeypatch.setattr(stats, "tree", lambda: known)
-    saved = json.loads(stats.save("one", {"figure": 1}, tmp_path).read_text())
-    assert saved["tree"] == known
-    assert saved["figure"] == 1
 
 
 def test_a_result_has_its_command(monkeypatch):

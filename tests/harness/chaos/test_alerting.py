@@ -1,8 +1,6 @@
-import json
-
 from bench import faults
 from deploy.boards.alerts import ALERTS
-from harness.chaos.alerting import GOAL_S, NAMED, UNHEARD, Heard, Quiet
+from harness.chaos.alerting import NAMED, UNHEARD
 from harness.chaos.faults import FAULTS
 
 
@@ -22,23 +20,3 @@ def test_each_fault_is_in_one_deployment():
 
 def test_the_page_is_up_to_date():
     assert faults.PAGE.read_text() == faults.page(), "run `python -m bench faults --page`"
-
-
-def test_a_fault_measured_alone_leaves_the_others_their_figures(tmp_path):
-    decode, redis = Heard("kill-decode", "W", 1.0, 9.0), Heard("kill-redis", "S", 2.0, 8.0)
-    faults._save([decode, redis], Quiet(1800), tmp_path)
-    faults._save([Heard("kill-redis", "S", 3.0, 7.0)], Quiet(20, {"BatonWorkerLost": 1}), tmp_path)
-    kept = json.loads((tmp_path / "fault-catalogue.json").read_text())
-    noticed = {one["fault"]: one["noticed_s"] for one in kept["faults"]}
-    assert noticed == {"kill-decode": 1.0, "kill-redis": 3.0}
-    healthy = {"seconds": 1800, "alerts": {"BatonWorkerLost": 1}}  # not hidden by the longer time
-    assert kept["healthy"] == healthy
-    faults._save([], Quiet(1801), tmp_path)
-    kept = json.loads((tmp_path / "fault-catalogue.json").read_text())
-    assert kept["healthy"] == {"seconds": 1801, "alerts": {}}
-
-
-def test_an_alert_that_does_not_come_or_is_late_is_not_good():
-    assert Heard("kill-decode", "BatonWorkerLost", 5.0, 5.0 + GOAL_S).good
-    assert not Heard("kill-decode", "BatonWorkerLost", 5.0, 5.1 + GOAL_S).good
-    assert not Heard("kill-decode", "BatonWorkerLost", None, None).good

@@ -1,8 +1,6 @@
-"""The placing plan and an operator's drain on real schedulers without engines, and their checks."""
+"""The placing plan on real schedulers without engines, and its checks."""
 
-import asyncio
 import contextlib
-import random
 from dataclasses import replace
 
 import grpc.aio
@@ -14,14 +12,11 @@ from baton.protos import scheduler_pb2_grpc
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.service import SchedulerServer
 from baton.scheduler.types import Booking
-from baton.scheduler.worker_session import WorkerSession
-from harness.chaos.faults import FAULTS, Act
 from harness.chaos.placing import Placing, registered
 from harness.chaos.placing_judge import Left, Placed, Workers
 from harness.chaos.site import Site
 from harness.chaos.victims import Part, Shape
-from harness.scheduling import Options, capacity, identity, place, until
-from harness.support import PATIENCE
+from harness.scheduling import Options, capacity, place, until
 from tests.harness.chaos.test_chaos import idle
 
 # -- the checker of placements
@@ -110,13 +105,6 @@ def test_placements_are_judged():
         assert not one.good
 
 
-def test_latencies_are_reported_during_faults_and_between_them():
-    one = Placed("p", 1, 500, 20, 2, 2)
-    one.add([(1.0, 1.1), (2.9, 3.1), (3.5, 3.6), (3.9, 5.0), (5.0, 5.2)], [(3.0, 4.0)])
-    assert (one.calm.count, one.disturbed.count) == (2, 3)
-    assert (one.calm.max_ms, one.disturbed.max_ms) == (200.0, 1100.0)
-
-
 class _Schedulers(Site):
     """A scheduler that the test started."""
 
@@ -170,66 +158,3 @@ async def test_placements_come_at_a_rate_and_leave_nothing(tmp_path):
 
 async def _nothing(site):
     return not Left.of(await site.describe_each()).any
-
-
-# -- a drain by an operator
-
-
-class _Life(Part):
-    """A worker without an engine that registers at each start and ends when it is told to drain."""
-
-    lives = 0
-    unnamed = False  # restarts share no name, so a drain does not apply to the next one
-    greedy = False  # takes requests after its restart although it is drained
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def worker_id(self):
-        return f"{self.name}.{self.lives}"
-
-    def start(self):
-        self.lives += 1
-        self.wanted = True
-        self.task = asyncio.create_task(self._live())
-
-    async def ended(self, within_s=10.0):
-        await asyncio.wait_for(asyncio.shield(self.task), within_s * PATIENCE)
-        return 0
-
-    async def _live(self):
-        one = identity(self.worker_id, pb.ROLE_PREFILL)
-        one.name = "" if self.unnamed else self.name
-        busy = pb.WorkerLoad(running=int(self.greedy and self.lives > 1))
-        async with SchedulerClient(self.site.scheduler_address) as client:
-            session = WorkerSession(client, one, lambda: busy)
-            await session.start(5.0)
-            await session.ready(one.capacity)
-            await session.draining.wait()
-            await session.close()
-
-
-@pytest.mark.parametrize(
-    ("flaw", "noticed"), [("", ""), ("unnamed", "is not drained after"), ("greedy", "is drained but has")]
-)
-async def test_an_operators_drain_holds_the_next_life(flaw, noticed, tmp_path, monkeypatch):
-    if flaw == "unnamed":
-        monkeypatch.setattr("harness.chaos.site.START_S", 0.5)
-    async with _scheduled(tmp_path) as site, SchedulerClient(site.scheduler_address) as client:
-        worker = _Life("prefill-0", "prefill", {}, site)
-        if flaw:
-            setattr(worker, flaw, True)
-        site.parts.append(worker)
-        worker.start()
-        watching = asyncio.create_task(site._watch())
-        await site.whole(10.0 * PATIENCE)
-        first = worker.worker_id
-        act = Act(site, None, random.Random(1), "any", 0.2)
-        with pytest.raises(AssertionError, match=noticed) if noticed else contextlib.nullcontext():
-            await FAULTS["operator-drain"].run(act)
-        assert worker.worker_id != first
-        assert not (await client.describe()).drained
-        await site.whole(10.0 * PATIENCE)
-        assert not site.crashes
-        watching.cancel()
-        worker.task.cancel()
-        await asyncio.gather(watching, worker.task, return_exceptions=True)

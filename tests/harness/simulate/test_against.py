@@ -1,6 +1,4 @@
 import asyncio
-import itertools
-import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -14,10 +12,10 @@ from baton.services.simulate.loop import VirtualLoop, run
 from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
 from baton.services.simulate.traces import Conversations
 from baton.services.simulate.worker import SimulatedWorker
-from harness.simulate.baselines import POLICIES, RoundRobin
-from harness.simulate.compare import compare, named, weighted
+from harness.simulate.baselines import POLICIES
+from harness.simulate.compare import compare
 from harness.simulate.measure import Sizes, measure
-from harness.simulate.validate import CHATS, drive, errors
+from harness.simulate.validate import CHATS, drive
 
 PACE = Pace(
     prefill=[(0, 0.01), (256, 0.1124)],
@@ -110,10 +108,6 @@ def test_requests_continue_their_conversations(monkeypatch):
     assert len(follow) > 5
 
 
-def test_errors_are_in_per_cent():
-    assert errors({"a": 200.0, "b": 50}, {"a": 150.0, "b": 60}) == {"a": -25.0, "b": 20.0}
-
-
 def test_every_policy_works_and_has_its_character():
     setup = Setup(Split(3, 3), PROFILE, SchedulerSettings(), warm_share=0.0)
     found = compare(
@@ -127,19 +121,3 @@ def test_every_policy_works_and_has_its_character():
     shares = {name: one["computed_share"] for name, one in figures.items()}
     assert max(shares["longest prefix"], shares["Baton"]) < min(shares["random"], shares["round robin"])
     assert {one["known_share"] for name, one in figures.items() if not POLICIES[name][1]} == {0.0}
-
-
-def test_round_robin_takes_turns():
-    picker = RoundRobin(SchedulerSettings())
-    scored = [(SimpleNamespace(role=1, worker_id=name), 0.5) for name in "abc"]
-    other = [(SimpleNamespace(role=2, worker_id="d"), 0.5)]
-    draw = random.Random(0)
-    picked = [picker.pick(one, draw).worker_id for one in itertools.chain([scored] * 4, [other], [scored])]
-    assert picked == ["a", "b", "c", "a", "d", "b"]
-
-
-def test_arms_are_selected_by_name():
-    assert list(named([])) == list(POLICIES)
-    with pytest.raises(SystemExit, match=r"no policy 'baton'; there are: random"):
-        named(["baton"])
-    assert len({repr(policy) for policy, _ in weighted().values()}) == len(weighted())
