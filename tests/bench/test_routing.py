@@ -3,6 +3,7 @@ import json
 from aiohttp import web
 
 from bench.routing import LETTERS, Load, chatted
+from harness.serving import serving
 
 LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4, think_s=0.001)
 
@@ -31,16 +32,9 @@ class Server:
 
 async def asked(seed):
     """Run the chats of a seed. Return all prompts, and their lengths in the order of the answers."""
-    server, app = Server(), web.Application()
-    app.router.add_post("/v1/completions", server.complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        sent = await chatted(url, LOAD, seed)
-    finally:
-        await runner.cleanup()
+    server = Server()
+    async with serving(server.complete) as place:
+        sent = await chatted(f"http://{place}", LOAD, seed)
     return server.prompts, [length for length, _ in sent]
 
 

@@ -30,6 +30,7 @@ from harness.chaos.questions import Case, Questions
 from harness.chaos.site import Site
 from harness.chaos.victims import Part, Shape
 from harness.fake_worker import until
+from harness.serving import serving
 from harness.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
@@ -194,7 +195,6 @@ class _Server:
         self.events = []
         self.refuse = 0  # first requests that get 503
         self.calls = 0
-        self.port = free_port()
 
     async def answer(self, request):
         self.calls += 1
@@ -206,19 +206,6 @@ class _Server:
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
-
-
-@contextlib.asynccontextmanager
-async def _serving(server):
-    app = web.Application()
-    app.router.add_post("/v1/completions", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", server.port).start()
-    try:
-        yield
-    finally:
-        await runner.cleanup()
 
 
 def _event(ids, reason=None):
@@ -239,11 +226,14 @@ async def test_the_load_reads_streams_and_judges_them(events, fate, monkeypatch)
     server = _Server()
     server.events, server.refuse = events, 2
     site = Site(Shape(), Path("/nowhere"))
-    site.parts.append(Part("router-0", "router", {"router": {"port": server.port}}, site))
     known = Questions({(1, 2): list(range(100, 400))})
     monkeypatch.setattr(known, "draw", lambda _, **__: Case((1, 2), 16, stream=True))
-    async with _serving(server) if events else contextlib.nullcontext(), Load(site, known, 1, "s") as load:
-        await until(lambda: load.over, "an answer is over", 10.0)
+    nowhere = contextlib.nullcontext(f"127.0.0.1:{free_port()}")
+    async with serving(server.answer) if events else nowhere as place:
+        port = int(place.partition(":")[2])
+        site.parts.append(Part("router-0", "router", {"router": {"port": port}}, site))
+        async with Load(site, known, 1, "s") as load:
+            await until(lambda: load.over, "an answer is over", 10.0)
     one = load.over[0]
     assert judge(one, load.expected(one))[0] is fate
     if events:

@@ -1,10 +1,9 @@
 import itertools
-import subprocess
 from contextlib import contextmanager
 
 from baton.security.authority import Authority
 from baton.security.names import Role
-from harness.support import BATON, CALL_S, eventually, free_port
+from harness.support import CALL_S, eventually, free_port
 from harness.zygote import shared
 
 _numbers = itertools.count()
@@ -61,13 +60,7 @@ def test_from_an_empty_folder_to_a_status_over_tls(tmp_path):
         code, said = baton(tmp_path, "status", *secure("router"))
         assert code == 1
         assert "is for a router of topic 'baton', not for an operator" in said
-        shown = subprocess.run(
-            [BATON, "status", *secure("operator")],
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
+        shown = shared().command("status", *secure("operator"))
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "(no worker)" in shown.stdout
         listed = baton(tmp_path, "ca", "tokens", ca)[1].splitlines()

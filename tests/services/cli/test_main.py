@@ -11,7 +11,8 @@ import pytest
 
 import baton
 from baton.services.engine.args import VLLM_VERSION
-from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, full_pipe, listening
+from harness.support import BATON, CALL_S, IGNORING, PYTHON, eventually, free_port, full_pipe, listening, ran
+from harness.zygote import shared
 
 INTERRUPTED = 130
 
@@ -80,7 +81,7 @@ def watching(scheduler, terminal="xterm", file=None, by=()):
 
 
 def test_version_of_baton_and_of_vllm():
-    done = subprocess.run([BATON, "--version"], capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = ran(BATON, "--version")
     assert done.stdout == f"baton {baton.__version__} (vLLM {VLLM_VERSION})\n"
 
 
@@ -99,8 +100,8 @@ entry.main()
 
 
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback():
-    done = subprocess.run([PYTHON, "-c", WHILE_IMPORTED], capture_output=True, timeout=CALL_S, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    done = ran(PYTHON, "-c", WHILE_IMPORTED)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("command", [("up",), ("ca", "revoke")], ids=" ".join)
@@ -113,18 +114,15 @@ def test_help_imports_neither_grpc_nor_an_engine(command: tuple[str, ...]) -> No
         f"sys.argv = {['baton', *command, '--help']!r}\n"
         "entry.main()\n"
     )
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = ran(PYTHON, "-c", code, check=True)
     assert "Usage: baton" in done.stdout
     assert done.stdout.endswith("imported: []\n")
 
 
 def test_output_that_cannot_be_printed_is_one_line():
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [BATON, "--version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=CALL_S, check=False
-        )
-    assert done.returncode == 1
-    assert done.stderr == "baton: error: cannot print: No space left on device\n"
+        done = ran(BATON, "--version", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert (done.returncode, done.stderr) == (1, "baton: error: cannot print: No space left on device\n")
 
 
 def test_a_bugs_message_is_printed_last():
@@ -137,10 +135,9 @@ def app():
     raise RuntimeError("a bug")
 command.app = app
 command.main()"""
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith("Traceback")
-    assert done.stderr.splitlines()[-1] == "RuntimeError: a bug"
+    done = ran(PYTHON, "-c", code)
+    first, *_, last = done.stderr.splitlines()
+    assert (done.returncode, first[:9], last) == (1, "Traceback", "RuntimeError: a bug")
 
 
 @pytest.mark.parametrize("closed", [False, True])
@@ -159,15 +156,9 @@ def test_a_process_serves_though_its_logs_are_not_read(closed):
             process.kill()
 
 
-def test_a_dead_proxy_is_not_asked(scheduler):
+def test_a_dead_proxy_is_not_asked(scheduler, tmp_path):
     proxies = dict.fromkeys(("http_proxy", "grpc_proxy", "all_proxy"), f"http://127.0.0.1:{free_port()}")
     for command, said in ((["status"], "requests in flight"), (["drain", "nobody"], "no worker")):
-        done = subprocess.run(
-            [BATON, *command, "--scheduler", scheduler],
-            env={**os.environ, **proxies},
-            capture_output=True,
-            text=True,
-            timeout=CALL_S,
-            check=False,
-        )
-        assert said in done.stdout + done.stderr
+        done = shared().baton(command[0], [*command, "--scheduler", scheduler], tmp_path, environment=proxies)
+        done.wait(CALL_S)
+        assert said in done.text

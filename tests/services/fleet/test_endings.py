@@ -1,12 +1,11 @@
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from baton.services.fleet.endings import ending
-from harness.support import CALL_S, PYTHON
+from harness.support import PYTHON, ran
 
 LIMIT = 256 << 20
 
@@ -67,7 +66,7 @@ try:
 except StartError as error:
     print(error)
 """
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=CALL_S, check=False)
+    done = ran(PYTHON, "-c", code)
     died, ended = done.stdout.splitlines()
     why = "the kernel ended a process because the memory limit of its cgroup, 0.2 GiB, was used up"
     assert died.startswith(f"decode-0 died (signal {signal.SIGKILL.name}: {why}")

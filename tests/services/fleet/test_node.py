@@ -18,6 +18,7 @@ from baton.services.fleet import children, node
 from baton.services.fleet.devices import Cores
 from baton.services.fleet.node import PartOrder
 from harness.support import CALL_S, PYTHON, eventually, free_port, listening
+from harness.zygote import shared
 
 
 class Owner:
@@ -112,17 +113,9 @@ def test_nothing_is_left(owner, how):
 
 
 def test_without_workers_and_orders_the_error_says_what_to_give():
-    done = subprocess.run(
-        [PYTHON, "-m", "baton.services.cli.main", "node"],
-        capture_output=True,
-        text=True,
-        timeout=CALL_S,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
-    )
+    done = shared().command("node")
+    given = "baton: error: give either workers to run (--prefill, --decode, --mixed, --encode)"
+    assert (done.returncode, done.stderr[: len(given)]) == (1, given)
 
 
 def test_a_worker_is_started_again_with_the_role_that_it_was_ordered_last(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.support import CALL_S, PYTHON, eventually
+from harness.support import CALL_S, PYTHON, eventually, ran
 
 SUPERVISOR = """
 import signal, sys
@@ -87,6 +87,5 @@ child.process.join(0.3 if {ignored} else 60)
 print(child.process.exitcode)
 child.process.kill()
 """
-    command = [PYTHON, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = ran(PYTHON, "-c", program, tmp_path, check=True)
     assert done.stdout.strip() == ("None" if ignored else str(-signal.SIGHUP))

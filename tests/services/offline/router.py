@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from harness.serving import serving
+
 
 def completion(text):
     """Return a response body of /v1/completions."""
@@ -110,6 +112,8 @@ class Router:
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m"}]})
         prompt = str((await request.json())["prompt"])
         self.seen[prompt] += 1
         self.keys.add(request.headers.get("Authorization", ""))
@@ -122,23 +126,12 @@ class Router:
             self.under_way -= 1
 
 
-async def _models(request):
-    return web.json_response({"data": [{"id": "m"}]})
-
-
 @asynccontextmanager
 async def router():
     one = Router()
-    app = web.Application()
-    app.router.add_post("/v1/completions", one.answer)
-    app.router.add_get("/v1/models", _models)
-    runner = web.AppRunner(app, shutdown_timeout=1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield one
-    finally:
-        one.released.set()
-        await runner.cleanup()
+    async with serving(one.answer, shutdown_timeout=1) as place:
+        one.url = f"http://{place}"
+        try:
+            yield one
+        finally:
+            one.released.set()

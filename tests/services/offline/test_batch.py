@@ -10,6 +10,7 @@ import pytest
 from baton.services.cli.batch import _key
 from baton.services.config import load
 from baton.services.errors import ConfigError
+from harness import zygote
 from harness.support import BATON, IGNORING, PATIENCE, full_pipe
 
 
@@ -36,7 +37,11 @@ async def end(process):
 
 
 async def run(served, requests, *more):
-    return await end(await start(served, requests, *more))
+    """Run the command in a fork; return its status and what it printed."""
+    answers = requests.with_name("out.jsonl")
+    line = ("batch", requests, answers, "--url", f"{served.url}/v1", *more)
+    done = await asyncio.to_thread(zygote.shared().command, *map(str, line))
+    return done.returncode, done.stderr
 
 
 def answered(requests):

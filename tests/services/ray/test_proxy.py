@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 from starlette.requests import Request
 
-from baton import addresses
 from baton.services.ray.proxy import Proxy
+from harness.serving import serving
 
 MOST = 1 << 20
 STREAMS = 120  # more than aiohttp's default limit of connections
@@ -34,14 +34,9 @@ class Backend:
 @pytest.fixture
 async def backend():
     made = Backend()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield made, addresses.join(*runner.addresses[0][:2])
-    made.end.set()
-    await runner.cleanup()
+    async with serving(made.answer) as address:
+        yield made, address
+        made.end.set()
 
 
 def asked(path, query=b""):

@@ -11,6 +11,7 @@ from baton.services.router.media.files import Fetcher, check_url, is_public
 from baton.services.router.media.parts import Part
 from harness.fake_worker import until
 from harness.pictures import picture, saved
+from harness.serving import serving
 
 FILE = saved(picture())
 
@@ -49,16 +50,9 @@ class Site:
 @pytest.fixture
 async def site():
     one = Site()
-    app = web.Application()
-    app.router.add_get("/{path:.*}", one.answer)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    listener = web.TCPSite(runner, "127.0.0.1", 0)
-    await listener.start()
-    one.port = runner.addresses[0][1]
-    one.host = f"127.0.0.1:{one.port}"
-    yield one
-    await runner.cleanup()
+    async with serving(one.answer, handler_cancellation=True) as one.host:
+        one.port = one.host.partition(":")[2]
+        yield one
 
 
 @pytest.fixture
@@ -198,32 +192,12 @@ def test_urls_that_are_fetched(url):
     assert not parsed.fragment
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
-        *(
-            "224.0.1.1",
-            "255.255.255.255",
-            "240.0.0.1",
-            "192.0.2.1",
-            "198.18.0.1",
-            "::",
-            "::1",
-            "fe80::1%eth0",
-        ),
-        *(
-            "fd00::1",
-            "fec0::1",
-            "ff02::1",
-            "::ffff:10.0.0.1",
-            "::127.0.0.1",
-            "2002:7f00:1::",
-            "64:ff9b::a00:1",
-        ),
-        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
-    ],
-)
+LOCAL = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.1.1
+    255.255.255.255 240.0.0.1 192.0.2.1 198.18.0.1 :: ::1 fe80::1%eth0 fd00::1 fec0::1 ff02::1 ::ffff:10.0.0.1
+    ::127.0.0.1 2002:7f00:1:: 64:ff9b::a00:1 2001:0:4136:e378:8000:63bf:3fff:fdd2"""
+
+
+@pytest.mark.parametrize("address", LOCAL.split())
 def test_addresses_that_are_not_public(address):
     assert not is_public(address)
 
