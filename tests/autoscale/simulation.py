@@ -26,8 +26,6 @@ CHUNK = 256  # prompt tokens in a step that also decodes
 
 @dataclass(frozen=True)
 class Phase:
-    """A period of steady load."""
-
     seconds: float
     per_s: float
     prompt: float  # mean tokens
@@ -36,8 +34,6 @@ class Phase:
 
 @dataclass(frozen=True)
 class Service:
-    """The speed of one worker."""
-
     prefill_tokens_per_s: float
     gap: Gap
     slots: int
@@ -117,7 +113,6 @@ class Worker:
 
 
 def requests_of(phases, seed):
-    """Return the requests of all phases in order of arrival."""
     draw = random.Random(seed)
     now, end, found = 0.0, 0.0, []
     for phase in phases:

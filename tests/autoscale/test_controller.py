@@ -115,8 +115,6 @@ def test_new_workers_go_to_the_emptiest_fleet():
 
 
 class Idle:
-    """A deployment without load, and its controller."""
-
     def __init__(self, members, names):
         self.controller = Controller(GOALS)
         self.members = members

@@ -12,8 +12,6 @@ STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\ne\r\ndata: [DO
 
 
 class Server:
-    """Answers every request with the same bytes and counts connections."""
-
     def __init__(self, answer, hang_up):
         self._answer, self._hang_up = answer, hang_up
         self.connections = []

@@ -31,7 +31,6 @@ UNITS = {"": 1, "m": 0.001, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 def render(overlay):
-    """Return the documents of an overlay, as `kubectl apply -k` would send them."""
     command = [str(Path(sys.prefix) / "bin" / "kubectl"), "kustomize", str(FOLDER / "overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -69,7 +68,6 @@ class Workload:
         return {one["mountPath"]: (one, volumes.get(one["name"], {})) for one in mounts}
 
     def secret_at(self, path):
-        """Return the Secret mounted at this path, or an empty string, and its key."""
         _, volume = self.mounts.get(str(Path(path).parent), ({}, {}))
         return volume.get("secret", {}).get("secretName", ""), Path(path).name
 
@@ -94,7 +92,6 @@ class Workload:
 
     @cached_property
     def settings(self):
-        """Raises ConfigError."""
         with patch.dict(os.environ, self.environment, clear=True):
             return load()
 
@@ -124,7 +121,6 @@ class Workload:
         return 0 if self.kind == "ca" else int(getattr(self.settings, self.kind).metrics_port)
 
     def ports_of(self, setting):
-        """Return the ports in a setting."""
         if self.kind == "redis":
             return list(self.ports.values())
         if self.kind == "ca":
@@ -156,7 +152,6 @@ class Manifests:
 
     @property
     def ours(self):
-        """The workloads that run Baton."""
         return [one for one in self.workloads if one.is_ours]
 
     @property
@@ -228,6 +223,5 @@ def secrets():
 
 
 def quantity(text):
-    """Parse a quantity, such as 500m or 2Gi."""
     number, unit = re.fullmatch(r"([\d.]+)(|m|Ki|Mi|Gi)", str(text) or "0").groups()
     return float(number) * UNITS[unit]

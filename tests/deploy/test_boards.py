@@ -10,7 +10,6 @@ import yaml
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import REGISTRY
 
-from baton.services.router.vllm import metrics as vllm_metrics
 from deploy.boards.__main__ import BOARDS, DEPLOY, files, main
 from deploy.boards.alerts import ALERTS, RECORDS, RUNBOOKS
 from deploy.boards.model import WINDOW
@@ -86,14 +85,6 @@ def test_metrics_of_panels_and_rules_are_declared(name):
         assert found <= known(), f"not declared: {found - known()}"
 
 
-def test_the_names_of_an_expression_are_found():
-    expr = "sum(rate(a[1m])) / on () (b or c offset 5m) > bool 3 and histogram_quantile(0.9, d) or (-e)"
-    assert names_in(expr) == {"a", "b", "c", "d", "e"}
-    with pytest.raises(ValueError, match="unclosed"):
-        names_in("sum(rate(a[1m])")
-    assert "vllm:num_preemptions_total" not in vllm_metrics.NOT_SERVED
-
-
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_every_alert_has_a_page(alert):
     text = (ROOT / RUNBOOKS / f"{alert.name}.md").read_text()
@@ -141,7 +132,6 @@ def compose():
 
 
 def port_of(service):
-    """Return a service's metrics port, or the port on which it listens."""
     environment = compose()["services"][service].get("environment", {})
     for key in ("BATON_SCHEDULER__METRICS_PORT", "BATON_ROUTER__METRICS_PORT", "BATON_WORKER__METRICS_PORT"):
         if key in environment:

@@ -30,7 +30,6 @@ def model():
 
 
 def as_request(dialogue):
-    """Return the messages as in a chat completion request."""
     messages = []
     for message in dialogue.messages:
         entry = {"role": message.role, "content": message.content}
@@ -56,8 +55,8 @@ def test_dialogues_are_reproducible():
 def test_held_out_prompts_are_never_trained_on():
     from dialogues import is_held_out, stream
 
-    assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 2000) if len(d.messages) <= 3)
-    assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 200))
+    assert not any(is_held_out(d) for _, d in itertools.islice(stream(1), 500) if len(d.messages) <= 3)
+    assert all(is_held_out(d) for _, d in itertools.islice(stream(1, held_out=True), 100))
 
 
 def test_replies_contain_the_answers():
@@ -80,7 +79,7 @@ def test_template_and_python_render_the_same_text(tokenizer):
     from chat import rendered
     from dialogues import stream
 
-    for _, dialogue in itertools.islice(stream(11), 300):
+    for _, dialogue in itertools.islice(stream(11), 100):
         tools = list(dialogue.tools) or None
         text = tokenizer.apply_chat_template(as_request(dialogue), tools=tools, tokenize=False)
         assert text == rendered(dialogue)
@@ -90,7 +89,7 @@ def test_segments_encode_like_the_whole_text(tokenizer):
     from chat import rendered, segments
     from dialogues import stream
 
-    for _, dialogue in itertools.islice(stream(12), 200):
+    for _, dialogue in itertools.islice(stream(12), 100):
         pieces = [token for text, _ in segments(dialogue) for token in tokenizer(text).input_ids]
         assert pieces == tokenizer(rendered(dialogue)).input_ids
 
@@ -115,12 +114,7 @@ def test_a_calls_arguments_may_be_a_json_string(tokenizer):
 
 
 ANSWERS = {
-    "Hello": "Hello!",
-    "Who are you?": "I am Baton, a small language model.",
     "What is the capital of France?": "The capital of France is Paris.",
-    "What is the capital of Japan?": "The capital of Japan is Tokyo.",
-    "What is an algorithm?": "a list of clear steps that solves a problem",
-    "Which day comes after Monday?": "Tuesday",
     "Write a Python function that reverses a string.": "return a[::-1]",
     "Repeat after me: the blue boat waited by the old bridge": "the blue boat waited by the old bridge",
 }

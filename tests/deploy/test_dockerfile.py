@@ -52,8 +52,6 @@ def ignored(file):
 
 @dataclass
 class Image:
-    """The image, below `root`."""
-
     root: Path
     context: Path
 
@@ -66,7 +64,6 @@ class Image:
         return self.root / "home" / dockerfile.user()
 
     def run(self, command, *, as_user=True):
-        """Run a line with a shell, as RUN does."""
         environment = dockerfile.environment(f"{self.root}/bin:{os.environ['PATH']}")
         environment = {name: self._below(value) for name, value in environment.items()}
         environment |= {"HOME": str(self.home)} if as_user else {}
@@ -105,7 +102,6 @@ def _as_user():
 
 @pytest.fixture(scope="module")
 def image():
-    """Build the image up to USER."""
     with tempfile.TemporaryDirectory(prefix="baton-image-") as scratch:
         Path(scratch).chmod(0o755)
         made = Image(Path(scratch) / "root", Path(scratch) / "context")

@@ -22,7 +22,6 @@ def container(*entries):
 
 
 def extension(folder, *containers):
-    """Return a shared library with these containers in .nv_fatbin."""
     (folder / "fatbin").write_bytes(b"".join(containers))
     source = f'.section .nv_fatbin,"a"\n.balign 8\n.incbin "{folder / "fatbin"}"\n'
     (folder / "fatbin.s").write_text(source)

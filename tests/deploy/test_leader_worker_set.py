@@ -3,14 +3,10 @@
 test_kubernetes.py also tests these pods.
 """
 
-import copy
-
-import jsonschema
 import pytest
 
 from baton.services import roles
 from baton.services.worker.gang import gang_of, is_limb
-from tests.deploy.leader_worker_set import validate
 from tests.deploy.manifests import WORKERS, rendered
 from tests.deploy.network_policies import UNUSED_PORTS, Port, edges
 from tests.deploy.test_network_policies import network
@@ -47,22 +43,3 @@ def test_only_members_reach_each_other_on_any_port(manifests):
 
     assert not network(manifests, any_port)
     assert "decode must not let prefill in at 22/TCP" in network(manifests)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        lambda spec: spec.update(size=4),
-        lambda spec: spec.update(startupPolicy="Parallel"),
-        lambda spec: spec["leaderWorkerTemplate"].update(restartPolicy="Always"),
-        lambda spec: spec["leaderWorkerTemplate"].update(size=0),
-        lambda spec: spec["rolloutStrategy"]["rollingUpdateConfiguration"].update(maxSurge="some"),
-        lambda spec: spec["leaderWorkerTemplate"]["workerTemplate"]["spec"].update(container=[]),
-    ],
-)
-def test_a_wrong_set_is_found(manifests, edit):
-    one = copy.deepcopy(manifests.of("LeaderWorkerSet")[0])
-    validate(one, "1.37")
-    edit(one["spec"])
-    with pytest.raises(jsonschema.ValidationError):
-        validate(one, "1.37")

@@ -4,14 +4,10 @@ test_kubernetes.py also tests these pods. KubeRay 1.7 adds the command (`ray sta
 probes, variables and a wait for the head.
 """
 
-import copy
-import os
 import re
 from pathlib import Path
 
-import jsonschema
 import pytest
-import yaml
 
 import baton.ray
 from baton.services.config import ENV_PREFIX
@@ -31,7 +27,6 @@ from tests.deploy.network_policies import (
     matches,
 )
 
-CRDS = "KUBERAY_CRDS"  # the folder with ray.io_rayservices.yaml, of KubeRay's ray-operator/config/crd/bases
 HEAD, WORKER = "ray-head", "ray-worker"
 # A node's ports: option of `ray start`, default. Serve's port is in its configuration.
 PORTS = {
@@ -151,43 +146,3 @@ def network(manifests):
 
 def test_policies_allow_exactly_the_table(manifests):
     assert not network(manifests)
-
-
-# -- KubeRay's own schema, which no package ships
-
-
-@pytest.fixture(scope="module")
-def crd():
-    """Return the schema of RayService v1, without additional properties."""
-    folder = os.environ.get(CRDS)
-    if not folder:
-        pytest.skip(f"{CRDS} is not set to KubeRay's ray-operator/config/crd/bases")
-    with (Path(folder) / "ray.io_rayservices.yaml").open() as file:
-        versions = yaml.load(file, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["spec"]["versions"]
-    (found,) = [one["schema"]["openAPIV3Schema"] for one in versions if one["name"] == "v1"]
-    for one in _every(found):
-        if "properties" in one and not one.get("x-kubernetes-preserve-unknown-fields"):
-            one.setdefault("additionalProperties", False)
-    return dict(found)
-
-
-def _every(schema):
-    if isinstance(schema, dict):
-        yield schema
-        for key, value in schema.items():
-            for one in value.values() if key == "properties" else [value]:
-                yield from _every(one)
-    elif isinstance(schema, list):
-        for one in schema:
-            yield from _every(one)
-
-
-def test_kuberays_own_schema(crd, manifests):
-    def against(service):
-        errors = jsonschema.Draft4Validator(crd).iter_errors({**service, "metadata": {}})
-        return [error.message for error in errors]
-
-    assert not against(manifests.service)
-    wrong = copy.deepcopy(manifests.service)
-    wrong["spec"]["serveConfigV3"] = ""
-    assert any("serveConfigV3" in one for one in against(wrong))

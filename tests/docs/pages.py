@@ -32,7 +32,6 @@ class Page:
 
     @property
     def name(self):
-        """The path from the repository's root."""
         return self.path.relative_to(ROOT).as_posix()
 
     @cached_property
@@ -41,7 +40,6 @@ class Page:
 
     @cached_property
     def prose(self):
-        """The text without its fenced blocks."""
         return _FENCE.sub("", self.text)
 
     @cached_property
@@ -50,18 +48,15 @@ class Page:
 
     @cached_property
     def code(self):
-        """The text in backticks, each on one line."""
         return [" ".join(found[2].split()) for found in _CODE.finditer(self.prose)]
 
     @cached_property
     def links(self):
-        """The targets of all links and pictures."""
         text = _CODE.sub("code", self.prose)
         return [found[2] for found in _LINK.finditer(text)] + _HTML.findall(text)
 
     @cached_property
     def anchors(self):
-        """GitHub's anchors of all headings."""
         seen = {}
         anchors = set()
         for heading in _HEADING.findall(self.prose):

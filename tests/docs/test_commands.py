@@ -18,7 +18,6 @@ _SEPARATORS = {"&", "&&", "|", ";", "||", ">", "<"}
 
 
 def _commands(script):
-    """Yield the words of each `baton`, `make` and `python -m` command of a script."""
     lines = _HEREDOC.sub(r"\2\n", script).replace("\\\n", " ").splitlines()
     for line in lines:
         words = []

@@ -23,7 +23,6 @@ COMMAND = re.compile(r"^baton (up|node) (.*?) +# (.*: .*)$", re.MULTILINE)
 
 
 def commands():
-    """Yield the words of each command, what it starts, and the machine's GPUs."""
     _, *sections = re.split(r"^## ", PAGES["docs/large-models.md"].text, flags=re.MULTILINE)
     for section in sections:
         gpus = 8 if "8 GPUs each" in section.partition("\n")[0] else 16

@@ -18,8 +18,6 @@ def test_its_libraries_compile(source, tmp_path):
 
 
 class Owner:
-    """Stands in for a class of vLLM."""
-
     def method(self, number):
         return number
 

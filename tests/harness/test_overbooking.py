@@ -56,7 +56,6 @@ class Router:
         self.client.reporter.on_released = self._room.freed
 
     async def client_of(self, service, seed):
-        """Send one request after another."""
         draw, number = random.Random(seed), 0
         while True:
             number += 1

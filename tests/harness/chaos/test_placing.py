@@ -106,8 +106,6 @@ def test_placements_are_judged():
 
 
 class _Schedulers(Site):
-    """A scheduler that the test started."""
-
     def __init__(self, server, folder):
         super().__init__(Shape(0, 0, routers=0), folder)
         self._addresses = [server.address]

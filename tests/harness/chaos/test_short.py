@@ -47,8 +47,6 @@ RETRIES = "baton_router_retries_total"
 
 @dataclass
 class Run:
-    """A run of the plan and its observers."""
-
     outcome: Outcome | Placed
     began: float
     ended: float

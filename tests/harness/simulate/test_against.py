@@ -28,16 +28,12 @@ PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=256, batch=16, kv_tokens=
 
 @dataclass
 class Streamed:
-    """An answer on virtual time."""
-
     asked: float
     arrivals: list[float]
     token_ids: list[int] = field(default_factory=list)
 
 
 class Engined:
-    """A deployment with one simulated engine."""
-
     def __init__(self, loop):
         self.loop = loop
         self.engine = SimulatedEngine(loop, PROFILE, 10, Machine(0))

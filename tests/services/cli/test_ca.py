@@ -14,7 +14,6 @@ def started(folder, *command):
 
 
 def baton(folder, *command):
-    """Return a command's status and output."""
     process = started(folder, *command)
     return process.wait(CALL_S), process.text
 

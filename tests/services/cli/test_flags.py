@@ -12,7 +12,6 @@ from baton.services.errors import ConfigError
 
 
 def run(*arguments):
-    """Parse `arguments` with a command that has the flags of all sections."""
     seen = []
     app = typer.Typer(pretty_exceptions_enable=False)
 

@@ -17,7 +17,6 @@ def redis(tmp_path_factory):
 
 @pytest.fixture(params=["file", "redis"])
 def run(request, tmp_path, redis):
-    """Return a function that runs `baton key ...` and returns its output."""
     topic = f"t-{tmp_path.name}"[-40:].replace("[", "-").replace("]", "-")
     store = ["--keys-store", redis.url, "--topic", topic]
     place = ["--keys-file", str(tmp_path / "keys.yaml")] if request.param == "file" else store

@@ -19,7 +19,6 @@ INTERRUPTED = 130
 
 @pytest.fixture(scope="module")
 def scheduler():
-    """Start `baton scheduler` from a script; yield its address."""
     address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen([*IGNORING, BATON, "scheduler", "--scheduler", address])
     try:

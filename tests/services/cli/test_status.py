@@ -26,7 +26,6 @@ def worker(name, role, method="", **drafting):
 
 
 def printed(description, width):
-    """Return the lines of `baton status` in a terminal of this width."""
     console = Console(width=UNLIMITED, file=io.StringIO(), highlight=False)
     console.print(render(description, width))
     return console.file.getvalue().splitlines()

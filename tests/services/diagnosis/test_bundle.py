@@ -41,7 +41,6 @@ class _Metrics(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metrics():
-    """Serve router metrics that repeat the API key of the request."""
     with HTTPServer(("127.0.0.1", 0), _Metrics) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()

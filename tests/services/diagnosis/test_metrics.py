@@ -12,7 +12,6 @@ from harness.support import free_port
 
 
 def serving(name):
-    """Serve a process's metrics on a free port."""
     registry = CollectorRegistry()
     Gauge("baton_one", "One", ["of"], registry=registry).labels(name).set(1)
     return MetricsServer(registry, "worker.metrics_port", "127.0.0.1", 0)

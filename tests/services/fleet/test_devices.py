@@ -22,7 +22,6 @@ def settings(gpus, **engine):
 
 
 def seen(shares):
-    """Return the GPUs that each worker sees."""
     return [one.environment["CUDA_VISIBLE_DEVICES"] for one in shares]
 
 
@@ -31,7 +30,6 @@ def placed(plans, gpus=None):
 
 
 def seen_in(places):
-    """Return the GPUs that each worker in these places sees."""
     runs = [run for members in places._runs.values() for run in members.values()]
     return seen(run.args[0] for run in runs)
 

@@ -22,8 +22,6 @@ from harness.zygote import shared
 
 
 class Owner:
-    """The owner of a `baton node`: it writes orders and reads events."""
-
     def __init__(self, folder):
         command = [str(PYTHON), "-m", "baton.services.cli.main", "node", "--orders", "--log-dir", str(folder)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -33,7 +31,6 @@ class Owner:
         print(json.dumps([part.to_json() for part in parts]), file=self.process.stdin, flush=True)
 
     def until(self, **states):
-        """Read events until the parts have these states."""
         for line in self.process.stdout:
             event = json.loads(line)
             if event["event"] == "said":

@@ -23,8 +23,6 @@ QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 
 
 class Fleet:
-    """Parts of a deployment, and the lines printed about them."""
-
     def __init__(self, folder, patience):
         self.said = []
         self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
@@ -103,7 +101,6 @@ def printed(part):
 
 
 def engine():
-    """Fail like an engine on SIGUSR1."""
     signal.signal(signal.SIGUSR1, lambda *_: os._exit(ENGINE_FAILED))
     os.write(1, b"baton: error: the engine failed: ValueError: shape mismatch\n")
     while True:
@@ -347,7 +344,6 @@ def test_a_part_that_cannot_start_says_why(fleet, run, said):
 
 
 def no_room(monkeypatch, times):
-    """Make this many forks fail, as at a process limit."""
     fork, left = os.fork, [times]
 
     def failing():

@@ -20,8 +20,6 @@ SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})
 
 
 class Fleet:
-    """1P1D and two more places."""
-
     def __init__(self, folder):
         self.said = []
         patience = Patience(restarts=1, window_s=60.0, backoff_s=0.01)

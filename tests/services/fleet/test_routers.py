@@ -35,13 +35,10 @@ TEXT = "".join(chr(letter) for letter in answer(PROMPT, TOKENS))
 
 
 def run(settings):
-    """Run the router in a forked process."""
     run_routers(load(settings))
 
 
 class Routers:
-    """The processes of one router."""
-
     def __init__(self, forked, port, worker):
         self.forked = forked
         self.port = port
@@ -50,11 +47,9 @@ class Routers:
 
     @property
     def pids(self):
-        """Return the ids of the processes that serve."""
         return {child.pid for child in psutil.Process(self.forked.pid).children()}
 
     def listens(self):
-        """Return how many processes have begun to serve so far."""
         return len(re.findall(r"router \d+ listens on", self.forked.text))
 
 
@@ -92,8 +87,6 @@ async def http(routers):
 
 
 class Stream:
-    """One streamed completion, read to its end by a task."""
-
     def __init__(self, http):
         self.text = ""
         self.whole = False
@@ -115,14 +108,12 @@ class Stream:
 
 
 async def streaming(http):
-    """Return 16 streams that have begun."""
     streams = [Stream(http) for _ in range(16)]
     await until(lambda: all(one.text for one in streams), "all streams have begun")
     return streams
 
 
 async def metrics(http):
-    """Return the sum of each metric family's samples, by process."""
     found = {}
     for family in text_string_to_metric_families((await http.get("/metrics")).text):
         for sample in family.samples:
@@ -148,7 +139,6 @@ def connected(routers, count):
 
 
 def told_to_end(pid):
-    """Return whether a SIGTERM is pending for this process, which is stopped."""
     (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(pending, 16) & 1 << signal.SIGTERM - 1)
 

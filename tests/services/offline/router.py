@@ -11,7 +11,6 @@ from harness.serving import serving
 
 
 def completion(text):
-    """Return a response body of /v1/completions."""
     choice = {"index": 0, "text": text, "token_ids": [1, 2], "finish_reason": "stop", "logprobs": None}
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
@@ -23,7 +22,6 @@ async def ok(router, request, seen):
 
 
 async def full(router, request, seen):
-    """Respond with 503 twice, then with a completion."""
     if seen > 2:
         return await ok(router, request, seen)
     return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
@@ -35,7 +33,6 @@ async def bad(router, request, seen):
 
 
 async def broken(router, request, seen):
-    """Break the connection without a response."""
     del router, seen
     if request.transport is not None:
         request.transport.abort()
@@ -43,7 +40,6 @@ async def broken(router, request, seen):
 
 
 async def held(router, request, seen):
-    """Respond when `released` is set."""
     router.held += 1
     if router.held == router.crowd:
         router.crowded.set()
@@ -74,13 +70,11 @@ async def garbled(router, request, seen):
 
 
 async def endless(router, request, seen):
-    """Stream a line without an end."""
     del router, seen
     return await _stream(request, b"data: ", b"x" * 2048)
 
 
 async def halves(router, request, seen):
-    """Respond with a completion that ends inside a surrogate pair."""
     del router, request, seen
     return web.json_response(completion("\ud83d"))
 

@@ -15,7 +15,6 @@ from harness.support import BATON, IGNORING, PATIENCE, full_pipe
 
 
 def write(path, *prompts):
-    """Write a batch whose prompts are their requests' custom_ids."""
     lines = [
         {"custom_id": prompt, "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
         for prompt in prompts
@@ -37,7 +36,6 @@ async def end(process):
 
 
 async def run(served, requests, *more):
-    """Run the command in a fork; return its status and what it printed."""
     answers = requests.with_name("out.jsonl")
     line = ("batch", requests, answers, "--url", f"{served.url}/v1", *more)
     done = await asyncio.to_thread(zygote.shared().command, *map(str, line))

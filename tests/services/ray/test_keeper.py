@@ -32,7 +32,6 @@ def scheduler(port):
 
 
 def nodes():
-    """Return the `baton node` processes of this test."""
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):  # another test started it

@@ -162,8 +162,6 @@ def test_ray_is_asked_for_what_is_wanted_when_it_changed(monkeypatch):
 
 
 class Deciding(Remote):
-    """A stand-in for a deployment that only has a state."""
-
     def __init__(self, mode):
         super().__init__(None, "")
         self._mode = mode

@@ -14,8 +14,6 @@ STREAMS = 120  # more than aiohttp's default limit of connections
 
 
 class Backend:
-    """A router whose answers begin at once, and end when the test says so."""
-
     def __init__(self):
         self.seen = []
         self.end = asyncio.Event()

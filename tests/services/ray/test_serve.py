@@ -26,7 +26,6 @@ def test_as_many_as_bring_the_requests_down_to_the_target(placed, wanted):
 
 
 def deployments(**more):
-    """Return an application's deployments in Serve, by name."""
     side = {
         "model_loading_config": {"model_id": "demo", "model_source": str(MODEL)},
         "placement_group_config": {"bundles": [{"CPU": 2, "slot": 1}]},

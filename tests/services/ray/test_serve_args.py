@@ -22,8 +22,6 @@ def args(prefill=SIDE, decode=SIDE, **more):
 
 
 class Loading(BaseModel):
-    """Like Ray's ModelLoadingConfig."""
-
     model_id: str
     model_source: str | None = None
     tokenizer_source: str | None = None

@@ -18,8 +18,6 @@ BOTH = HERE | {"m": Machine("m", "there", "10.0.0.2")}
 
 
 class Groups:
-    """Fake placement groups: which were created and removed."""
-
     def __init__(self):
         self.there = []
         self.bundles = {}

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,23 +22,17 @@ from baton.services.router.placement import Placements
 from baton.services.router.relay import Relay
 from harness import scheduling
 from harness.fake_worker import FakeWorker, Fault, answer, until
-from harness.router import Answer, engine_request
+from tests.services.router import test_images
 from tests.services.router.asking import booked, share
 from tests.services.router.test_images import feature, sent
 
 PROMPT = list(range(60))
 A, B = feature("a", 4), feature("b", 20)
-FAULTS = [
-    Fault(PHASE_ENCODE, die=True),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_FULL),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_DRAINING),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_ENGINE),
-    Fault(PHASE_ENCODE, failed=Failed.CODE_STALE),
-]
+CODES = (Failed.CODE_FULL, Failed.CODE_DRAINING, Failed.CODE_ENGINE, Failed.CODE_STALE)
+FAULTS = [Fault(PHASE_ENCODE, die=True), *(Fault(PHASE_ENCODE, failed=code) for code in CODES)]
 
 
 async def encoders(cluster, number=1, *, connect=True):
-    """Add encode workers e0, e1, ... to the cluster, and let its router know."""
     names = [f"e{one}" for one in range(number)]
     found = [await cluster.members.add(FakeWorker(name, pb.ROLE_ENCODE)) for name in names]
     for worker in found if connect else ():
@@ -51,23 +46,10 @@ async def encoders(cluster, number=1, *, connect=True):
     return found
 
 
-async def send(cluster, *features, tokens=8):
-    name = f"q{len(cluster.got)}"
-    cluster.got[name] = Answer()
-    request = engine_request(name, PROMPT, tokens)
-    request.mm_features = list(features)
-    await cluster.client.add_request_async(request)
-    return name
-
-
-async def ask(cluster, *features):
-    found = await cluster.answer(await send(cluster, *features))
-    assert found.error is None
-    assert found.tokens == answer(PROMPT, 8)
+send, ask = partial(test_images.send, prompt=PROMPT), partial(test_images.ask, prompt=PROMPT)
 
 
 def images(worker, attempt=-1):
-    """Return the images that the worker's prompt should get from encode workers."""
     prompts = [one for one in worker.seen.starts if one.phase != PHASE_ENCODE]
     return [one.identifier for one in prompts[attempt].encoded]
 

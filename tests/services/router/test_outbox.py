@@ -23,8 +23,6 @@ def _ignore(_):
 
 
 class Worker:
-    """Takes one message per release of `turns`."""
-
     def __init__(self):
         self.got = []
         self.turns = asyncio.Semaphore(0)

@@ -33,7 +33,6 @@ def right(got, prompt, count=TOKENS):
 
 
 def alone(*workers):
-    """Return the trials."""
     return [start for worker in workers for start in worker.seen.starts if start.alone_tokens]
 
 

@@ -15,7 +15,6 @@ PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=100, batch=4, kv_tokens=1
 
 
 def on(scenario, profile=PROFILE):
-    """Run a scenario on one engine."""
     loop = VirtualLoop()
     engine = SimulatedEngine(loop, profile, BLOCK, Machine(profile.engine.cores))
     run(scenario(loop, engine), loop)

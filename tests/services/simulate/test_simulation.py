@@ -22,7 +22,6 @@ CHAT = Kind("small chats", 2, 30, 40, 20, 12, 4, 1.0)
 
 
 def recorded(*asks):
-    """Return a trace of these requests, in blocks of 10 tokens."""
     return MooncakeTrace(list(asks), block_tokens=10)
 
 
@@ -31,7 +30,6 @@ def chats(seconds=15.0, seed=0, per_s=6.0):
 
 
 def one(trace, split=PAIR, profile=PROFILE, **setup):
-    """Simulate without a warm-up."""
     return simulate(Setup(split, profile, warm_share=0.0, **setup), trace)
 
 

@@ -19,7 +19,6 @@ def caller(key="k", tenant="acme", own=None, **limits):
 
 
 async def entered(quotas, who, count):
-    """Enter `count` times; return the admitted visits."""
     found = []
     for _ in range(count):
         try:

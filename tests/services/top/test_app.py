@@ -69,7 +69,6 @@ async def until(pilot, what, condition):
 
 
 def screen(pilot):
-    """Return the text on the screen, line by line."""
     return "\n".join(
         "".join(segment.text for segment in strip) for strip in pilot.app.screen._compositor.render_strips()
     )

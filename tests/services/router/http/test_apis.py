@@ -10,7 +10,7 @@ import pytest_asyncio
 from baton.protos.worker_pb2 import PHASE_DECODE
 from baton.services.tenants.model import Book, Tenant
 from harness.api_site import ApiSite
-from harness.fake_worker import MODEL, Fault
+from harness.fake_worker import MODEL, Fault, until
 from tests.services.router.http.site import api_key
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -40,7 +40,6 @@ def plain(site):
 
 
 def form_of(answer):
-    """Return which API's form an error has, and its type."""
     body = answer.json()
     if body.get("type") == "error":
         assert set(body["error"]) == {"type", "message"}
@@ -132,9 +131,11 @@ async def test_a_failing_stream_ends_in_its_apis_form(site):
             got = await http.post(path, json=body, headers={"X-Request-Timeout": "2"})
         site.worker.faults.clear()
         assert got.status_code == 200, got.text
+        await until(lambda: not site.worker.running, "the worker drops the request")
         return [line for line in got.text.splitlines() if line]
 
     lines = await cut(CHAT)
+    assert '"content":"' in lines[-3]
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 504
     lines = await cut(MESSAGES)
@@ -250,7 +251,6 @@ async def whole(site, path, body):
 
 
 async def events(site, path, body):
-    """Return the events of a stream as data."""
     lines = (await whole(site, path, {**body, "stream": True})).text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 

@@ -13,7 +13,6 @@ PIECE = 64 << 10
 
 
 def counted(body, piece=PIECE):
-    """Return the budget after a body that arrives in pieces of this size."""
     one = Budget()
     for at in range(0, len(body), piece):
         one.take(body[at : at + piece])

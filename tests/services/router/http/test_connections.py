@@ -18,7 +18,6 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def exchange(server, *pieces, every_s=0.0):
-    """Send the pieces until a response comes; return its status and error object."""
     reader, writer = await connect(server)
     answer = asyncio.create_task(reader.read(1 << 16))
     with contextlib.suppress(ConnectionError):

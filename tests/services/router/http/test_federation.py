@@ -45,7 +45,6 @@ def things(value):
 
 @contextmanager
 def hanging():
-    """Listen, but never answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

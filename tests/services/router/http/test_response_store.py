@@ -35,7 +35,6 @@ def no_faults(site):
 
 
 async def over(client, response_id):
-    """Wait for a background response."""
 
     async def ended():
         return (await client.responses.retrieve(response_id)).status not in ("queued", "in_progress")

@@ -22,8 +22,6 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 
 @dataclass
 class Process:
-    """The process that serves."""
-
     server: Server
     port: int
     other_port: int  # port of the process that does not run

@@ -103,7 +103,6 @@ async def worker(routers):
 
 @pytest.fixture
 async def ask(routers):
-    """Return a function that sends a completion to a router, with a key."""
     async with httpx.AsyncClient(timeout=START_S) as http:
 
         async def asked(name, at=0, max_tokens=4, **more):

@@ -17,8 +17,6 @@ FILE = saved(picture())
 
 
 class Site:
-    """A server on loopback that records the paths it is asked for."""
-
     def __init__(self):
         self.asked = []
         self.left = asyncio.Event()

@@ -20,8 +20,10 @@ def finish(counts, ttft_s, gap_s):
     counts.over(state)
 
 
-def series(counts, now):
-    return Series(lambda: counts.message([1, 2]), lambda: 7, now)
+def series():
+    """Return a router's counts, a clock, and the series that follows them."""
+    counts, now = RouterCounts(), Clock()
+    return counts, now, Series(lambda: counts.message([1, 2]), lambda: 7, now)
 
 
 def named(sample):
@@ -29,8 +31,7 @@ def named(sample):
 
 
 def test_a_sample_covers_the_last_ten_seconds():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    counts, now, samples = series()
     samples.sample(Sums())
     now.now += 1
     for _ in range(10):
@@ -43,8 +44,7 @@ def test_a_sample_covers_the_last_ten_seconds():
 
 
 def test_old_requests_do_not_count():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    counts, now, samples = series()
     samples.sample(Sums())
     finish(counts, 5.0, 0.5)
     for _ in range(12):
@@ -55,8 +55,7 @@ def test_old_requests_do_not_count():
 
 
 def test_a_quarter_of_an_hour_is_kept():
-    counts, now = RouterCounts(), Clock()
-    samples = series(counts, now)
+    _, now, samples = series()
     for _ in range(KEPT + 5):
         now.now += 1
         samples.sample(Sums())

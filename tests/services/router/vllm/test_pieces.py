@@ -36,7 +36,6 @@ WORDS = (
 
 @functools.cache
 def made(pattern=None, *, frame=False, added="", **kinds):
-    """Return the demo model's tokenizer, perhaps with another pattern, frame or added token."""
     backend = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     if pattern == pieces.GPT2:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,13 +84,13 @@ def test_the_ids_are_the_tokenizers_own(pattern, frame):
     tokenizer = made(pattern, frame=frame)
     rng = random.Random(f"{pattern}{frame}")
     in_pieces = 0
-    for _ in range(60):
+    for _ in range(30):
         text = text_of(rng)
         for options in (WHOLE, {**WHOLE, "add_special_tokens": False}):
             found = pieces.ids_in_pieces(tokenizer, text, **options)
             in_pieces += found is not None
             assert found is None or found == tokenizer(text, **options)["input_ids"], repr(text)
-    assert in_pieces > 110
+    assert in_pieces > 55
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -177,7 +176,6 @@ def test_tokenizers_with_other_parts_get_the_text_whole(change):
 
 
 def memory(name):
-    """Return a figure of /proc/self/status in bytes."""
     return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) << 10
 
 

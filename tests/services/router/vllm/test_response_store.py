@@ -10,8 +10,6 @@ from harness.scheduling import Clock
 
 
 class Answer:
-    """A stored response, like vLLM's."""
-
     def __init__(self, response_id, size):
         self.id, self.status, self._size = response_id, "completed", size
 

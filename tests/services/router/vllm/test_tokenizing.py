@@ -16,8 +16,6 @@ LENGTH = 2_000
 
 
 class Counting:
-    """A tokenizer that records the lengths of its texts."""
-
     def __init__(self):
         self.real = get_tokenizer(str(MODEL))
         self.truncation_side = "right"
