@@ -51,6 +51,7 @@ def test_each_worker_that_drafts_has_a_line():
     assert of["decode-1"] == ["decode-1", "mtp", "-", "3", "120", "62%", "2.50"]
     assert of["decode-2"] == ["decode-2", "mtp", "LOW", "ACCEPTANCE", "3", "0", "-", "-"]
     assert "prefill-1" not in of
+    assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
 def test_encode_workers_have_a_table_of_embeddings_and_no_blocks():
@@ -79,10 +80,6 @@ def test_each_of_several_schedulers_gets_the_message():
     lines = printed(pb.Description(topic="t", store="redis://r", schedulers=told), 160)
     assert "placements by scheduler, since each began: a:7400 12, b:7400 7 WITHOUT ITS STORE" in lines
     assert not any("by scheduler" in line for line in printed(pb.Description(schedulers=told[:1]), 160))
-
-
-def test_without_speculation_there_is_no_such_table():
-    assert not any("speculation" in line for line in shown(worker("decode-1", pb.ROLE_DECODE)))
 
 
 def test_drained_workers_are_listed_even_if_not_running():

@@ -30,11 +30,6 @@ def test_two_that_change_roles_exclude_each_other():
     assert goals_of(settings(autoscale={"mode": "advise"}, scheduler=balanced)).mode == "advise"
 
 
-def test_the_least_is_not_above_the_most():
-    with pytest.raises(ConfigError, match=r"^autoscale: min_prefill \(5\) is above max_prefill \(4\)$"):
-        settings(autoscale={"min_prefill": 5})
-
-
 def test_sides_with_engines_of_their_own_do_not_rebalance():
     rebalanced = settings(
         engine={"model": str(MODEL)},

@@ -78,13 +78,6 @@ def fleet(tmp_path):
     one.parts.stop(0.0)
 
 
-def test_it_has_as_many_places_as_there_may_be_workers(fleet):
-    assert fleet.places.names == ["prefill-0", "decode-0", "worker-2", "worker-3"]
-    fixed, other = fleet.of(Settings(), SETTINGS)
-    assert fixed.names == ["prefill-0", "decode-0"]
-    assert other.names == ["m1-prefill-0", "m1-decode-0", "m1-worker-2", "m1-worker-3"]
-
-
 def test_encode_workers_get_no_orders(fleet):
     plan = Plan(SETTINGS, ["prefill", "decode", "encode"], "m1-")
     (places,) = places_of([plan], lambda _: fleet.worker)
@@ -126,7 +119,8 @@ def test_an_encode_worker_has_one_rank():
 
 
 def test_orders_for_one_model_leave_the_workers_of_another_alone(fleet):
-    other = fleet.of(Settings(), SETTINGS)[1]
+    fixed, other = fleet.of(Settings(), SETTINGS)
+    assert (fixed.names, other.names[2:]) == (["prefill-0", "decode-0"], ["m1-worker-2", "m1-worker-3"])
     other.start(fleet.parts)
     assert {fleet.ran(), fleet.ran()} == {("m1-prefill-0", "prefill"), ("m1-decode-0", "decode")}
     fleet.obey(5, prefill_0="prefill", decode_0="decode")

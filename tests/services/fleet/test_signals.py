@@ -1,5 +1,6 @@
 """The signals that end a supervisor: the first one drains, a second one kills, but SIGHUP never kills."""
 
+import contextlib
 import select
 import signal
 import subprocess
@@ -24,6 +25,17 @@ while True:
 """
 
 
+@contextlib.contextmanager
+def supervisor(*arguments):
+    command = [PYTHON, "-c", SUPERVISOR, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("numbers", "status"),
     [
@@ -35,9 +47,7 @@ while True:
     ],
 )
 def test_the_second_signal_kills(numbers, status):
-    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "begun\n"
+    with supervisor() as process:
         first, *more = numbers
         process.send_signal(first)
         assert process.stdout.readline() == "told\n"
@@ -48,9 +58,6 @@ def test_the_second_signal_kills(numbers, status):
             return
         eventually(lambda: not pending(process.pid), 10, "it has taken the signals")
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def pending(pid):
@@ -60,16 +67,11 @@ def pending(pid):
 
 
 def test_under_nohup_the_terminals_end_means_nothing():
-    process = subprocess.Popen([PYTHON, "-c", SUPERVISOR, "ignored"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "begun\n"
+    with supervisor("ignored") as process:
         process.send_signal(signal.SIGHUP)
         assert not select.select([process.stdout], [], [], 0.3)[0]
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "told\n"
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -11,13 +11,18 @@ from harness.deployment import MODEL
 CPU = {"CPU": 1.0}
 
 
-def made(prefill=None, least=1):
-    limits = {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": 2}}}
+def limited(least, most):
+    return {"deployment_config": {"autoscaling_config": {"min_replicas": least, "max_replicas": most}}}
+
+
+def made(prefill=None, least=1, decode=2, encode=None):
+    limits = limited(least, 2)
     tree = {
         "engine": {"model": str(MODEL)},
         "autoscale": {"mode": "on"},
         "prefill_config": {**limits, **(prefill or {})},
-        "decode_config": limits,
+        "decode_config": limited(least, decode),
+        **({"encode_config": encode} if encode else {}),
     }
     return OrderedWorkers(read(tree))
 
@@ -91,15 +96,8 @@ async def test_late_orders_and_unknown_places_are_ignored(monkeypatch):
 
 async def test_encode_workers_get_no_orders(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
-    limits = {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}}
-    tree = {
-        "engine": {"model": str(MODEL)},
-        "autoscale": {"mode": "on"},
-        "prefill_config": limits,
-        "decode_config": limits,
-        "encode_config": {"deployment_config": {"num_replicas": 2}},
-    }
-    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    one = made(encode={"deployment_config": {"num_replicas": 2}})
+    schedulers = Schedulers()
     assert list(places(one)) == ["prefill-0", "decode-0", "worker-2", "worker-3"]
     encoders = {"encode-0": "encode", "encode-1": "encode"}
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"} | encoders
@@ -111,16 +109,7 @@ async def test_encode_workers_get_no_orders(monkeypatch):
 
 async def test_encode_workers_with_limits_get_orders(monkeypatch):
     monkeypatch.setattr(orders, "ORDERS_S", 0.0)
-    tree = {
-        "engine": {"model": str(MODEL)},
-        "autoscale": {"mode": "on"},
-        "prefill_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 2}}},
-        "decode_config": {"deployment_config": {"autoscaling_config": {"max_replicas": 1}}},
-        "encode_config": {
-            "deployment_config": {"autoscaling_config": {"min_replicas": 0, "max_replicas": 2}}
-        },
-    }
-    one, schedulers = OrderedWorkers(read(tree)), Schedulers()
+    one, schedulers = made(decode=1, encode=limited(0, 2)), Schedulers()
     own = {"encode-0": [pb.ROLE_ENCODE], "encode-1": [pb.ROLE_ENCODE]}
     assert places(one) == {"prefill-0": [], "decode-0": [], "worker-2": []} | own
     assert one.roles == {"prefill-0": "prefill", "decode-0": "decode"}

@@ -78,14 +78,6 @@ def test_every_way_to_give_a_side_is_the_same(way, tmp_path, caplog):
     assert not caplog.records
 
 
-def test_encode_workers_are_there_if_they_are_configured():
-    assert "encode" not in read(args()).options
-    side = {"model_loading_config": {"model_id": "demo", "model_source": str(MODEL)}}
-    found = read(args(side, side, encode_config={"deployment_config": {"num_replicas": 2}}))
-    assert found.options["encode"] == {"num_replicas": 2}
-    assert found.settings.engine_of("encode").model == str(MODEL)
-
-
 def test_serves_options_are_kept_for_serve():
     class Scaling(BaseModel):
         min_replicas: int = 1

@@ -98,14 +98,6 @@ async def test_of_several_limits_all_are_taken_or_none(alone):
     assert len(await entered(alone, other, 50)) == 2
 
 
-async def test_a_tenant_s_limits_are_shared_by_its_keys(alone):
-    one, two = caller("one", concurrency=3), caller("two", concurrency=3)
-    visits = await entered(alone, one, 2)
-    assert len(await entered(alone, two, 2)) == 1
-    visits[0].leave()
-    assert len(await entered(alone, two, 2)) == 1
-
-
 async def test_tokens_are_charged_before_and_corrected_after(alone):
     visit = await alone.enter(caller(tokens_per_min=1_000))
     await visit.charge("a", prompt=100, most=500)
