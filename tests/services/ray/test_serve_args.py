@@ -146,44 +146,30 @@ def loading(source):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (
-            {"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
-            "lora_config: adapters are loaded at the start",
-        ),
+        ({"lora_config": {"dynamic_lora_loading_path": "s3://a"}},
+         "lora_config: adapters are loaded at the start"),
         ({"callback_config": {"callback_class": "a.B"}}, "callback_config: workers run no callbacks"),
         ({"server_cls": "a.SGLangServer"}, "server_cls: the server is Baton's own"),
         ({"llm_engine": "SGLang"}, "llm_engine: 'SGLang' is not supported"),
-        (
-            {"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
-            "accelerator_config: 'tpu' is not supported",
-        ),
-        (
-            loading("gs://bucket/model"),
-            "model_source: models cannot be loaded from a bucket (gs://bucket/model)",
-        ),
-        (
-            loading({"bucket_uri": "s3://bucket/model"}),
-            "models cannot be loaded from a bucket (s3://bucket/model)",
-        ),
-        (
-            loading({"extra_files": [{"bucket_uri": "s3://b/f", "destination_path": "/f"}]}),
-            "models cannot be loaded from a bucket (s3://b/f)",
-        ),
+        ({"accelerator_config": {"kind": "tpu", "topology": "4x4"}},
+         "accelerator_config: 'tpu' is not supported"),
+        (loading("gs://bucket/model"),
+         "model_source: models cannot be loaded from a bucket (gs://bucket/model)"),
+        (loading({"bucket_uri": "s3://bucket/model"}),
+         "models cannot be loaded from a bucket (s3://bucket/model)"),
+        (loading({"extra_files": [{"bucket_uri": "s3://b/f", "destination_path": "/f"}]}),
+         "models cannot be loaded from a bucket (s3://b/f)"),
         (loading({"bucket": "s3://b"}), "model_source: unknown key 'bucket'; did you mean 'bucket_uri'"),
         (loading(["a"]), "model_source: expected a mapping, not list"),
-        (
-            {"placement_group_config": {"strategy": "SPREAD"}},
-            "prefill_config.placement_group_config.strategy",
-        ),
+        ({"placement_group_config": {"strategy": "SPREAD"}},
+         "prefill_config.placement_group_config.strategy"),
         ({"deployment_config": ["a"]}, "prefill_config.deployment_config: expected a mapping, not list"),
-        (
-            {"engine_kwargs": {"tensor_parallel_size": 2, "nnodes": 2}},
-            "prefill_config.engine_kwargs.nodes (value 2): a replica of Ray Serve is on one node",
-        ),
+        ({"engine_kwargs": {"tensor_parallel_size": 2, "nnodes": 2}},
+         "prefill_config.engine_kwargs.nodes (value 2): a replica of Ray Serve is on one node"),
         ({"engine_kwarg": {}}, "'prefill_config.engine_kwarg'; did you mean 'engine_kwargs'"),
         (loading("other/model"), "name different models"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_refused(more, said):
     test_arguments_are_refused_in_one_line(args({**SIDE, **more}, security={"plain_ranks": True}), said)
 
