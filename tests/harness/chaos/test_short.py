@@ -19,9 +19,11 @@ from harness.chaos.run import run
 from harness.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook, why_not
 from harness.support import eventually
 
+pytestmark = pytest.mark.timeout(400)
 SEED = 1
 PLAN = PLANS["short"]
 MISSING = why_not("prometheus", "promtool", "prometheus-alertmanager")
+watched = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 PANELS = [
     pytest.param(panel, id=f"{board.title}: {row.title}: {panel.title}")
     for board in BOARDS
@@ -86,15 +88,13 @@ def short(tmp_path_factory):
         yield Run(outcome, began, time.time(), server, hook, targets)
 
 
-@pytest.mark.timeout(400)
 def test_no_death_costs_an_answer(short):
     assert short.outcome.good, str(short.outcome)
     assert sum(short.outcome.faults.values()) == len(PLAN.faults)
     assert short.outcome.requests > PLAN.clients
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
+@watched
 def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short):
     hook = short.hook
     eventually(lambda: "BatonWorkerLost" in hook.names(), 20, f"it is told: {hook.heard}")
@@ -104,8 +104,7 @@ def test_alertmanager_notifies_a_webhook_of_the_worker_that_died(short):
     assert lost["annotations"]["runbook"] == "docs/runbooks/BatonWorkerLost.md"
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
+@watched
 @pytest.mark.parametrize("panel", PANELS)
 def test_a_panel_has_samples(short, panel):
     without = {**WITHOUT, **({} if short.outcome.retries else {RETRIES: "the kill hit no request"})}
@@ -117,8 +116,7 @@ def test_a_panel_has_samples(short, panel):
         assert short.server.range(expr, short.began, short.ended, step_s=1), query.expr
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.timeout(400)
+@watched
 def test_every_role_was_scraped(short):
     found = short.server.range("count by (role) (up)", short.began, short.ended)
     assert {one["metric"]["role"] for one in found} == {"scheduler", "router", "prefill", "decode"}

@@ -57,7 +57,6 @@ def scheduler(name, port):
     return PartOrder(name, "scheduler", settings)
 
 
-@pytest.mark.timeout(60)
 def test_it_runs_what_is_ordered_and_restarts_what_dies(owner):
     one, other = scheduler("one", free_port()), scheduler("other", free_port())
     owner.order(one, other)
@@ -74,7 +73,6 @@ def test_it_runs_what_is_ordered_and_restarts_what_dies(owner):
     assert not {child.pid for child in owner.children} & pids
 
 
-@pytest.mark.timeout(60)
 def test_a_port_that_is_taken_meanwhile_is_waited_for(owner, tmp_path):
     """For example, an outgoing connection may have got it."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -89,7 +87,6 @@ def test_a_port_that_is_taken_meanwhile_is_waited_for(owner, tmp_path):
     assert not any("died" in line for line in owner.said)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["a signal", "its terminal's end", "the owner's end", "its own end"])
 def test_nothing_is_left(owner, how):
     owner.order(scheduler("one", free_port()))

@@ -23,6 +23,8 @@ QUICK = Patience(restarts=2, window_s=60.0, backoff_s=0.05, growth=2.0)
 
 
 class Fleet:
+    """Parts of a deployment, and the lines printed about them."""
+
     def __init__(self, folder, patience):
         self.said = []
         self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
@@ -35,21 +37,27 @@ class Fleet:
     def see(self, part):
         self.parts.note(Seen(part.known_as, "here", time.monotonic()))
 
+    def until(self, so, what):
+        """Reap like a supervisor until `so()` is true."""
+
+        def look():
+            wait(self.parts.sentinels, timeout=min(self.parts.next_start_s or 0.05, 0.05))
+            self.parts.reap()
+            return so()
+
+        eventually(look, 10, what, 0.0)
+
     def kill(self, part, times=1):
         for _ in range(times):
             self.end(part, lambda pid: os.kill(pid, signal.SIGKILL))
 
     def end(self, part, act):
-        """Call `act` on a part's process, then reap like a supervisor, until it runs again or is given up."""
-        pid = part.child.process.pid
-        act(pid)
-
-        def settled():
-            wait(self.parts.sentinels, timeout=self.parts.next_start_s)
-            self.parts.reap()
-            return part.given_up or (part.runs and part.child is not None and part.child.process.pid != pid)
-
-        eventually(settled, 10, f"{part.name} runs again", 0.0)
+        """Call `act` on a part's process, and wait until it runs again or is given up."""
+        before = part.child
+        act(before.process.pid)
+        self.until(
+            lambda: part.given_up or (part.runs and part.child is not before), f"{part.name} runs again"
+        )
 
 
 def wail():
@@ -197,13 +205,7 @@ def test_a_worker_that_does_not_end_with_its_gang_is_killed(fleet, gang, monkeyp
     before = first.child
     os.kill(before.process.pid, signal.SIGSTOP)
     fleet.end(second, lambda pid: os.kill(pid, signal.SIGUSR1))
-
-    def again():
-        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
-        fleet.parts.reap()
-        return first.runs and first.child is not before
-
-    eventually(again, 10, "the first one is restarted", 0.0)
+    fleet.until(lambda: first.runs and first.child is not before, "the first one is restarted")
     assert "decode-0.r0: did not end with its gang: killed" in fleet.said
     assert "decode-0.r0: ended with its gang; restarting" in fleet.said
     assert not first.budget.deaths
@@ -308,12 +310,7 @@ def test_a_dead_worker_is_not_ready_while_it_waits_for_its_restart(fleet):
     fleet.kill(decode)  # the first restart is immediate
     fleet.see(decode)
     os.kill(decode.child.process.pid, signal.SIGKILL)
-
-    def noticed():
-        fleet.parts.reap()
-        return decode.restart_at is not None
-
-    eventually(noticed, 10, "it pauses", 0.0)
+    eventually(lambda: fleet.parts.reap() or decode.restart_at is not None, 10, "it pauses", 0.0)
     fleet.see(decode)
     assert fleet.parts.waiting_for == ["decode-0"]
 
@@ -372,15 +369,8 @@ def test_a_first_start_without_room_for_a_process_is_reported(fleet, monkeypatch
     """A user is waiting for it."""
     no_room(monkeypatch, 99)
     part = fleet.parts.add("mixed-0", Kind.WORKER, signal.pause)
-
-    def look():
-        wait(fleet.parts.sentinels, timeout=fleet.parts.next_start_s)
-        fleet.parts.reap()
-
-    with pytest.raises(
-        StartError, match="mixed-0 could not start: this machine cannot start another process"
-    ):
-        eventually(look, 10, "it is given up")
+    with pytest.raises(StartError, match="mixed-0 could not start: this machine cannot start another"):
+        fleet.until(lambda: False, "it is given up")
     assert part.child is None
 
 

@@ -6,7 +6,6 @@ Workers are real processes that wait for a signal; `ran` has the roles with whic
 import signal
 import sys
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
 
 import pytest
 
@@ -14,16 +13,16 @@ from baton.services.config import Settings, load
 from baton.services.fleet.parts import Parts, Patience
 from baton.services.fleet.places import Plan, members_of, places_of
 from baton.services.fleet.watch import Ordered
-from harness.support import eventually
+from tests.services.fleet import test_parts
 
 SETTINGS = Settings(autoscale={"mode": "on", "max_prefill": 2, "max_decode": 2})
 
 
-class Fleet:
+class Fleet(test_parts.Fleet):
+    """1P1D and two more places."""
+
     def __init__(self, folder):
-        self.said = []
-        patience = Patience(restarts=1, window_s=60.0, backoff_s=0.01)
-        self.parts = Parts(folder, lambda name, text: self.said.append(f"{name}: {text}"), patience)
+        super().__init__(folder, Patience(restarts=1, window_s=60.0, backoff_s=0.01))
         self.started, self._tell = Pipe(duplex=False)
         self.places = self.of(SETTINGS)[0]
         self.places.start(self.parts)
@@ -51,16 +50,7 @@ class Fleet:
 
     def ran(self):
         assert self.started.poll(10)
-        name, role = self.started.recv()
-        return name, role
-
-    def until(self, so, what):
-        def look():
-            wait(self.parts.sentinels, timeout=min(self.parts.next_start_s or 0.05, 0.05))
-            self.parts.reap()
-            return so()
-
-        eventually(look, 10, what, 0.0)
+        return self.started.recv()
 
     def part(self, name):
         return next(one for one in self.parts.members if one.name == name)

@@ -170,7 +170,6 @@ async def serving(routers, http, times):
     raise AssertionError("not healthy")
 
 
-@pytest.mark.timeout(60)
 async def test_when_one_dies_the_other_continues(routers, http):
     await serving(routers, http, 2)
     before = routers.pids
@@ -222,7 +221,6 @@ async def test_when_one_dies_the_other_continues(routers, http):
     assert {found["baton_process_up", number] for number in ("0", "1")} == {1}
 
 
-@pytest.mark.timeout(60)
 async def test_nothing_is_reset_when_it_ends(routers, http):
     """First one process, as in a rolling restart, then all: streams finish, and no connection is reset."""
     await serving(routers, http, 2)
@@ -264,7 +262,6 @@ async def test_nothing_is_reset_when_it_ends(routers, http):
     assert not any(psutil.pid_exists(pid) for pid in last)
 
 
-@pytest.mark.timeout(60)
 async def test_nobody_waits_for_a_process_that_is_gone_before_its_drain(routers, http):
     """It crashes, or is still starting, when all end. While the other drains, new clients are refused."""
     await serving(routers, http, 2)

@@ -40,7 +40,20 @@ def nodes():
     return found
 
 
-@pytest.mark.timeout(60)
+def until(keeper, states, what):
+    """Wait until the keeper reports these states; return what was said until then."""
+    said = []
+
+    def so():
+        report = keeper.report()
+        assert not report.failed
+        said.extend(report.said)
+        return report.states == states
+
+    eventually(so, 20, what)
+    return said
+
+
 def test_a_node_that_dies_is_started_again_with_its_parts(keeper):
     port = keeper.port("127.0.0.1")
     assert port != keeper.port("127.0.0.1")
@@ -49,17 +62,11 @@ def test_a_node_that_dies_is_started_again_with_its_parts(keeper):
     (first,) = nodes()
     first.kill()
     eventually(lambda: not listening(port), 10, "its parts die with it")
-
-    def runs_again():
-        report = keeper.report()
-        assert not report.failed
-        return report.states == {"scheduler": "running"} and listening(port)
-
-    eventually(runs_again, 20, "it runs again")
+    until(keeper, {"scheduler": "running"}, "it runs again")
+    eventually(lambda: listening(port), 20, "it listens again")
     assert keeper.report().order == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_start_without_room_for_a_process_is_tried_again(keeper, tmp_path, monkeypatch):
     """It also survives a cleaner that removes its log folder."""
     start, left = subprocess.Popen, [1]
@@ -74,18 +81,10 @@ def test_a_start_without_room_for_a_process_is_tried_again(keeper, tmp_path, mon
     monkeypatch.setattr(subprocess, "Popen", failing)
     shutil.rmtree(tmp_path / socket.gethostname())
     keeper.run(0, [scheduler(keeper.port("127.0.0.1"))])
-    said = []
-
-    def runs():
-        report = keeper.report()
-        said.extend(report.said)
-        return report.states == {"scheduler": "running"}
-
-    eventually(runs, 20, "it runs")
+    said = until(keeper, {"scheduler": "running"}, "it runs")
     assert said[0] == ("node", "not started: Resource temporarily unavailable; retrying in 0.1 s")
 
 
-@pytest.mark.timeout(60)
 def test_what_a_library_prints_among_the_events_does_no_harm(keeper):
     """The pipe must still be read, or the node would block."""
 
@@ -105,7 +104,6 @@ def test_a_taken_port_is_reported_before_a_part_starts(keeper):
     assert "192.0.2.7" in keeper.why_not("router.port", "192.0.2.7", port)  # not an address of this machine
 
 
-@pytest.mark.timeout(60)
 def test_an_order_of_nothing_ends_the_parts(keeper):
     port = keeper.port("127.0.0.1")
     keeper.run(0, [])
@@ -113,12 +111,5 @@ def test_an_order_of_nothing_ends_the_parts(keeper):
     keeper.run(1, [scheduler(port)])
     eventually(lambda: listening(port), 20, "the scheduler listens")
     keeper.run(2, [])
-    said = []
-
-    def ended():
-        report = keeper.report()
-        said.extend(report.said)
-        return not report.states
-
-    eventually(ended, 20, "it has ended")
+    said = until(keeper, {}, "it has ended")
     assert said == [("scheduler", "started"), ("scheduler", "ended")]

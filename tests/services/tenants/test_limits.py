@@ -137,11 +137,7 @@ async def test_two_routers_share_each_limit(redis_server, share):
     visits = [await entered(router, who, 6) for router in routers]
     assert [len(one) for one in visits] == [6, 1]
     visits[0][0].leave()
-
-    async def free():
-        return bool(await entered(routers[1], who, 1))
-
-    await until(free)
+    await until(lambda: entered(routers[1], who, 1))
     assert not await entered(routers[0], who, 2)
     who = caller("tokens", "c", tokens_per_min=600)
     one, two = [await router.enter(who) for router in routers]
