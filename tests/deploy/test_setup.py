@@ -52,3 +52,11 @@ def test_a_python_is_chosen_or_refused(pythons, named, said, tmp_path):
     done = ran(tools / "bash", script, env=environment)
     assert done.returncode == (7 if "makes it" in said else 1)
     assert said in done.stdout + done.stderr
+
+
+def test_bytecode_is_kept():
+    """The Makefile overrides environments that forbid it, so that not every start compiles again."""
+    command = ("make", "--no-print-directory", "--eval", "show: ; @env", "show")
+    done = ran(*command, cwd=ROOT, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout

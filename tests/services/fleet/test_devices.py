@@ -3,7 +3,7 @@ from functools import partial
 import pytest
 
 from baton.services.cli.node import _ordered
-from baton.services.config import Settings
+from baton.services.config import Settings, load
 from baton.services.errors import ConfigError, StartError
 from baton.services.fleet import devices
 from baton.services.fleet.places import Plan, places_of
@@ -97,6 +97,11 @@ def test_a_node_runs_all_workers_of_a_gang():
     gangs = {(one.tree.worker.gang, one.tree.worker.gang_rank) for one in orders[1:]}
     place = orders[1].name.removesuffix(".r0")
     assert gangs == {(place, 0), (place, 1)}
+
+
+def test_a_further_machine_needs_workers_that_span_machines():
+    with pytest.raises(ConfigError, match=r"^fleet\.node_rank \(value 1\): .* set engine\.nodes"):
+        _ordered(load({"fleet": {"node_rank": 1}}), Fleet(0, 0, 1))
 
 
 def test_further_places_are_as_many_as_the_settings_name():

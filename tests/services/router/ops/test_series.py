@@ -1,23 +1,11 @@
-from array import array
-
 import pytest
 
 from baton.autoscale.histogram import SECONDS, Histogram, quantile
 from baton.services.overview.workers import Sums
-from baton.services.router.load import RouterCounts, summed
+from baton.services.router.load import RouterCounts
 from baton.services.router.ops.series import COLUMNS, KEPT, Series
-from baton.services.router.state import RequestState
 from harness.scheduling import Clock
-
-
-def finish(counts, ttft_s, gap_s):
-    state = RequestState("r", "f", b"", 100, 1_000, 2_000, 1e9)
-    state.tokens = array("I", range(11))
-    counts.arrived(state)
-    state.arrived -= ttft_s
-    counts.first_token(state)
-    state.timings.last_token = state.first_token + 10 * gap_s
-    counts.over(state)
+from tests.services.router.test_load import finish
 
 
 def series():
@@ -72,15 +60,3 @@ def test_quantiles_of_buckets():
         assert quantile(counted.counts, SECONDS, share) == pytest.approx(share, rel=0.15)
     counted.add(1_000.0)
     assert quantile(counted.counts, SECONDS, 1.0) == pytest.approx(2 * SECONDS[-1])
-
-
-def test_loads_of_several_models_are_one():
-    counts = [RouterCounts() for _ in range(2)]
-    for one, tokens in zip(counts, (3, 900), strict=True):
-        state = RequestState("r", "r", b"", tokens, 8, 2048, 0.0)
-        one.arrived(state)
-        one.first_token(state)
-    loads = [one.message([1]) for one in counts]
-    whole = summed(loads)
-    assert (whole.prompt_tokens, whole.waiting, sum(whole.prompts), sum(whole.first_token)) == (903, 2, 2, 2)
-    assert summed(loads[:1]) == loads[0]

@@ -1,6 +1,0 @@
-from bench.flood import at_a_time
-
-
-def test_a_moment_counts_for_as_long_as_it_lasts():
-    held = at_a_time([(0.0, 10.0), (5.0, 9.999), (5.0, 10.0), (9.998, 9.999)])
-    assert [held(share) for share in (0.25, 0.5, 0.75, 0.99, 1.0)] == [1, 1, 3, 3, 4]
