@@ -1,30 +1,9 @@
 """The load tools of other projects: their environment, failures and questions."""
 
 import json
-from pathlib import Path
-
-import pytest
 
 from bench import tools
 from bench.prompts import questions
-
-
-def test_the_tools_are_installed_again_when_their_pins_change(tmp_path, monkeypatch, capsys):
-    pins = tmp_path / "tools.txt"
-    pins.write_text("# nothing\n")
-    monkeypatch.setattr(tools, "ROOT", tmp_path)
-    python = Path(tools.installed("python", pins))
-    assert python.exists()
-    assert "installing" in capsys.readouterr().out
-    tools.installed("python", pins)
-    assert capsys.readouterr().out == ""
-    pins.write_text("no-such-package-of-baton @ file:///nowhere.whl\n")
-    with pytest.raises(SystemExit, match=r"pip could not install bench/tools.txt"):
-        tools.installed("python", pins)
-    capsys.readouterr()
-    pins.write_text("# nothing\n")
-    tools.installed("python", pins)
-    assert "installing" in capsys.readouterr().out  # a broken installation is replaced
 
 
 def test_a_tool_sees_no_package_of_ours_and_its_failure_is_reported(tmp_path, monkeypatch):

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-Doc = dict[str, Any]
 NAMESPACE_NAME = "kubernetes.io/metadata.name"  # a label that Kubernetes gives every namespace
 UNUSED_PORTS = (22, 443, 65535)
 

@@ -85,15 +85,6 @@ def test_template_and_python_render_the_same_text(tokenizer):
         assert text == rendered(dialogue)
 
 
-def test_segments_encode_like_the_whole_text(tokenizer):
-    from chat import rendered, segments
-    from dialogues import stream
-
-    for _, dialogue in itertools.islice(stream(12), 100):
-        pieces = [token for text, _ in segments(dialogue) for token in tokenizer(text).input_ids]
-        assert pieces == tokenizer(rendered(dialogue)).input_ids
-
-
 def test_tokenizer_round_trip(tokenizer):
     text = "naïve café: 世界\n\tif x != 10_000:  # tabs,   spaces\r\n    return '🙂'"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
@@ -136,52 +127,6 @@ def test_greedy_answers(tokenizer, model):
 
 
 # -- drafters
-
-
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
-def test_training_matches_serving(kind):
-    """Serving appends a draft's own hidden states one by one; training does so at all positions at once."""
-    from drafting import STEPS, document_mask, draft_features, new_head, trunk_states
-    from heads import Rope
-
-    torch.manual_seed(0)
-    trunk = transformers.AutoModelForCausalLM.from_pretrained(
-        WEIGHTS, dtype=torch.float32, attn_implementation="eager"
-    )
-    head = new_head(kind, trunk)
-    for weights in head.parameters():
-        torch.nn.init.normal_(weights, std=0.2)
-    ids = torch.randint(4, 4096, (1, 21))
-    lengths = (9, 12)  # two documents in one row
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    with torch.inference_mode():
-        _, steps = draft_features(head, trunk, ids, positions)
-        second, places = ids[:, lengths[0] :], positions[:, lengths[0] :]
-        one = torch.zeros_like(places)
-        states = trunk_states(trunk, second, places, document_mask(one, 0))
-        begun, embeds = head.start(states), trunk.model.embed_tokens(second[:, 1:])
-        for base in range(lengths[1] - STEPS - 1):
-            hidden = begun[:, : base + 1]
-            for step in range(STEPS):
-                end = base + step + 1
-                mask, rope = document_mask(one[:, :end], 0), Rope(places[:, :end], 64, 10_000.0)
-                out, fed_back = head(hidden, embeds[:, :end], rope, mask, [])
-                torch.testing.assert_close(
-                    steps[step][0, lengths[0] + base + step], out[0, -1], rtol=1e-3, atol=1e-3
-                )
-                hidden = torch.cat([hidden, fed_back[:, -1:]], 1)
-
-
-def test_only_the_trunks_own_tokens_count():
-    from drafting import counted_places
-
-    #                        prompt   reply            prompt  reply
-    weights = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1]])
-    places = [mask[0].nonzero().flatten().tolist() for mask in counted_places(weights)]
-    assert places[0] == [2, 3, 4, 5, 10, 11]  # position p predicts token p + 2
-    assert places[1] == [3, 4, 5, 11]
-    assert places[2] == [4, 5]
-    assert places[3] == [5]
 
 
 def test_mtp_view_links_the_trunk():

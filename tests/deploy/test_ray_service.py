@@ -13,19 +13,9 @@ import baton.ray
 from baton.services.config import ENV_PREFIX
 from baton.services.ray.config import WORKER_ROLES
 from harness.support import ROOT
+from tests.deploy import network_policies as rules
 from tests.deploy.manifests import NAMESPACE, RayManifests, quantity, render, secrets
-from tests.deploy.network_policies import (
-    DNS,
-    PROMETHEUS,
-    STRANGERS,
-    UNUSED_PORTS,
-    Place,
-    Port,
-    differences,
-    dns,
-    edges,
-    matches,
-)
+from tests.deploy.network_policies import DNS, PROMETHEUS, STRANGERS, Place, Port
 
 HEAD, WORKER = "ray-head", "ray-worker"
 # A node's ports: option of `ray start`, default. Serve's port is in its configuration.
@@ -56,7 +46,7 @@ def test_a_head_and_workers_in_one_namespace(manifests):
         assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, one["metadata"]
     (budget,) = [one["spec"]["selector"] for one in manifests.of("PodDisruptionBudget")]
     # A budget for the only head would keep its node from being drained.
-    assert [matches(budget, one.labels) for one in manifests.workloads] == [False, True]
+    assert [rules.matches(budget, one.labels) for one in manifests.workloads] == [False, True]
 
 
 def test_options_of_serve_and_baton(manifests):
@@ -125,7 +115,7 @@ def test_keys_are_mounted_and_the_ca_is_at_home(manifests):
 def network(manifests):
     own, others = [one.place for one in manifests.workloads], [DNS, PROMETHEUS, OPERATOR, *STRANGERS]
     of = {"client": [*own, *others], "kuberay": [OPERATOR], "prometheus": [PROMETHEUS]}
-    needed = dns(own) | {
+    needed = rules.dns(own) | {
         (source.name, target.name, Port(number))
         for kind, _, number, _ in DIALS
         for source in of[kind]
@@ -133,7 +123,7 @@ def network(manifests):
         if (kind, target.name) != ("kuberay", WORKER)
     }
     policies = manifests.of("NetworkPolicy")
-    numbers = {*edges(policies), *(port.number for _, _, port in needed), *UNUSED_PORTS}
+    numbers = {*rules.edges(policies), *(port.number for _, _, port in needed), *rules.UNUSED_PORTS}
     needed |= {
         (one.name, other.name, Port(number, protocol))
         for one in own
@@ -141,7 +131,7 @@ def network(manifests):
         for number in numbers
         for protocol in ("UDP", "TCP")
     }
-    return differences(policies, own, others, needed)
+    return rules.differences(policies, own, others, needed)
 
 
 def test_policies_allow_exactly_the_table(manifests):

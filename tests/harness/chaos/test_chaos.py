@@ -18,12 +18,11 @@ from baton.handoff.memory import segments
 from baton.handoff.memory.arena import Arena
 from baton.handoff.save.staging import Staging
 from baton.protos import scheduler_pb2 as pb
-from harness.chaos import page, plans, questions
+from harness.chaos import plans, questions
 from harness.chaos.corruption import corrupt
 from harness.chaos.faults import FAULTS
 from harness.chaos.load import Answer, Fate, Load, judge
 from harness.chaos.outcome import TURN_S, Outcome, covered_s, leaks
-from harness.chaos.placing_judge import Placed
 from harness.chaos.plans import PLANS
 from harness.chaos.proxy import Proxy
 from harness.chaos.questions import Case, Questions
@@ -340,30 +339,3 @@ async def test_the_proxy_passes_drops_and_delays():
             assert await coming == b"three\n"
         writer.close()
         await proxy.close()
-
-
-# -- the page
-
-
-def test_a_run_becomes_a_table(tmp_path):
-    told = judged(answer(RIGHT))
-    told.faults, told.stages = {"kill-decode": 2}, {"decode stream": 3}
-    placed = Placed("q", 3, 500, 20, 2, 2, seconds=60.0, requests=70, placed=71, alone=4, fullest=0.9)
-    placed.faults = {"kill-redis": 5}
-    page.save(tmp_path / "chaos.json", [told, placed])
-    written = tmp_path / "page.md"
-    written.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
-    page.write(tmp_path / "chaos.json", written)
-    text = written.read_text()
-    assert "| p | 2P2D | mtp | memory | 1 | 1 | 0 | 0 | 0 | 0 | 0.50 | 0.50 | 5.0 | 0 | 0.50 | 0 |" in text
-    assert "Faults: kill-decode 2, kill-redis 5." in text
-    assert "7 faults in 1.0 minutes" in text
-    assert "`q`, seed 3: 500 requests/s for 60 s; 2 routers, 2 schedulers over Redis, 20 workers" in text
-    assert "| requests, attempts placed | 70, 71 |" in text
-    assert "| fullest worker | 90% |" in text
-    assert "old" not in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    written.write_text("nothing")
-    with pytest.raises(ValueError, match="has no"):
-        page.write(tmp_path / "chaos.json", written)

@@ -75,17 +75,6 @@ def test_a_sum_may_lag_but_has_every_older_attempt():
     assert unlike("d", 33.0, 0, 1, 10) != []
 
 
-def test_a_refused_attempt_counts_until_its_router_knows():
-    one = workers()
-    for number in range(4):
-        one.take(a_booking(f"{number}", tokens=10), 1.0)
-    one.take(a_booking("more", tokens=10), 5.0)
-    told = pb.Description(attempts=[{"attempt": {"request_id": f"{n}", "epoch": 1}} for n in range(4)])
-    told.workers.add(reserved_requests=5, reserved_blocks=50).identity.worker_id = "d"
-    assert one.unlike(told, 5.5, 5.5) == []
-    assert one.unlike(told, 8.0, 8.0) != []
-
-
 def test_placements_are_judged():
     def told(placed=1, compared=1):
         return Placed("p", 1, 500, 20, 2, 2, placed=placed, compared=compared)

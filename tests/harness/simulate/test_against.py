@@ -1,5 +1,3 @@
-import asyncio
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,7 @@ from baton.services.simulate.worker import SimulatedWorker
 from harness.simulate.baselines import POLICIES
 from harness.simulate.compare import compare
 from harness.simulate.measure import Sizes, measure
-from harness.simulate.validate import CHATS, drive
+from harness.simulate.validate import CHATS
 
 PACE = Pace(
     prefill=[(0, 0.01), (256, 0.1124)],
@@ -26,13 +24,6 @@ PACE = Pace(
 PROFILE = Profile(pace=PACE, engine=Engine(step_tokens=256, batch=16, kv_tokens=40_000, max_model_len=4_160))
 
 
-@dataclass
-class Streamed:
-    asked: float
-    arrivals: list[float]
-    token_ids: list[int] = field(default_factory=list)
-
-
 class Engined:
     def __init__(self, loop):
         self.loop = loop
@@ -40,22 +31,20 @@ class Engined:
         self.worker = SimulatedWorker(
             "mixed-0", pb.ROLE_MIXED, profile=PROFILE, block_tokens=10, engine=self.engine
         )
-        self.prompts = []
 
     def describe(self):
         status = SimpleNamespace(identity=self.worker.identity, load=self.worker.load())
         return SimpleNamespace(workers=[status])
 
-    async def stream(self, http, prompt, output):
-        del http
-        self.prompts.append(prompt)
+    async def stream(self, _http, prompt, output):
         asked = self.loop.time()
         job = Job([], len(prompt), output, False, self.loop.create_future())
         self.engine.submit(job)
         await job.over
         gap_s = (self.loop.time() - job.first_at) / max(1, output - 1)
         first = job.first_at + PACE.overhead_s
-        return Streamed(asked, [first + gap_s * at for at in range(output)], [7] * output)
+        arrivals = [first + gap_s * at for at in range(output)]
+        return SimpleNamespace(asked=asked, arrivals=arrivals, token_ids=[7] * output)
 
 
 def test_a_measured_profile_equals_that_of_the_engine():
@@ -74,44 +63,10 @@ def test_a_measured_profile_equals_that_of_the_engine():
     assert found.pace.prefill_context_s == pytest.approx(1e-7, rel=0.2)
 
 
-def test_requests_continue_their_conversations(monkeypatch):
-    loop = VirtualLoop()
-    one = Engined(loop)
-    monkeypatch.setattr("harness.simulate.validate.time.perf_counter", loop.time)
-    trace = Conversations(CHATS, 1.0, 20.0, block_tokens=10, most_tokens=4_000)
-    sent = {}
-
-    async def stream(http, prompt, output):
-        answer = await one.stream(http, prompt, output)
-        sent[tuple(prompt)] = prompt + answer.token_ids
-        return answer
-
-    async def sent_all():
-        driven = asyncio.create_task(drive(one, trace, stream))
-        return await driven
-
-    async def inline(call, *of):
-        return call(*of)
-
-    monkeypatch.setattr(asyncio, "to_thread", inline)
-    figures = run(sent_all(), loop)
-    assert figures["requests"] == len(one.prompts) > 15
-    assert figures["computed_tokens"] == sum(map(len, one.prompts))
-    beginnings = {tuple(prompt[:500]) for prompt in one.prompts}
-    assert len(beginnings) <= CHATS.shared
-    ends = list(sent.values())
-    follow = [one_ for one_ in one.prompts if any(one_[: len(end)] == end for end in ends)]
-    assert len(follow) > 5
-
-
 def test_every_policy_works_and_has_its_character():
     setup = Setup(Split(3, 3), PROFILE, SchedulerSettings(), warm_share=0.0)
-    found = compare(
-        setup,
-        lambda seed: Conversations(CHATS, 3.0, 30.0, seed=seed, block_tokens=10, most_tokens=4_000),
-        POLICIES,
-        1,
-    )
+    size = {"block_tokens": 10, "most_tokens": 4_000}
+    found = compare(setup, lambda seed: Conversations(CHATS, 3.0, 30.0, seed=seed, **size), POLICIES, 1)
     figures = {name: one.figures for name, one in found.items()}
     assert all(one["failed"] == 0 for one in figures.values())
     shares = {name: one["computed_share"] for name, one in figures.items()}

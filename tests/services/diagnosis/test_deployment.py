@@ -33,16 +33,14 @@ class Told(FakeWorker):
         found.capacity.transports[:] = ["shm", "tcp"]
         return found
 
-    async def Inspect(self, request, context):
-        del context
+    async def Inspect(self, request, _context):
         found = pb.Inspection() if request.clock_alone else machine.inspection()
         found.unix_s = time.time() + self.ahead_s
         found.versions.update(self.versions)
         found.kv_addresses.append(f"kv-of-{self.worker_id}:1")
         return found
 
-    async def TryHandoff(self, request, context):
-        del context
+    async def TryHandoff(self, request, _context):
         self.pulled.append(request)
         return handoff_pb2.TrialReply(
             bytes=request.bytes, seconds=request.bytes / SPEED, problem=self.problem

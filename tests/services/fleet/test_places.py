@@ -31,9 +31,7 @@ class Fleet(test_parts.Fleet):
         plans = [Plan(one, ["prefill", "decode"], f"m{i}-" if i else "") for i, one in enumerate(settings)]
         return places_of(plans, lambda _: self.worker)
 
-    def worker(self, name, role, where):
-        del where
-
+    def worker(self, name, role, _where):
         def run():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self._tell.send((name, role()))
@@ -191,8 +189,7 @@ def test_a_place_has_all_workers_of_a_gang(tmp_path):
     where = {}
 
     def make(own):
-        def worker(name, role, devices):
-            del role
+        def worker(name, _role, devices):
             seen[name], where[name] = own, devices
             return signal.pause
 

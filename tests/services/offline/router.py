@@ -16,8 +16,7 @@ def completion(text):
     return {"id": f"cmpl-{text}", "choices": [choice], "usage": usage}
 
 
-async def ok(router, request, seen):
-    del router, seen
+async def ok(_router, request, _seen):
     return web.json_response(completion(str((await request.json())["prompt"])))
 
 
@@ -27,13 +26,11 @@ async def full(router, request, seen):
     return web.json_response({"error": {"message": "full"}}, status=503, headers={"Retry-After": "0.1"})
 
 
-async def bad(router, request, seen):
-    del router, request, seen
+async def bad(*_):
     return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
 
 
-async def broken(router, request, seen):
-    del router, seen
+async def broken(_router, request, _seen):
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
@@ -57,38 +54,25 @@ async def _stream(request, *pieces):
     return response
 
 
-async def streamed(router, request, seen):
+async def streamed(_router, request, _seen):
     """Stream two events, with comments between them and splits in awkward places."""
-    del router, seen
     pieces = b": keep-alive\n\n", b'data: {"te', b'xt": "a"}\n', b"\n: keep-alive", b"\n\n"
     return await _stream(request, *pieces, b'data: {"text": "b"}\r\n\r\n', b"data: [DONE]\n\n")
 
 
-async def garbled(router, request, seen):
-    del router, seen
+async def garbled(_router, request, _seen):
     return await _stream(request, b"data: oops\n\n")
 
 
-async def endless(router, request, seen):
-    del router, seen
+async def endless(_router, request, _seen):
     return await _stream(request, b"data: ", b"x" * 2048)
 
 
-async def halves(router, request, seen):
-    del router, request, seen
+async def halves(*_):
     return web.json_response(completion("\ud83d"))
 
 
-REPLIES = {
-    "full": full,
-    "bad": bad,
-    "broken": broken,
-    "held": held,
-    "streamed": streamed,
-    "garbled": garbled,
-    "endless": endless,
-    "halves": halves,
-}
+REPLIES = {one.__name__: one for one in (full, bad, broken, held, streamed, garbled, endless, halves)}
 
 
 @dataclass

@@ -22,9 +22,8 @@ class Groups:
         self.there = []
         self.bundles = {}
 
-    def reserve(self, name, bundles, labels):
+    def reserve(self, name, bundles, _labels):
         assert all(bundles)
-        del labels
         self.bundles[name] = len(bundles)
         self.there.append(name)
         return SimpleNamespace(name=name, id=SimpleNamespace(hex=lambda: name))
@@ -43,7 +42,6 @@ def groups(monkeypatch):
 
 @pytest.fixture
 def slots(groups):
-    del groups
     return Slots(read({"engine": {"model": str(MODEL)}}), "t", lambda _name, _text: None)
 
 
@@ -164,7 +162,6 @@ def test_a_gang_over_two_nodes_has_a_bundle_on_each(groups):
 
 
 def test_devices_are_asked_for_again_if_a_node_failed_to_say_them(groups, monkeypatch):
-    del groups
     gpu = {"placement_group_config": {"bundles": [{"GPU": 1}]}}
     model = {"engine": {"model": str(MODEL)}, "prefill_config": gpu, "decode_config": gpu}
     slots = Slots(read(model), "t", lambda _name, _text: None)

@@ -225,7 +225,7 @@ async def test_the_only_worker_is_asked_again(cluster):
     assert [list(start.output_token_ids) for start in mixed.seen.starts] == [[], answer(PROMPT, 3)]
 
 
-@pytest.mark.parametrize(("code", "trouble"), zip(REFUSALS, ("full", "refused", "refused"), strict=True))
+@pytest.mark.parametrize(("code", "trouble"), [*zip(REFUSALS, ("full", "refused", "refused"), strict=True)])
 async def test_refusals_use_up_no_attempt(cluster, code, trouble):
     cluster.remake(max_attempts=1)
     mixed = await cluster.members.add(FakeWorker("m0", pb.ROLE_MIXED))

@@ -23,8 +23,7 @@ class Flipping(FakeWorker):
 
     client: SchedulerClient
 
-    async def SetRole(self, request, context):
-        del context
+    async def SetRole(self, request, _context):
         self.role = request.role
         await self.client.register(self.identity, pb.WORKER_STATE_READY)
         return worker_pb2.SetRoleReply()

@@ -20,7 +20,6 @@ END_S = 15.0 * PATIENCE
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_without_workers_it_is_503(members, http, stream):
-    del members
     health = await http.get("/health")
     for path, more in (
         ("/v1/completions", body()),

@@ -27,8 +27,7 @@ class Handler:
         self.response_store = {}
         self.msg_store = {}
 
-    async def create_responses(self, request, raw_request):
-        del raw_request
+    async def create_responses(self, request, _raw_request):
         if request.store:
             self.msg_store[request.request_id] = []
             answer = Answer(request.request_id, request.size)
