@@ -1,5 +1,3 @@
-"""Changes between two sets of rows, in words."""
-
 from baton.services.overview.workers import BAD, INFO, Row, changes
 
 

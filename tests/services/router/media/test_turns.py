@@ -1,5 +1,3 @@
-"""Turns of clients, and room that is taken and given back."""
-
 import asyncio
 import contextlib
 import random

@@ -1,5 +1,3 @@
-"""The live page's events: changes of the fleet, the scheduler and requests, in words."""
-
 from baton.services.overview.workers import BAD, INFO, WARNING
 from baton.services.router.ops.feed import KEPT_EVENTS as KEPT
 from baton.services.router.ops.feed import Events
