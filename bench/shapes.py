@@ -165,7 +165,7 @@ def load() -> dict[str, Any]:
 
 
 def render(results: dict[str, Any]) -> str:
-    """Return the table: for each shape its models, accepted tokens per draft, and differing answers if any."""
+    """Return the table: for each shape its models, accepted tokens per draft, differing answers if any."""
     rows: dict[str, list[str]] = {}
     for case in CASES:
         rows.setdefault(case.shape, []).append(_shown(case, results["cases"][case.name]))
