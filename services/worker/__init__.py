@@ -1,6 +1,6 @@
 """One worker: a process that hosts one vLLM engine and serves routers over gRPC.
 
-lifecycle, node, starting                         start and end of the process: register, load, serve, drain, leave
+lifecycle, node, starting                   start and end of the process: register, load, serve, drain, leave
 advertise                                   the addresses that it gives to others
 servicer, router_session                    the gRPC service: one bounded stream per router
 dispatcher, attempts                        the requests that run here, and how they ended
