@@ -93,7 +93,9 @@ class Following:
         if self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _run(self, incoming: SourceListener, source: Source, epoch: int, within_s: float | None) -> None:
+    async def _run(
+        self, incoming: SourceListener, source: Source, epoch: int, within_s: float | None
+    ) -> None:
         who = _name(source)
         failure: _FailureError | None = None
         try:
