@@ -159,7 +159,7 @@ OBJECTS = (
         ),
     ),
     ObjectPatch(
-        "services/router/vllm/grammar_checks.py",
+        "services/router/vllm/request_limits.py",
         "vLLM checks grammars outside its event loop, within limits",
         (
             "vllm.v1.structured_output.backend_xgrammar:validate_xgrammar_grammar",

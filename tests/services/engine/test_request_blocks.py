@@ -1,10 +1,7 @@
 """The blocks of a request, for each kind of group."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,7 @@ with warnings.catch_warnings():
 
     from baton.services.engine.request_blocks import most_blocks
 
-_HEADS: dict[str, Any] = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+_HEADS = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 IN_STEP = 128
 
 
@@ -36,7 +33,7 @@ IN_STEP = 128
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec: Any, most: int) -> None:
+def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec, most):
     config = SimpleNamespace(
         max_in_flight_tokens=IN_STEP,
         model_config=SimpleNamespace(max_model_len=1024),
