@@ -1,13 +1,9 @@
-"""The load of `bench routing`, as a server sees it."""
-
-from __future__ import annotations
-
 import json
-from typing import Any
 
 from aiohttp import web
 
 from bench.routing import LETTERS, Load, chatted
+from harness.serving import serving
 
 LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4, think_s=0.001)
 
@@ -15,11 +11,11 @@ LOAD = Load(users=3, chats=2, turns=3, systems=2, system=20, message=5, answer=4
 class Server:
     """Answers with letters that depend on the prompt and records the prompts."""
 
-    def __init__(self) -> None:
-        self.prompts: list[str] = []
+    def __init__(self):
+        self.prompts = []
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        body: dict[str, Any] = await request.json()
+    async def complete(self, request):
+        body = await request.json()
         self.prompts.append(body["prompt"])
         assert body["allowed_token_ids"] == LETTERS
         response = web.StreamResponse()
@@ -30,27 +26,21 @@ class Server:
         return response
 
     @staticmethod
-    def answer(prompt: str) -> str:
+    def answer(prompt):
         return prompt[-LOAD.answer :][::-1]
 
 
-async def asked(seed: int) -> tuple[list[str], list[int]]:
+async def asked(seed):
     """Run the chats of a seed. Return all prompts, and their lengths in the order of the answers."""
-    server, app = Server(), web.Application()
-    app.router.add_post("/v1/completions", server.complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        sent = await chatted(url, LOAD, seed)
-    finally:
-        await runner.cleanup()
+    server = Server()
+    async with serving(server.complete) as place:
+        sent = await chatted(f"http://{place}", LOAD, seed)
     return server.prompts, [length for length, _ in sent]
 
 
-async def test_chats_continue_from_their_answers_behind_shared_system_prompts() -> None:
-    prompts, lengths = await asked(seed=1)
+async def test_chats_continue_from_their_answers_behind_shared_system_prompts():
+    (prompts, lengths), (again, _), (other, _) = [await asked(seed) for seed in (1, 1, 2)]
+    assert sorted(prompts) == sorted(again) != sorted(other)
     assert len(prompts) == len(lengths) == LOAD.requests
     assert len({prompt[: LOAD.system] for prompt in prompts}) == LOAD.systems
     turns = [LOAD.system + LOAD.message + turn * (LOAD.message + LOAD.answer) for turn in range(LOAD.turns)]
@@ -60,8 +50,3 @@ async def test_chats_continue_from_their_answers_behind_shared_system_prompts() 
             before = later[: -LOAD.message - LOAD.answer]
             assert before in prompts
             assert later.startswith(before + Server.answer(before))
-
-
-async def test_a_seed_always_gives_the_same_chats() -> None:
-    first, again, other = [sorted((await asked(seed))[0]) for seed in (1, 1, 2)]
-    assert first == again != other

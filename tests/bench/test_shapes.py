@@ -1,9 +1,3 @@
-"""The table of docs/gangs.md: its text and its figures."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from bench import shapes
@@ -18,7 +12,7 @@ CELLS = [
 ]
 
 
-def test_the_page_shows_the_results() -> None:
+def test_the_page_shows_the_results():
     assert set(RESULTS) == set(CASES)
     assert shapes.render(shapes.load()) in shapes.PAGE.read_text(), (
         "stale: run `python -m bench shapes --page`"
@@ -26,7 +20,7 @@ def test_the_page_shows_the_results() -> None:
 
 
 @pytest.mark.parametrize(("name", "cell"), CELLS)
-def test_every_answer_is_that_of_a_plain_engine(name: str, cell: dict[str, Any]) -> None:
+def test_every_answer_is_that_of_a_plain_engine(name, cell):
     assert cell["equal"] == cell["of"] == PROMPTS
     assert cell["handoffs"] >= PROMPTS
     assert bool(cell["accepted"]) == CASES[name].drafts

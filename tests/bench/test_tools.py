@@ -1,52 +1,25 @@
 """The load tools of other projects: their environment, failures and questions."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-
-import pytest
 
 from bench import tools
 from bench.prompts import questions
 
 
-def test_the_tools_are_installed_again_when_their_pins_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pins = tmp_path / "tools.txt"
-    pins.write_text("# nothing\n")
-    monkeypatch.setattr(tools, "ROOT", tmp_path)
-    python = Path(tools.installed("python", pins))
-    assert python.exists()
-    assert "installing" in capsys.readouterr().out
-    tools.installed("python", pins)
-    assert capsys.readouterr().out == ""
-    pins.write_text("no-such-package-of-baton @ file:///nowhere.whl\n")
-    with pytest.raises(SystemExit, match=r"pip could not install bench/tools.txt"):
-        tools.installed("python", pins)
-    capsys.readouterr()
-    pins.write_text("# nothing\n")
-    tools.installed("python", pins)
-    assert "installing" in capsys.readouterr().out  # a broken installation is replaced
-
-
-def test_a_tool_sees_no_package_of_ours_and_its_failure_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_sees_no_package_of_ours_and_its_failure_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/ours")
     assert tools.command(["sh", "-c", 'test -z "$PYTHONPATH" -a "$HF_HUB_OFFLINE" = 1'], tmp_path, 30) == ""
     failure = tools.command(["sh", "-c", "echo why; exit 3"], tmp_path, 30)
     assert failure == "sh ended with 3:\nwhy\n"
 
 
-def test_a_single_different_answer_changes_the_checksum() -> None:
+def test_a_single_different_answer_changes_the_checksum():
     likeliest = {"filtered_resps": [["-9.5", "False"], ["-0.2", "True"], ["-100.0", "False"]]}
     assert tools.answer(likeliest) == "1"
     assert tools.answer({"filtered_resps": ["873 981"]}) == "873 981"
 
 
-def test_no_answer_stands_twice_among_the_choices(tmp_path: Path) -> None:
+def test_no_answer_stands_twice_among_the_choices(tmp_path):
     asked = questions(tools.QUESTIONS)
     assert len({answer for _, answer in asked}) == len(asked) == tools.QUESTIONS
     tools.task("one", "multiple_choice", tmp_path)

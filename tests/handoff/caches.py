@@ -7,6 +7,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -234,3 +235,12 @@ def make_cache(num_blocks, seed=0, wire_dtype="auto"):
     cache = block_cache(tensors(num_blocks, seed), num_blocks, wire_dtype, ROW_WIDTHS)
     assert isinstance(cache, HostBlockCache)
     return cache
+
+
+def released(client: HandoffClient, manifest: Manifest, *, confirmed: bool = False) -> bool:
+    """Release a save on all its ranks, and return whether they held it."""
+    try:
+        calls = client.release_soon(manifest, confirmed=confirmed)
+        return False not in [call.result().held for call in calls]
+    except grpc.RpcError:
+        return False

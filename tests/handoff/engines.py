@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from baton.handoff.params import load_params
 from harness.engines import prefill
 from harness.support import PATIENCE
+from tests.handoff.caches import released
 
 
 def until(what, why):
@@ -49,7 +50,7 @@ def free(engine):
 
 
 def held(engine):
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return staged.handoffs, staged.bytes
 
 
@@ -72,7 +73,7 @@ def watched(engine, note):
 
 
 def release(engine, manifest):
-    engine.connector._scheduler_side.client.release(manifest)
+    released(engine.connector.scheduler_side.client, manifest)
 
 
 def rank():

@@ -28,8 +28,16 @@ from harness.engines import (
     pulled,
 )
 from tests.handoff import checkpoints
-from tests.handoff.caches import EVERY, TRANSPORTS
-from tests.handoff.engines import abort, forget, free, loaded_of, read, states, until_nothing_is_held
+from tests.handoff.caches import EVERY, TRANSPORTS, released
+from tests.handoff.engines import (
+    abort,
+    forget,
+    free,
+    loaded_of,
+    read,
+    states,
+    until_nothing_is_held,
+)
 
 LENGTHS = [1, 32, 33, 300]
 WRITTEN = 8
@@ -205,7 +213,7 @@ def test_full_staging_is_reported_and_the_answer_still_comes(model):
             "StagingFull"
         ] * 2
         client = HandoffClient()
-        assert all(client.release(manifest) for manifest in kept)
+        assert all(released(client, manifest) for manifest in kept)
         client.close()
         (later,) = small.call(read_all, {"later": prompt_of(300)})
         assert later.problem is None
@@ -221,7 +229,7 @@ def test_a_quantised_handoff_gives_nearly_the_same_answer_and_an_unquantised_one
             quantised.call(prefer, transport)
             prompt, name = clear_prompt_of(reader, 300), f"quantised-{transport}"
             as_it_is = read(reader, name, prompt)
-            HandoffClient().release(as_it_is)
+            released(HandoffClient(), as_it_is)
             manifest = read(quantised, name, prompt)
             assert (manifest.wire_dtype, as_it_is.wire_dtype) == ("int8", "auto")
             assert manifest.compatibility_hash == as_it_is.compatibility_hash

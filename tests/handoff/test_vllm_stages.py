@@ -1,6 +1,6 @@
 """Handoffs between engines with one pipeline stage and with two give the same answers as one engine.
 
-WHOLE_TABLE=1 runs all models with 20 prompts each, as the table in docs/handoff-wire.md does.
+WHOLE_TABLE=1 runs all models with 20 prompts each, as docs/handoff-wire.md says.
 """
 
 import functools
@@ -60,7 +60,8 @@ def options(name, worker_id, layers=""):
 
 
 def compatibility(engine):
-    return engine.connector.compatibility_hash, dict(engine.connector.facts)
+    side = engine.connector.scheduler_side
+    return side.compatibility_hash, dict(side.facts)
 
 
 def read_all(engine, prompts):

@@ -86,7 +86,7 @@ def prefill(engine, name, prompt):
 def left(engine):
     """Step; return the free blocks, and the staged handoffs and bytes."""
     engine.step()
-    staged = engine.connector.staged()
+    staged = engine.connector.scheduler_side.staged()
     return engine.free_blocks, staged.handoffs, staged.bytes
 
 

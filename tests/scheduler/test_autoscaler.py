@@ -17,9 +17,8 @@ from baton.scheduler.client import SchedulerClient
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.roster import Roster
+from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.settling import Settling
 from baton.scheduler.store.memory import MemoryStore
 from baton.scheduler.worker_session import WorkerSession
 from baton.tasks import spawn, stop

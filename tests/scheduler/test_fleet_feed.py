@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import fleet_feed
-from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
+from baton.scheduler.standby import FleetCopy
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord, booked_to_wire
 from harness.scheduling import Clock, identity
 

@@ -80,7 +80,7 @@ async def test_a_router_is_known_from_its_first_snapshot_until_it_leaves():
 
         async def told():
             await router.refresh()  # the feed is refreshed twice a second
-            return [one.id for one in router.standby.processes] == ["r1"]
+            return [one.id for one in router.standby.fleet.processes] == ["r1"]
 
         await until(told)
         await router.close()

@@ -1,7 +1,7 @@
 """The best draft acceptance of a worker's peers."""
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.peers import PEERS_AGE_S, Peers
+from baton.scheduler.roster import PEERS_AGE_S, Peers
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import identity
 

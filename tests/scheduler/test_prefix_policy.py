@@ -18,8 +18,7 @@ from baton.scheduler.policy import Policy, WorkerChoice
 from baton.scheduler.policy.filters import HasRoom
 from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.types import FleetView, Reserved
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, Clock, need

@@ -10,9 +10,15 @@ import pytest
 from redis.asyncio import Redis
 
 from baton.scheduler.errors import StoreRefuses, StoreUnavailable
-from baton.scheduler.keys import DRAINS_TTL_MS, TOPIC_TTL_MS, topic_keys
 from baton.scheduler.store import open_store
-from baton.scheduler.store.redis import AWAY, CALL_TIMEOUT_S, RedisStore
+from baton.scheduler.store.redis import (
+    AWAY,
+    CALL_TIMEOUT_S,
+    DRAINS_TTL_MS,
+    TOPIC_TTL_MS,
+    RedisStore,
+    topic_keys,
+)
 from baton.scheduler.types import Told
 from harness.scheduling import LEASE_S, RedisServer, until
 from harness.support import PATIENCE

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from baton.scheduler.errors import StoreRefuses
-from baton.scheduler.keys import topic_keys
 from baton.scheduler.store import open_store
+from baton.scheduler.store.redis import topic_keys
 from harness.chaos.proxy import Proxy
 from harness.redis_groups import MASTER, admin, cluster, follow, owner, promote, sentinels, servers
 from harness.scheduling import until

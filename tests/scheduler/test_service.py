@@ -71,7 +71,7 @@ def test_the_configuration_implements_the_options():
 
 
 async def test_heartbeats_return_the_peers_reference(client, monkeypatch):
-    monkeypatch.setattr("baton.scheduler.peers.PEERS_AGE_S", 0.0)
+    monkeypatch.setattr("baton.scheduler.roster.PEERS_AGE_S", 0.0)
     load = pb.WorkerLoad(drafting=pb.Drafting(learned_reference=0.75))
     for name in ("a", "b"):
         await client.register(identity(name, D, speculative_method="mtp"), pb.WORKER_STATE_READY)
@@ -177,7 +177,7 @@ async def test_an_encode_worker_needs_no_kv_and_keeps_its_role(server, client):
     assert figure(server, "prefix_placements_total", holds="unknown") == 1
     async with SchedulerClient(server.address, router_id="other", policy=PolicySettings()) as other:
         await other.refresh()
-        assert other.standby.encoders
+        assert other.standby.fleet.encoders
         alone = other.place_alone(need("q/i1", router_id="other", encode=True))
         assert (alone.decode.worker_id, alone.decode.role, alone.blocks) == ("e", pb.ROLE_ENCODE, 0)
         assert other.place_alone(need("q", router_id="other")).decode.worker_id == "d"

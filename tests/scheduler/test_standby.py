@@ -5,7 +5,7 @@ import pytest
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.settling import HELD_UP_S, Settling
+from baton.scheduler.roster import HELD_UP_S, Settling
 from baton.scheduler.standby import KEPT_S, Standby
 from baton.services.config import PolicySettings
 from harness.scheduling import held, identity, need

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from baton import rpc
 from baton.protos import gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2
-from baton.security.access import TABLE
+from baton.security.interceptors import TABLE
 from baton.security.names import Role
 
 FILES = (gang_pb2, handoff_pb2, scheduler_pb2, worker_pb2, health_pb2)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from baton import addresses
 from baton.security import identity, join_service, joining
-from baton.security.authority import Authority, new_key, request_for
+from baton.security.authority import Authority, Token, new_key, request_for
 from baton.security.errors import (
     AuthorityError,
     CAUnreachable,
@@ -31,7 +31,6 @@ from baton.security.errors import (
 from baton.security.identity import checked, name_in
 from baton.security.join_service import JoinService
 from baton.security.names import Name, Role
-from baton.security.tokens import Token
 from harness.support import PATIENCE, eventually, free_port
 from tests.security.conftest import TOPIC
 

@@ -13,7 +13,7 @@ from baton.handoff.manifest import seal
 from baton.handoff.save.saver import SaveJob
 from baton.protos.handoff_pb2 import Manifest
 from harness.support import PATIENCE
-from tests.handoff.caches import random_blocks, records
+from tests.handoff.caches import random_blocks, records, released
 from tests.handoff.load.conftest import CACHE_BLOCKS
 from tests.handoff.mock import Faults
 
@@ -148,7 +148,7 @@ def test_a_load_can_be_cancelled_in_each_state(pair, mock, at, eventually):
     assert pair.loader.take_finished() == []
     if at is not State.HELD:  # the save stays, because the prompt is not complete
         _, other = begin(pair, "behind it")
-        pair.client.release(other)
+        released(pair.client, other)
         assert ("r", 1) in pair.source.staging._entries
 
 

@@ -12,7 +12,15 @@ from baton.handoff.load.pull import LoadJob
 from baton.handoff.manifest import seal
 from baton.handoff.transports.shm import offer_of
 from harness.support import PATIENCE
-from tests.handoff.caches import TRANSPORTS, make_cache, random_blocks, records, source, tensors
+from tests.handoff.caches import (
+    TRANSPORTS,
+    make_cache,
+    random_blocks,
+    records,
+    released,
+    source,
+    tensors,
+)
 from tests.handoff.load.conftest import CACHE_BLOCKS
 from tests.handoff.mock import Mock
 
@@ -143,7 +151,7 @@ def test_a_mangled_manifest_releases_nothing(pair):
     manifest.num_tokens = 311
     pair.load(manifest, Part(0, 0, random_blocks(CACHE_BLOCKS, 10)))
     pair.fails("MalformedManifest")
-    pair.client.release(pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
+    released(pair.client, pair.source.save("behind it", 310, random_blocks(CACHE_BLOCKS, 10)))
     assert pair.source.staging.held()[0] == 1
 
 

@@ -18,6 +18,7 @@ from harness.engines import EngineProcess, Options, clear_prompt, decode, genera
 from harness.packages import install
 from harness.support import PATIENCE, ROOT
 from tests.handoff import checkpoints
+from tests.handoff.caches import released
 from tests.handoff.engines import loaded_of, read
 
 PACKAGE = ROOT / "tests" / "plugins" / "baton-folder"
@@ -79,7 +80,7 @@ def test_a_released_save_is_withdrawn(engine, kv_folder):
     prompt = random.Random(1).choices(range(2, checkpoints.VOCAB), k=100)
     manifest = read(engine, "unwanted", prompt)
     client = HandoffClient()
-    assert client.release(manifest)
+    assert released(client, manifest)
     client.close()
     until_empty(kv_folder)
     answer = engine.call(decode, "unwanted", prompt, WRITTEN, manifest)

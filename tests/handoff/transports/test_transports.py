@@ -23,7 +23,7 @@ from baton.handoff.memory import segments
 from baton.handoff.transports.base import Cancellation, Pull
 from baton.handoff.transports.shm import Shm, offer_of
 from baton.protos.handoff_pb2 import Manifest
-from tests.handoff.caches import TRANSPORTS, random_blocks
+from tests.handoff.caches import TRANSPORTS, random_blocks, released
 from tests.handoff.remote import CACHE_BLOCKS, RemoteSource
 
 BLOCKS = 20
@@ -99,7 +99,7 @@ def test_without_its_ticket_nothing_comes_and_nothing_is_released(source, transp
         guessed.shards[0].ticket = ticket
         with pytest.raises((LeaseExpired, WrongTicket), match=f"'ticket-{transport.name}'.*ticket"):
             drain(transport, pull_of(guessed))
-        assert not client.release(guessed)
+        assert not released(client, guessed)
         assert client.renew([guessed]) == set()
     assert source.held()[0] == held
     assert client.renew([saved]) == {(saved.request_id, saved.epoch)}
@@ -112,8 +112,8 @@ def test_a_released_save_cannot_be_pulled(source, transport):
     client = HandoffClient()
     before, _ = source.held()
     assert client.staged([manifest.shards[0].address]).handoffs == before
-    assert client.release(manifest, confirmed=True)
-    assert not client.release(manifest)
+    assert released(client, manifest, confirmed=True)
+    assert not released(client, manifest)
     assert source.held()[0] == before - 1
     client.close()
     with pytest.raises(UnknownHandoff if transport.name == "tcp" else LeaseExpired):
@@ -127,7 +127,7 @@ def test_memory_released_under_a_reader_is_noticed(source, transport):
     chunks = transport.pull(pull_of(manifest, chunk_bytes=1))
     next(chunks)
     client = HandoffClient()
-    client.release(manifest)
+    released(client, manifest)
     with pytest.raises(LeaseExpired, match="no longer holds it"):
         next(chunks)
     client.close()
@@ -163,7 +163,7 @@ def test_a_dead_source(own_folder, transport):
     assert offer_of(manifest.shards[0]).segment in segments.remove_stale()
     with pytest.raises(TransportFailed):
         drain(transport, pull_of(manifest, within_s=5))
-    assert not HandoffClient().release(manifest, timeout_s=1)
+    assert not released(HandoffClient(), manifest)
 
 
 def test_the_first_transport_of_the_pullers_list_that_reaches_is_chosen(source):

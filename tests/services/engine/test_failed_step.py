@@ -71,7 +71,7 @@ def run(engine):
         except Exception as error:  # noqa: BLE001 (like the host)
             found.seen.append(str(error))
             found.ended.append(engine.core.failed.recover(error))
-            engine.connector.take_reports()
+            engine.connector.scheduler_side.take_reports()
     raise TimeoutError("the engine did not become idle")
 
 
@@ -94,7 +94,7 @@ def blocks(engine):
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     engine.run()
-    side = engine.connector._scheduler_side
+    side = engine.connector.scheduler_side
     staging = get_kv_transfer_group()._worker_side.staging
     left = len(side._saving) + len(side._to_save) + len(side._loads)
     return engine.free_blocks, left, staging.capacity - staging.free_blocks

@@ -16,7 +16,7 @@ with warnings.catch_warnings():
         SlidingWindowSpec,
     )
 
-    from baton.services.engine.request_blocks import RequestBlocks
+    from baton.services.engine.request_blocks import most_blocks
 
 _HEADS = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
 IN_STEP = 128
@@ -41,9 +41,9 @@ def test_a_request_takes_no_more_blocks_than_vllm_gives_it(spec, most):
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
     )
     groups = [SimpleNamespace(kv_cache_spec=spec)]
-    blocks = RequestBlocks(
+    taken = most_blocks(
         SimpleNamespace(vllm_config=config, kv_cache_config=SimpleNamespace(kv_cache_groups=groups))
     )
-    assert blocks.most(1) == 1
-    assert blocks.most(1024) == most
-    assert blocks.most(3072, requests=3) == (96 if most == 32 else 3 * most)
+    assert taken(1) == 1
+    assert taken(1024) == most
+    assert taken(3072, requests=3) == (96 if most == 32 else 3 * most)

@@ -21,8 +21,6 @@ class Site:
     def __init__(self, calls):
         self.released = []
         self.outgoing = Outgoing(self.released.append)
-        self.embeddings = []  # released
-        self.outgoing.release_embeddings = self.embeddings.append
         self._calls = calls
 
     def begin(self, name="a", epoch=1, session=1, key=KEY, left_s=60.0):
@@ -294,9 +292,9 @@ async def test_embeddings_are_told_and_released_once(site):
     assert site.outgoing.to_renew() == []
     for _ in range(2):
         site.outgoing.release("image")
-    assert (site.released, site.embeddings) == ([], [complete.embedding])
+    assert site.released == [complete.embedding]
     site.outgoing.complete("image", 1, complete)  # too late
-    assert site.embeddings == [complete.embedding] * 2
+    assert site.released == [complete.embedding] * 2
     assert (await site.follow("image").next()).problem.name == "UnknownHandoff"
 
 
@@ -310,4 +308,4 @@ def test_embeddings_are_leased_until_their_router_releases_them(site):
     site.begin(epoch=2)
     site.outgoing.complete("a", 2, Complete(embedding=EmbeddingManifest(lease_s=0.0)))
     assert not site.outgoing.leased
-    assert (site.released, len(site.embeddings)) == ([], 2)
+    assert len(site.released) == 2

@@ -46,7 +46,7 @@ def bomb(number):
 
 def serve(connection):
     """Be a helper, in a process with vLLM's imports, as a worker's first helper is."""
-    helper._help(socket.socket(fileno=os.dup(connection.fileno())), os.getppid())
+    helper._help(os.dup(connection.fileno()), os.getppid())
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

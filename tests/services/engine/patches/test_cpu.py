@@ -366,7 +366,7 @@ def collections_at_its_end(engine):
 
 
 def facts(engine):
-    return dict(engine.connector.facts)
+    return dict(engine.connector.scheduler_side.facts)
 
 
 def test_amx_keeps_kv_in_a_different_order():

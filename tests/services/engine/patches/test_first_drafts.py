@@ -168,7 +168,7 @@ def begin_early(engine, name, prompt):
 
 
 def kv_layers(engine):
-    return str(engine.connector.facts["KV layers"])
+    return str(engine.connector.scheduler_side.facts["KV layers"])
 
 
 def take_drafted(engine):
