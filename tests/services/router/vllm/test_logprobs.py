@@ -13,7 +13,7 @@ from baton.services.router.vllm import logprobs
 from baton.services.router.vllm.engine_client import RefusedByRouter
 from baton.services.router.vllm.logprobs import MOST_AT_A_TOKEN, MOST_OF_A_PROMPT, PromptLogprobs
 from harness.fake_worker import until
-from tests.services.router.vllm.longest_turn import longest_turn
+from tests.services.router.vllm.test_large_answers import longest_turn
 
 VOCABULARY = 32_000
 
