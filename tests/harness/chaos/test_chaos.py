@@ -56,9 +56,6 @@ def judged(one, *uncovered):
     return told
 
 
-# -- the checker
-
-
 @pytest.mark.parametrize(
     ("tokens", "changes", "fate"),
     [
@@ -184,9 +181,6 @@ def test_figures_are_judged_by_the_plans_bounds():
         assert text in str(one)
 
 
-# -- the load: real HTTP, and a server that misbehaves
-
-
 class _Server:
     """A router with given answers; `calls` counts the requests."""
 
@@ -240,9 +234,6 @@ async def test_the_load_reads_streams_and_judges_them(events, fate, monkeypatch)
         assert all(end >= start for start, end in one.pauses())
 
 
-# -- plans
-
-
 @pytest.mark.parametrize("one", PLANS.values(), ids=list(PLANS))
 def test_a_seed_makes_the_same_plan_with_each_fault_at_each_of_its_stages(one):
     first, again, other = (list(itertools.islice(one.events(seed), 40)) for seed in (7, 7, 8))
@@ -275,9 +266,6 @@ def test_questions_with_images_are_chats():
     parts = shown.body()["messages"][0]["content"]
     assert [one["type"] for one in parts] == ["image_url", "image_url", "text"]
     assert "prompt" in cases[0].body()
-
-
-# -- the means of harm
 
 
 def test_corruption_hits_each_whole_save_once_and_nothing_else():

@@ -58,8 +58,7 @@ def test_workers_share_the_gpus_that_are_named_twice(monkeypatch):
         Plan(settings([], kv_cache_gib=8), ["mixed"] * 3, "b-"),
     ]
     first, second = placed(plans, plans[0].settings.fleet.devices)
-    assert seen_in(first) == ["0", "0"]
-    assert seen_in(second) == ["1", "GPU-8f6c", "1"]
+    assert (seen_in(first), seen_in(second)) == (["0", "0"], ["1", "GPU-8f6c", "1"])
 
 
 def test_a_wide_worker_shares_each_of_its_gpus():

@@ -74,8 +74,7 @@ def test_a_worker_that_left_is_shown_for_a_while():
     workers = Workers(clock)
     workers.update([status("a"), status("b")])
     workers.update([status("a")])
-    assert rows(workers)["b"]["state"] == GONE
-    assert list(rows(workers)) == ["a", "b"]
+    assert (rows(workers)["b"]["state"], list(rows(workers))) == (GONE, ["a", "b"])
     clock.now += GONE_S
     workers.update([status("a")])
     assert list(rows(workers)) == ["a"]
@@ -127,8 +126,7 @@ def test_workers_come_change_and_go():
         (INFO, "b: state starting → ready"),
     ]
     gone = row("a", role="prefill", state="gone")
-    assert told([flipped], [gone]) == [(BAD, "a is gone")]
-    assert told([gone], [gone]) == []
+    assert (told([flipped], [gone]), told([gone], [gone])) == ([(BAD, "a is gone")], [])
 
 
 def test_many_at_once_are_one_line():

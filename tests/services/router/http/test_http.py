@@ -82,8 +82,7 @@ async def test_more_sequences_than_fit_at_once(members, http, many, stream):
 async def test_answers(members, http):
     _, decode = await pair(members, http)
     got = await http.post("/v1/completions", json=body())
-    assert got.status_code == 200
-    assert got.json()["choices"][0]["text"] == text(8)
+    assert (got.status_code, got.json()["choices"][0]["text"]) == (200, text(8))
     assert got.json()["usage"] == {
         "prompt_tokens": 2,
         "completion_tokens": 8,

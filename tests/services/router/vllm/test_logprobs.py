@@ -104,8 +104,7 @@ async def test_many_log_probabilities_do_not_block_other_streams():
     assert end.making.takes(second)
     assert not end.making.takes(output([3], name="another"))
     longest = await longest_turn(lambda: bool(end.outputs))
-    assert end.ids == list(range(10_000))
-    assert end.outputs == [first, second]
+    assert (end.ids, end.outputs) == (list(range(10_000)), [first, second])
     assert first.new_prompt_logprobs_tensors is None
     assert not end.making.takes(output([4]))
     assert longest < 0.1  # 0.2 s in one go
