@@ -1,7 +1,7 @@
 """Each alert fires in its cases, and not in similar ones (`promtool test rules`)."""
 
 import subprocess
-from dataclasses import dataclass
+from collections import namedtuple
 
 import pytest
 import yaml
@@ -13,12 +13,8 @@ pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promt
 Series = dict[str, str]  # name with labels -> values at each scrape, in promtool's notation
 
 
-@dataclass(frozen=True)
-class Case:
-    about: str
-    series: Series
-    after_s: int
-    fires: tuple[dict[str, str], ...] = ()
+# Series, and the labels of the alerts that must fire after a time.
+Case = namedtuple("Case", "about series after_s fires", defaults=[()])
 
 
 def fires(about, series, after_s=120, **labels):

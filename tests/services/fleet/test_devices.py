@@ -36,9 +36,8 @@ def seen_in(places):
 
 def test_each_worker_gets_the_gpus_that_it_needs():
     assert seen(devices.assign([2, 1, 2])) == ["0,1", "2", "3,4"]
-    with pytest.raises(
-        StartError, match=r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
-    ):
+    said = r"2 workers of 2 GPU.s. and 3 workers of 1 GPU.s. need 7 GPUs, 6 are"
+    with pytest.raises(StartError, match=said):
         devices.assign([2, 2, 1, 1, 1])
 
 
