@@ -10,7 +10,6 @@ from deploy.boards.alerts import ALERTS, EVERY_S, FILE
 from harness.prometheus import why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
-Series = dict[str, str]  # name with labels -> values at each scrape, in promtool's notation
 
 
 # Series, and the labels of the alerts that must fire after a time.
