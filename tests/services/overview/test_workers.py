@@ -75,23 +75,13 @@ def test_a_worker_that_left_is_shown_for_a_while():
     workers.update([status("a"), status("b")])
     workers.update([status("a")])
     assert (rows(workers)["b"]["state"], list(rows(workers))) == (GONE, ["a", "b"])
+    workers.update([status("a"), status("b", drained=True)])  # it comes back
+    assert rows(workers)["b"]["state"] == "drained"
+    workers.update([status("a")])
+    assert rows(workers)["b"]["state"] == GONE
     clock.now += GONE_S
     workers.update([status("a")])
     assert list(rows(workers)) == ["a"]
-
-
-def test_a_worker_that_comes_back_is_no_longer_gone():
-    workers = Workers()
-    workers.update([status("a")])
-    workers.update([])
-    workers.update([status("a")])
-    assert [(row["id"], row["state"]) for row in rows(workers).values()] == [("a", "ready")]
-
-
-def test_a_drained_worker_is_called_drained():
-    workers = Workers()
-    workers.update([status("a", drained=True)])
-    assert rows(workers)["a"]["state"] == "drained"
 
 
 def test_an_encode_worker_has_embeddings_and_no_kv():
