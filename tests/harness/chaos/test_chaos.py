@@ -7,7 +7,6 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -37,7 +36,7 @@ RIGHT = list(range(100, 116))
 
 def answer(tokens, **changes):
     """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), cast(Part, _Named()), sent=10.0)
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), _Named(), sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5

@@ -71,7 +71,7 @@ def help_of(*command):
 
 
 @pytest.mark.parametrize("command", ["up", "batch", "router", "scheduler", "decode", "status", "role"])
-def test_help_lists_every_flag_under_its_section(command: str) -> None:
+def test_help_lists_every_flag_under_its_section(command):
     """The command's own flags come first, then those of each section under a heading."""
     text = help_of(command)
     headings = re.findall(r"^(\w+)(?: \(file: (\w+)\.KEY; env: BATON_(\w+)__KEY\))?:", text, re.MULTILINE)
