@@ -7,6 +7,7 @@ import json
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,11 +33,13 @@ from harness.serving import serving
 from harness.support import PATIENCE, free_port
 
 RIGHT = list(range(100, 116))
+ROUTER = SimpleNamespace(name="router-0", hung_times=())
+HUNG = SimpleNamespace(name="router-0", hung_times=((13.0, 21.5),))
 
 
 def answer(tokens, **changes):
     """Return a right stream of 16 tokens, one event per token every 0.1 s, with changes."""
-    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), _Named(), sent=10.0)
+    one = Answer("chaos-0-0.", Case((1, 2), 16, stream=True), ROUTER, sent=10.0)
     one.tokens, one.finish = tokens, "length"
     one.arrivals = [10.5 + 0.1 * at for at in range(len(tokens))]
     one.ended = one.arrivals[-1] if tokens else 10.5
@@ -83,15 +86,6 @@ def test_an_answer_is_judged(tokens, changes, fate):
     assert bool(told.messages) is not told.good
 
 
-class _Named:
-    name = "router-0"
-    hung_times: tuple[tuple[float, float], ...] = ()
-
-
-class _Hung(_Named):
-    hung_times = ((13.0, 21.5),)
-
-
 def test_a_503_is_a_failure_unless_nobody_could_serve():
     refused = answer(RIGHT, refused=[3.0])
     assert judged(refused, (2.0, 4.0)).good
@@ -104,7 +98,7 @@ def test_pauses_count_from_the_request_to_the_end_without_the_time_of_a_restart(
     told = judged(late)
     assert told.longest_pause_s == told.longest_covered_pause_s == pytest.approx(10.0)
     assert told.over_limit == 1
-    for told in (judged(late, (13.0, 21.5)), judged(answer(RIGHT, ended=22.0, router=_Hung()))):
+    for told in (judged(late, (13.0, 21.5)), judged(answer(RIGHT, ended=22.0, router=HUNG))):
         assert told.longest_pause_s == pytest.approx(10.0)
         assert (told.longest_covered_pause_s, told.over_limit) == (pytest.approx(1.5), 0)
     assert judged(answer(RIGHT, sent=4.0)).longest_pause_s == pytest.approx(6.5)
