@@ -142,7 +142,7 @@ def render(results: dict[str, Any]) -> str:
     lines = [BEGIN, f"| family | {' | '.join(ARRANGEMENTS)} |", "| --- " * (1 + len(ARRANGEMENTS)) + "|"]
     for name, shown in FAMILIES.items():
         cells = [results["families"][name][one] for one in ARRANGEMENTS]
-        lines.append(" | ".join([f"| {shown}", *(f"{one['equal']} of {one['of']}" for one in cells)]) + " |")
+        lines.append(" | ".join([f"| {shown}", *(f"{one['equal']}/{one['of']}" for one in cells)]) + " |")
     return "\n".join([*lines, END])
 
 

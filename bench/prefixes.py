@@ -31,13 +31,12 @@ from baton.block_log import PIECE
 from baton.prefix_keys import PromptKeys, key_of, prompt_keys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.client import SchedulerClient
-from baton.scheduler.fleet_copy import FleetCopy
 from baton.scheduler.fleet_feed import FleetFeed
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
-from baton.scheduler.prefixes.match import Match
-from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
+from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.service import SchedulerServer
+from baton.scheduler.standby import FleetCopy
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import SchedulerSettings
 from baton.services.imports import collect_seldom

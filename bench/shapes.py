@@ -165,17 +165,20 @@ def load() -> dict[str, Any]:
 
 
 def render(results: dict[str, Any]) -> str:
-    lines = [BEGIN, f"| drafts, model | shape | {' | '.join(SIDES)} | accepted |", "| --- " * 6 + "|"]
+    """Return the table of shapes: models, accepted tokens per draft, and differing answers if any."""
+    rows: dict[str, list[str]] = {}
     for case in CASES:
-        cells = results["cases"][case.name]
-        shown = " | ".join(_equal(cells.get(side)) for side in SIDES)
-        accepted = f"{per_draft(cells['decode']):.2f}" if case.drafts else "-"
-        lines.append(f"| {case.row.name} | {case.shape} | {shown} | {accepted} |")
-    return "\n".join([*lines, END])
+        rows.setdefault(case.shape, []).append(_shown(case, results["cases"][case.name]))
+    lines = [f"| {shape} | {'; '.join(shown)} |" for shape, shown in rows.items()]
+    return "\n".join([BEGIN, "| shape | models: accepted tokens per draft |", "| --- | --- |", *lines, END])
 
 
-def _equal(cell: dict[str, Any] | None) -> str:
-    return f"{cell['equal']} of {cell['of']}" if cell is not None else "-"
+def _shown(case: Case, cells: dict[str, Any]) -> str:
+    shown = f"{case.row.name}: {per_draft(cells['decode']):.2f}" if case.drafts else case.row.name
+    for side, cell in cells.items():
+        if cell["equal"] < cell["of"]:
+            shown += f" ({side}: {cell['equal']} of {cell['of']} answers)"
+    return shown
 
 
 def main(arguments: list[str]) -> None:

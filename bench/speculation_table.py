@@ -238,7 +238,8 @@ def render(results: dict[str, Any]) -> str:
         cells = results["rows"][row.name]["cells"]
         shown = [_show(cells[fleet], notes) for fleet in FLEETS]
         lines.append(f"| {row.name} | {' | '.join(shown)} |")
-    lines += ["", *(f"[{number}] {note}." for number, note in enumerate(notes, 1))]
+    if notes:
+        lines += ["", *(f"[{number}] {note}." for number, note in enumerate(notes, 1))]
     for row in ROWS:
         if withheld := results["rows"][row.name]["cells"]["1P1D"].get("withheld"):
             there, without = per_draft(results["rows"][row.name]["cells"]["1P1D"]), per_draft(withheld)

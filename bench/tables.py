@@ -24,7 +24,7 @@ class Table:
     columns: str
     labels: tuple[str, ...] = ()  # heads of the label columns
     turned: bool = False  # transposed
-    part: str = ""  # the part of a file whose parts have their own commands
+    parts: tuple[str, ...] = ()  # the parts of a file whose parts have their own commands
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""
@@ -44,6 +44,21 @@ def _swapped(nested: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Swap the outer two levels."""
     inner = {key: None for each in nested.values() for key in each}
     return {key: {outer: each.get(key, {}) for outer, each in nested.items()} for key in inner}
+
+
+def _only(path: str, *labels: str) -> Callable[[Result], Any]:
+    """Return a view of the figures at a path that keeps these labels of their innermost level."""
+
+    def kept(node: dict[str, Any]) -> dict[str, Any]:
+        found = {label: node[label] for label in labels if label in node}
+        return found or {key: kept(child) for key, child in node.items()}
+
+    def view(result: Result) -> Any:
+        for key in path.split("."):
+            result = result[key]
+        return kept(result)
+
+    return view
 
 
 def _ratio(result: Result) -> Any:
@@ -76,34 +91,29 @@ def _classes(result: Result) -> Any:
     }
 
 
-def _class_goals(result: Result) -> Any:
-    return {
-        shape: {"left": one["left"]}
-        | {goal.partition(" (")[0]: value for goal, value in one["goals"].items()}
-        for shape, one in result["deployments"].items()
-    }
-
-
 def _overload(result: Result) -> Any:
-    after = result["after"]
     return {
         "one stream alone": result["alone"],
         "a full house": result["full"],
         "overload": result["overload"],
-        "one stream afterwards": after["alone"],
-        "a full house afterwards": after["full"],
+        "one stream afterwards": result["after"]["alone"],
     }
 
 
 def _fleets(result: Result) -> Any:
-    return {
-        workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
-        for workers, one in result["index"].items()
-    }
+    return {workers: one | result["turns"].get(workers, {}) for workers, one in result["index"].items()}
 
 
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
+
+
+def _gpu_streams(result: Result) -> Any:
+    found: Any = _gpu("streams", "median")(result)
+    for size, fleets in found.items():
+        found[size] = {fleet: fleets[fleet] for fleet in ("1P1D", "one-stock")}
+    compiled = _gpu("compiled", "median")(result)
+    return found | {f"{size}, compiled": one for size, one in compiled.items()}
 
 
 def _by_trace(*traces: str) -> str:
@@ -121,79 +131,45 @@ _MIX = (
 _STREAMS = (
     "itl_p50_ms; itl_p99_ms; itl_max_ms=longest gap, ms; ttft_short_p50_ms; ttft_long_p50_ms; tokens_per_s"
 )
-_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
-_SERVERS = "concurrent requests", "server"
+_HANDOFFS = [
+    f"{transport}{form}" for form in ("", ", fp8_e4m3") for transport in ("shm", "nixl", "nixl, TCP")
+]
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
-    "clients-serve": Table("clients", "tools.serve.median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
-    "clients-guidellm": Table(
-        "clients", "tools.guidellm.median", "failed; tokens_per_s; ttft_p50_ms; itl_p50_ms", _SERVERS
-    ),
-    "clients-lm-eval": Table(
+    "clients-serve": Table(
         "clients",
-        "tools.lm-eval.median",
-        "failed; seconds; score|.4f; answers=checksum of the answers|d",
-        ("task", "server"),
+        _only("tools.serve.median", "1", "8", "128", "inf"),
+        f"failed; tokens_per_s; {_LATENCIES}",
+        ("concurrent requests", "server"),
     ),
     "speculation": Table(
         "speculation",
-        _served,
+        lambda result: _served(result)["1P1D"],
         ";".join(
             f"{kind}.{streams}={kind}, {streams} at a time|.2f"
             for kind in ("chat", "repetitive")
-            for streams in (1, 4, 16)
+            for streams in (1, 16)
         ),
-        ("", "method"),
+        ("method",),
     ),
     "fair-share": Table(
         "fair-share",
-        "models.qwen2-80m",
+        _only("models.qwen2-80m", "as vLLM does", "shares, order"),
         "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
     ),
-    "path": Table(
-        "path", "median_ms", "save; sample; wait; move; check; load; total; total_p95", ("transport",)
-    ),
-    "early": Table(
-        "early",
-        "arms",
-        ";".join(
-            [f"{steps}.early=early, {steps} steps|.0%" for steps in (4, 16)]
-            + [f"{steps}.rest_ms=rest, {steps}, ms" for steps in (1, 2, 4, 16, 64)]
-        ),
-        ("way",),
-    ),
-    "first-drafts": Table(
-        "first-drafts",
-        "arms",
-        "first_step_tokens=tokens of the first step; first_token_ms; second_token_ms; third_token_ms",
-        ("drafts",),
-    ),
-    "window": Table(
-        "window",
-        "ways",
-        "total_ms.large.p50=large staging, ms; total_ms.small.p50=small, ms; total_ms.ratio.p50=ratio;"
-        "step_ms.large.p50=save, large, ms; step_ms.small.p50=save, small, ms",
-        ("way",),
-    ),
+    "path": Table("path", "median_ms", "save; sample; move; check; load; total; total_p95", ("transport",)),
     "handoff": Table(
         "handoff",
-        lambda result: _swapped(result["tokens"]),
+        lambda result: _only("tokens", *_HANDOFFS)({"tokens": _swapped(result["tokens"])}),
         ";".join(
             ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
         ),
         ("transport, format",),
     ),
-    "pulls": Table(
-        "pulls",
-        "pulls",
-        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s per GB; puller_cpu_s_a_gb.p50=puller's;"
-        "engine_share.p50=engine's steps|.0%",
-        ("pull",),
-    ),
     "gangs": Table(
         "gangs",
-        "costs",
+        _only("costs", "one", "two", "idle"),
         ";".join(
             f"{key}.{arm}.p50={head}{name}"
             for key, name in (("tokens_per_s", "tokens/s"), ("ttft_ms", "TTFT, ms"))
@@ -201,29 +177,25 @@ TABLES = {
         ),
         ("engines",),
     ),
-    "gang-forwards": Table(
-        "gangs",
-        lambda result: {"": result["forwards"] | result["wakes"]},
-        "steps=its steps; dummies=its dummy steps; others_dummies=the other's dummy steps;"
-        "p50_ms=wake-up, p50, ms; p99_ms=p99, ms",
-    ),
     "router": Table(
         "router",
         lambda result: {f"{one['interval_ms']:g} ms": one for one in result["runs"]},
-        _ROUTER,
+        "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB",
         ("step",),
-    ),
-    "router-processes": Table(
-        "router-processes",
-        lambda result: {f"{one['processes']}, flush_ms {one['flush_ms']:g}": one for one in result["arms"]},
-        f"{_ROUTER}; tokens_per_s_a_core=tokens/s per core",
-        ("processes",),
     ),
     "scheduler": Table(
         "scheduler",
-        "arms.here",
-        "placed_per_s; failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; own_p99_ms=p99; cpu_us;"
-        "redis_us=Redis, µs; fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
+        _only(
+            "arms.here",
+            "memory, 20 routers, 1 scheduler, 32P32D",
+            "redis, 20 routers, 1 scheduler, 32P32D",
+            "stopped, 20 routers, 1 scheduler, 32P32D",
+            "redis, 100 routers, 1 scheduler, 32P32D",
+            "redis, 20 routers, 1 scheduler, 500P500D",
+            "redis, 20 routers, 2 schedulers, 32P32D",
+        ),
+        "failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; cpu_us;"
+        "fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
         ("deployment",),
     ),
     "overload": Table(
@@ -237,84 +209,24 @@ TABLES = {
         "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
         "refused=refused with 503; refused_p50_ms=time of a refusal p50, ms; refused_p99_ms=p99;"
         "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
-        "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
+        "itl_p99_against_alone=gap p99 against one stream",
         turned=True,
     ),
-    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; answers; not_answered"),
-    "flood-ratio": Table(
-        "flood",
-        "felt.ttft_p99_against",
-        "ratio=TTFT p99 beside a flood; low=90 % interval: from; high=to",
-        ("against",),
-    ),
-    "flood-held": Table(
-        "flood",
-        "held",
-        "limit; sent; statuses.200=admitted; allowed; p99=concurrent, 99 % of the time; off=deviation|+.1%",
-        ("limit of",),
-    ),
+    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; not_answered"),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
-    ),
-    "classes-goals": Table(
-        "classes",
-        _class_goals,
-        "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
-        "left=share left for batch; batch of what is left=batch, relative to that",
-    ),
-    "prefixes-hashing": Table(
-        "prefixes",
-        lambda result: {f"{result['prompt_tokens']:,} tokens": result["hashing"]},
-        "whole_prompt_ms=hash all, ms; next_turn_ms=hash the next turn, ms;"
-        "bytes_in_a_placement=bytes in a placement",
-        ("prompt",),
     ),
     "prefixes-index": Table(
         "prefixes",
         _fleets,
-        "blocks; operations_a_s; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
-        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core;"
-        "bytes_a_router_s=bytes/s per router; scheduler_cores=cores for updates",
+        "look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core",
         ("workers",),
-    ),
-    "prefixes-sizes": Table(
-        "prefixes",
-        "sizes",
-        "gib=GiB; bytes_a_block=bytes per block; operations_a_s; look_up_us=look-up, µs",
-        ("blocks",),
-    ),
-    "routing": Table(
-        "routing",
-        "median",
-        "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_tokens=prompt tokens computed;"
-        "computed_share=share of all|.0%",
-        ("policy",),
     ),
     "simulate": Table(
         "simulate",
         lambda result: _swapped(result["loads"]),
-        _by_trace("chats", "shared", "agents", "documents", "prompts"),
-        ("policy",),
-    ),
-    "simulate-size": Table(
-        "simulate-size",
-        "loads",
-        "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
-        "simulated_per_s=per second of wall time",
-        ("trace", "policy"),
-    ),
-    "simulate-weights": Table(
-        "simulate-weights",
-        lambda result: _swapped(result["loads"]),
-        _by_trace("chats", "agents"),
-        ("policy",),
-    ),
-    "simulate-validation": Table(
-        "simulate-validation",
-        "arms",
-        "real.ttft_mean_ms=TTFT mean, real, ms; simulated.ttft_mean_ms=simulated, ms;"
-        "error_percent.ttft_mean_ms=error, %: TTFT mean|+.1f; error_percent.ttft_p50_ms=p50|+.1f;"
-        "error_percent.ttft_p90_ms=p90|+.1f; error_percent.computed_tokens=computed tokens|+.1f",
+        _by_trace("chats", "agents", "prompts"),
         ("policy",),
     ),
     "peers": Table(
@@ -322,7 +234,7 @@ TABLES = {
         "median",
         "alone_ttft_p50_ms=one long prompt alone: TTFT p50, ms;"
         "alone_second_p50_ms=its second token after the first, p50, ms;"
-        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=its CPU time, s;"
+        "alone_cpu_s=its CPU time, s;"
         f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
     ),
@@ -337,10 +249,9 @@ TABLES = {
     ),
     "images-again": Table(
         "images-beside",
-        "alone",
+        _only("alone", "1P1D", "1E1P1D", "1E1P1D, room for one"),
         "ttft_ms=TTFT, ms; pixels_to_e_mib=pixels to E, MiB; pixels_to_p_mib=pixels to P, MiB;"
-        "pixels_to_mixed_mib=pixels to an aggregated engine, MiB; embeddings_mib=embeddings, E to P, MiB;"
-        "kv_mib=KV, P to D, MiB",
+        "embeddings_mib=embeddings, E to P, MiB",
         ("workers", "image"),
     ),
     "startup": Table(
@@ -348,34 +259,17 @@ TABLES = {
         lambda result: _swapped({"median": result["median_s"], "runs": result["runs_s"]}),
         "median=median, s; runs=runs, s",
     ),
-    "gpu-answers": Table(
-        "gpu-serve",
-        "answers.arms",
-        "equal=equal answers of 9; handoffs.total_ms=handoff, ms; drafted; accepted",
-        ("way",),
-        part="answers",
-    ),
-    "gpu-models": Table(
-        "gpu-serve",
-        "models.models",
-        "equal; of; drafted; accepted; handoffs.mib=KV, MiB",
-        ("way",),
-        part="models",
-    ),
     "gpu-streams": Table(
-        "gpu-serve", _gpu("streams", "median"), _STREAMS, ("model", "fleet"), part="streams"
-    ),
-    "gpu-compiled": Table(
-        "gpu-serve", _gpu("compiled", "median"), _STREAMS, ("model", "fleet"), part="compiled"
+        "gpu-serve", _gpu_streams, _STREAMS, ("model", "fleet"), parts=("streams", "compiled")
     ),
     "gpu-load": Table(
         "gpu-serve",
         _gpu("load", "arms"),
         ";".join(
             f"{many}.tokens_per_s=tokens/s at {many}; {many}.ttft_p50_ms=TTFT at {many}, ms"
-            for many in (1, 8, 64, 256)
+            for many in (1, 256)
         ),
         ("model", "fleet"),
-        part="load",
+        parts=("load",),
     ),
 }

@@ -38,20 +38,15 @@ Params = Mapping[str, Any]
 
 
 def save_params(epoch: int, *, cached: bool = False, prefix: Params | None = None) -> Params:
-    """Return the parameters of a `SaveWish`."""
     return {KEY: SaveWish(epoch, cached, prefix[KEY] if prefix is not None else None)}
 
 
 def load_params(epoch: int, tokens: int, manifest: Manifest | None = None, saved_as: str = "") -> Params:
-    """Return the parameters of a `LoadWish`.
-
-    Without a manifest, blocks are reserved until `BatonConnector.begin_load` or `complete_load` brings one.
-    """
+    """Without a manifest, blocks are reserved until `begin_load` or `complete_load` brings one."""
     return {KEY: LoadWish(epoch, tokens, manifest, saved_as)}
 
 
 def wish_of(params: Params | None) -> SaveWish | LoadWish | None:
-    """Return the wish in `kv_transfer_params`, if any."""
     wish = params.get(KEY) if params is not None else None
     return wish if isinstance(wish, SaveWish | LoadWish) else None
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from baton.scheduler.keys import topic_keys
+from baton.scheduler.store.redis import topic_keys
 from baton.services.config import load
 from baton.services.diagnosis import stores
 from baton.services.diagnosis.finding import Verdict

@@ -1,6 +1,5 @@
 from baton.protos import scheduler_pb2 as pb
-from baton.services.overview.changes import BAD, INFO, changes
-from baton.services.overview.workers import COLUMNS, GONE, GONE_S, Row, Workers
+from baton.services.overview.workers import BAD, COLUMNS, GONE, GONE_S, INFO, Row, Workers, changes
 from harness.scheduling import Clock
 
 

@@ -142,7 +142,7 @@ async def test_an_image_that_is_cached_with_the_prompt_is_not_encoded(cluster):
 async def test_without_encode_workers_nothing_is_asked(cluster, monkeypatch):
     prefill, _ = await cluster.pair()
     await cluster.scheduler.refresh()
-    assert not cluster.scheduler.standby.encoders
+    assert not cluster.scheduler.standby.fleet.encoders
     monkeypatch.delattr(Placements, "encode")
     await ask(cluster, A)
     assert (sent(prefill), images(prefill), where(cluster)) == (["a"], [], (0, 0, 1))

@@ -5,8 +5,7 @@ from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, Failed
 from baton.services.engine import wire
 from baton.services.engine.images import MOST_BYTES, metadata_of
 from baton.services.router.errors import NotAdmitted
-from baton.services.router.image_budget import ImageBudget, budget_bytes
-from baton.services.router.images import Image, Sent
+from baton.services.router.images import Image, ImageBudget, Sent, budget_bytes
 from baton.services.router.state import Journal
 from harness.fake_worker import Fault, answer
 from harness.router import Answer, engine_request

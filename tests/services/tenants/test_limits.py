@@ -5,11 +5,9 @@ import time
 import pytest
 from redis.exceptions import NoPermissionError
 
-from baton.services.tenants import redis_keys, shared, slots
+from baton.services.tenants import quotas, redis_keys, shared
 from baton.services.tenants.model import ANYBODY, Caller, Limits, OverLimit, Tenant
-from baton.services.tenants.quotas import Quotas
-from baton.services.tenants.rates import Rate, Rates
-from baton.services.tenants.slots import SlotLimit, Slots
+from baton.services.tenants.quotas import Quotas, Rate, Rates, SlotLimit, Slots
 from harness.scheduling import until
 from harness.support import PATIENCE
 
@@ -204,7 +202,7 @@ async def test_a_bucket_that_is_full_again_holds_no_more_than_it_may(redis_serve
 
 
 async def test_the_slots_of_a_router_that_died_come_back(redis_server, share, monkeypatch):
-    monkeypatch.setattr(slots, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
+    monkeypatch.setattr(quotas, "_LEASE_MS", 1_500)  # longer than a busy machine stalls
     monkeypatch.setattr(redis_keys, "RENEW_S", 0.05)
     dead, alive = [Quotas(await share(redis_server), name) for name in ("dead", "alive")]
     alive.start()

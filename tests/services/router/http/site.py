@@ -9,8 +9,8 @@ import httpx
 
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import placer, service, servicer
+from baton.scheduler.roster import Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.settling import Settling
 from baton.services.config import SchedulerSettings
 from baton.services.tenants.model import ApiKey, digest
 from harness.fake_worker import MODEL, FakeWorker, Seen, answer

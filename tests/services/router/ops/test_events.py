@@ -1,6 +1,6 @@
-from baton.services.overview.changes import BAD, INFO, WARNING
-from baton.services.router.ops.events import KEPT, Events
-from baton.services.router.ops.flows import MOST_PAIRS, WINDOW_S, Flows
+from baton.services.overview.workers import BAD, INFO, WARNING
+from baton.services.router.ops.feed import KEPT_EVENTS as KEPT
+from baton.services.router.ops.feed import MOST_PAIRS, WINDOW_S, Events, Flows
 from harness.scheduling import Clock
 from tests.services.overview.test_workers import row
 from tests.services.router.ops.records import record

@@ -3,7 +3,9 @@ import pytest
 from baton.autoscale.histogram import SECONDS, Histogram, quantile
 from baton.services.overview.workers import Sums
 from baton.services.router.load import RouterCounts
-from baton.services.router.ops.series import COLUMNS, KEPT, Series
+from baton.services.router.ops.feed import KEPT_SAMPLES as KEPT
+from baton.services.router.ops.feed import SERIES_COLUMNS as COLUMNS
+from baton.services.router.ops.feed import Series
 from harness.scheduling import Clock
 from tests.services.router.test_load import finish
 
