@@ -1,6 +1,5 @@
 """Each alert fires in its cases, and not in similar ones (`promtool test rules`)."""
 
-import subprocess
 from collections import namedtuple
 
 import pytest
@@ -8,6 +7,7 @@ import yaml
 
 from deploy.boards.alerts import ALERTS, EVERY_S, FILE
 from harness.prometheus import why_not
+from harness.support import ran
 
 pytestmark = pytest.mark.skipif(bool(why_not("promtool")), reason=why_not("promtool"))
 
@@ -286,11 +286,4 @@ def promtool(folder, name, cases):
         "tests": [test(case) for case in cases],
     }
     (folder / "test.yaml").write_text(yaml.safe_dump(wanted))
-    return subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return ran("promtool", "test", "rules", "test.yaml", cwd=folder)
