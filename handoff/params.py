@@ -1,7 +1,7 @@
 """The host's orders to the connector: `Request.kv_transfer_params`, never set by a client.
 
-A PREFILL or a SAVE carries `save_params`, a DECODE with a handoff `load_params`, any other request None. The
-connector reports the outcome as a `Saved` or `Loaded` (reports.py).
+A SAVE, and a PREFILL that is handed over, carries `save_params`, a request that loads KV `load_params`, any
+other None. The connector reports the outcome as a `Saved` or `Loaded` (reports.py).
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class SaveView(SavePlan):
 
 
 class Fill:
-    """Write consecutive records of a save, which may already be pulled. Call `close` last, and once.
+    """Publish consecutive records of a save as they are written. Call `close` last, and once.
 
     There is one Fill per prefill step, or per part of a window. The memory is not reused before `close`, even
     if the lease ends.

@@ -1,8 +1,9 @@
 """Run one EngineCore and the thread that steps it.
 
 The thread loads the engine, handles messages between steps, steps while there is work and otherwise blocks.
-It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine; the public
-methods of EngineHost may be called from the loop's thread.
+It passes the results of a step to the asyncio loop in one call. Only this thread uses the engine, except
+that a load is begun from the loop's thread, so that it does not wait for a step. The public methods of
+EngineHost may be called from the loop's thread.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The view of a deployment that `baton status`, `baton top` and the live page share."""
+"""The view of a deployment that `baton top` and the live page share; `baton status` has its own columns."""

@@ -4,7 +4,7 @@
     DecodeLeg    the remaining tokens, on the decode worker; without a prefill worker the prompt too
 
 Both workers of a pair get their Start at once, with a key by which the decode worker fetches the KV from the
-prefill worker. The decode leg holds its worker's messages back until the prefill leg has succeeded: the
+prefill worker. The decode leg holds its worker's outputs back until the prefill leg has succeeded: the
 client gets tokens in order, and none of an attempt whose prefill failed.
 """
 

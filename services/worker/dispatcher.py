@@ -240,7 +240,7 @@ class Dispatcher:
     def _stop(self, attempt: RunningAttempt, code: Failed.Code, message: str) -> None:
         self._fail_all([(attempt, self._cut(attempt, code, message))])
 
-    # Called by the engine (engine.host.Listener).
+    # Called by the engine (engine.step.Listener).
 
     def on_step(self, step: EngineStep) -> None:
         """Send each router its part of a step's outputs and reports, in one reply."""
