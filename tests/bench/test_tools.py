@@ -26,7 +26,6 @@ def test_no_answer_stands_twice_among_the_choices(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "one.jsonl").read_text().splitlines()]
     assert len(lines) == tools.QUESTIONS
     for line, (prompt, answer) in zip(lines, asked, strict=True):
-        assert line["prompt"] == prompt
-        assert line["choices"][line["right"]] == answer
+        assert (line["prompt"], line["choices"][line["right"]]) == (prompt, answer)
         assert len(set(line["choices"])) == tools.CHOICES
     assert {line["right"] for line in lines} == set(range(tools.CHOICES))
