@@ -17,8 +17,8 @@ from baton.services.router.chronicle import Recent
 from baton.services.router.load import RouterCounts
 from baton.services.router.ops import server
 from baton.services.router.ops.access import PageAccess
-from baton.services.router.ops.actions import Actions
 from baton.services.router.ops.feed import Feed, Series
+from baton.services.router.ops.server import Actions
 from harness.scheduling import Options, identity
 
 REFRESH_S = 0.2

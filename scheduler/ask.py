@@ -77,7 +77,6 @@ async def _set_role(worker: WorkerRecord, role: pb.Role, fence: int) -> str:
 async def try_handoff(
     source: WorkerRecord, puller: WorkerRecord, request: pb.TryHandoffRequest
 ) -> pb.TryHandoffReply:
-    """Have one worker pull a test payload from another."""
     asked = await inspect(source)
     if asked.problem:
         return pb.TryHandoffReply(problem=asked.problem)

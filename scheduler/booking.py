@@ -31,8 +31,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The workers chosen for an attempt, and its booking."""
-
     prefill: WorkerRecord | None  # None: the decode worker also prefills
     decode: WorkerRecord
     booking: Booking
@@ -129,7 +127,6 @@ def prefill_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> 
 
 
 def decode_bound(need: Need, worker: WorkerRecord, limits: PlacementLimits) -> str:
-    """Describe why a decode worker refused a request."""
     reserved, capacity = worker.reserved, worker.capacity
     most = max_requests(capacity, limits, need.room)
     if reserved.requests >= most:

@@ -266,7 +266,6 @@ class SchedulerClient:
         return await self._schedulers.call("Inspect", request, INSPECT_TIMEOUT_S)
 
     async def clock(self) -> float:
-        """Return the scheduler's wall clock, seconds."""
         request = pb.InspectRequest(clock_alone=True)
         return (await self._schedulers.call("Inspect", request, CALL_TIMEOUT_S)).inspection.unix_s
 

@@ -76,7 +76,6 @@ class Ledger:
             del self._reserved[worker_id]
 
     def booked_by(self, router_id: str) -> Sums:
-        """Return a copy of a router's bookings."""
         return {worker_id: replace(one) for worker_id, one in self._routers.get(router_id, {}).items()}
 
     def last(self, request_id: str) -> tuple[int, bool]:
@@ -127,7 +126,6 @@ class Ledger:
         return result
 
     def sweep(self) -> None:
-        """Release bookings whose lease has expired."""
         now = self._clock()
         while self._looks and self._looks[0][0] <= now:
             look_at, request_id = heappop(self._looks)

@@ -26,8 +26,6 @@ GONE_S = 0.001  # lease of a process that is leaving
 
 @dataclass(frozen=True)
 class Member:
-    """A process that serves metrics."""
-
     id: str  # changes with each life of a worker or router
     role: str  # router, scheduler, or a worker's role
     host: str  # same as in a worker's identity
@@ -164,7 +162,6 @@ class Processes:
             del self._routers[next(iter(self._routers))]
 
     def routers(self) -> list[pb.RouterStatus]:
-        """Return the routers heard recently."""
         now = self._clock()
         return [
             pb.RouterStatus(router_id=name, heard_age_s=now - heard.at, load=heard.load)

@@ -2,7 +2,7 @@
 
 To add a field, add it to the class, to message `Need` in protos/scheduler.proto, to `need_to_wire` and
 `need_from_wire`, and to `need_of` in services/router/placement.py. If a filter uses it, add it to
-`could_take` in scheduler/turns.py as well; otherwise a waiting request blocks slots that it cannot use.
+`could_take` in scheduler/placer.py as well; otherwise a waiting request blocks slots that it cannot use.
 """
 
 from __future__ import annotations

@@ -118,7 +118,6 @@ class Roster:
         return leaders[-1] if leaders else ""
 
     def left(self) -> tuple[str, ...]:
-        """Return the workers that deregistered recently."""
         return tuple(worker_id for worker_id, gone in self._gone.items() if gone.over)
 
     def drain(self, names: Iterable[str]) -> None:

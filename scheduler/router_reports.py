@@ -13,8 +13,7 @@ from functools import partial
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.exchange import Exchange, Send
-from baton.scheduler.reporter import Event, Reporter
+from baton.scheduler.exchange import Event, Exchange, Reporter, Send
 from baton.scheduler.types import Booking, Reserved, attempt_to_wire, booking_to_wire
 
 

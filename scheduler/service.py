@@ -24,14 +24,13 @@ from baton.scheduler.knowledge import Knowledge
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.members import Members, members, targets
 from baton.scheduler.metrics import Metrics
-from baton.scheduler.placer import Placer
+from baton.scheduler.placer import Placer, SharedTurns
 from baton.scheduler.policy import Policy
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import PrefixLedger
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.servicer import SchedulerServicer
 from baton.scheduler.store import open_store
-from baton.scheduler.turns import SharedTurns
 from baton.scheduler.types import SchedulerOptions
 
 WATCH_S = 0.5  # s between looks at the store and sweeps of expired entries
@@ -95,9 +94,8 @@ class SchedulerServer:
             )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def targets(self, environment: Mapping[str, Any]) -> bytes:
+    def targets(self, _: Mapping[str, Any]) -> bytes:
         """Return all scrape targets, for Prometheus' http_sd. Thread-safe."""
-        del environment
         return json.dumps(targets(members(self._workers, self.members.known))).encode()
 
     async def __aenter__(self) -> Self:

@@ -90,9 +90,8 @@ class SchedulerServicer(rpc.SchedulerServicer):
         loads, self._loads = self._loads, {}
         await asyncio.gather(*(self._store.tell("router", who, load, TOLD_S) for who, load in loads.items()))
 
-    async def Exchange(self, requests: object, context: Context) -> None:
+    async def Exchange(self, _: object, context: Context) -> None:
         """Answer a router's messages, one at a time, until it disconnects or this scheduler stops."""
-        del requests
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._streams.add(task)
         try:
@@ -167,8 +166,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             generation=self._ledger.generation,
         )
 
-    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:
-        del context
+    async def Snapshot(self, request: pb.SnapshotRequest, _: Context) -> pb.SnapshotReply:
         options = self._options
         self._processes.hear(request.router_id, request.load)
         if self._autoscales and request.HasField("load"):
@@ -194,8 +192,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
             left=self._roster.left(),
         )
 
-    async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterReply:
-        del context
+    async def Register(self, request: pb.RegisterRequest, _: Context) -> pb.RegisterReply:
         problem = _problem_of(request)
         if problem:
             return pb.RegisterReply(refusal=problem)
@@ -229,18 +226,15 @@ class SchedulerServicer(rpc.SchedulerServicer):
             blocks=known,
         )
 
-    async def Deregister(self, request: pb.DeregisterRequest, context: Context) -> pb.DeregisterReply:
-        del context
+    async def Deregister(self, request: pb.DeregisterRequest, _: Context) -> pb.DeregisterReply:
         if not self._roster.deregister(request.worker_id, request.epoch):
             self._metrics.stale("worker")
         return pb.DeregisterReply()
 
-    async def FindLeader(self, request: pb.FindLeaderRequest, context: Context) -> pb.FindLeaderReply:
-        del context
+    async def FindLeader(self, request: pb.FindLeaderRequest, _: Context) -> pb.FindLeaderReply:
         return pb.FindLeaderReply(address=self._roster.leader_of(request.gang))
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
-        del request, context
+    async def Describe(self, _: pb.DescribeRequest, __: Context) -> pb.Description:
         workers = self._roster.view().workers.values()
         attempts, handoffs = self._ledger.history(SHOWN_ATTEMPTS)
         now = time.monotonic()
@@ -258,16 +252,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
             schedulers=[pb.SchedulerStatus(placements=self._placed, store_problem=self._store.problem)],
         )
 
-    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
-        del context
+    async def Drain(self, request: pb.DrainRequest, _: Context) -> pb.DrainReply:
         meant = _meant(request.worker_id, self._roster.view())
         if isinstance(meant, str):
             return pb.DrainReply(problem=meant)
         await self._drain(place_of(meant.identity))
         return pb.DrainReply(worker_id=meant.identity.gang.name or meant.worker_id)
 
-    async def Undrain(self, request: pb.UndrainRequest, context: Context) -> pb.UndrainReply:
-        del context
+    async def Undrain(self, request: pb.UndrainRequest, _: Context) -> pb.UndrainReply:
         drained = self._store.drained
         asked = request.worker_id
         # An id that begins with a name and a dot belongs to a worker of that name or gang.
@@ -281,8 +273,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         await self._drain(meant[0], undo=True)
         return pb.UndrainReply(name=meant[0])
 
-    async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
-        del context
+    async def SetRole(self, request: pb.SetRoleRequest, _: Context) -> pb.SetRoleReply:
         meant = _meant(request.worker_id, self._roster.view())
         problem = meant if isinstance(meant, str) else await ask.set_role(meant, request.role)
         if isinstance(meant, str) or problem:
@@ -290,16 +281,14 @@ class SchedulerServicer(rpc.SchedulerServicer):
         self._metrics.role_changes.labels("asked").inc()
         return pb.SetRoleReply(worker_id=meant.identity.gang.name or meant.worker_id)
 
-    async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelReply:
-        del context
+    async def SetLogLevel(self, request: pb.SetLogLevelRequest, _: Context) -> pb.SetLogLevelReply:
         workers = self._roster.view().workers
         reply = self._processes.ask_level(request.process, request.level, workers)
         if SCHEDULER in reply.processes:
             set_level(request.level)
         return reply
 
-    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:
-        del context
+    async def Inspect(self, request: pb.InspectRequest, _: Context) -> pb.InspectReply:
         if request.clock_alone:
             return pb.InspectReply(inspection=pb.Inspection(unix_s=time.time()))
         if not request.worker_id:
@@ -307,8 +296,7 @@ class SchedulerServicer(rpc.SchedulerServicer):
         meant = _meant(request.worker_id, self._roster.view())
         return pb.InspectReply(problem=meant) if isinstance(meant, str) else await ask.inspect(meant)
 
-    async def TryHandoff(self, request: pb.TryHandoffRequest, context: Context) -> pb.TryHandoffReply:
-        del context
+    async def TryHandoff(self, request: pb.TryHandoffRequest, _: Context) -> pb.TryHandoffReply:
         view = self._roster.view()
         source, puller = _meant(request.from_worker_id, view), _meant(request.to_worker_id, view)
         if isinstance(source, str):

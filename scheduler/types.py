@@ -77,8 +77,6 @@ class Reserved:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """One live worker."""
-
     identity: pb.WorkerIdentity
     state: pb.WorkerState
     load: pb.WorkerLoad | None  # None before its first heartbeat
@@ -232,8 +230,6 @@ class RouterReport:
 
 @dataclass(slots=True)
 class ReportResult:
-    """The answer to a report."""
-
     lost: list[Attempt] = field(default_factory=list)  # renewed, but not booked here
     fenced: list[Attempt] = field(default_factory=list)  # renewed or placed, but superseded or finished
     stale: int = 0  # events ignored because a later epoch was placed
@@ -242,8 +238,6 @@ class ReportResult:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The answer to a heartbeat."""
-
     known: bool
     drain: bool
     stale: bool = False  # ignored, because the worker's last message had a later epoch

@@ -33,8 +33,8 @@ from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Source, may_help, waits_for_slot
 from baton.scheduler.need import Need
 from baton.scheduler.policy.base import Filter, PairFilter, Picker, Scorer, Side
+from baton.scheduler.policy.parts import prompt_speed
 from baton.scheduler.policy.registry import load
-from baton.scheduler.policy.scorers import prompt_speed
 from baton.scheduler.types import FleetView, PlacementLimits, PolicyOptions, WorkerRecord
 
 LOOKS = 32  # workers drawn at random before all are filtered
@@ -49,8 +49,6 @@ _GENERATING = (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_MIXED)
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """The chosen workers."""
-
     prefill: WorkerRecord | None  # None: the decode worker also prefills
     decode: WorkerRecord  # an encode worker if an image is placed
     source: Source | None = None

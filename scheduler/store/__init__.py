@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from baton.redis_url import KINDS, is_redis
 from baton.scheduler.errors import StoreRefuses
-from baton.scheduler.store.base import Store
-from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.base import MemoryStore, Store
 
 __all__ = ["Store", "open_store"]
 

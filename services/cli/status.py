@@ -23,7 +23,7 @@ from baton.scheduler.types import place_of
 from baton.services.cli.tables import UNLIMITED, Column, fitted, needed
 from baton.services.errors import ServiceError
 from baton.services.overview.commands import Kind, act, first_answer
-from baton.services.overview.gangs import Gang, gangs_of, state_of
+from baton.services.overview.workers import Gang, gangs_of, state_of
 from baton.services.roles import name_of as role_name
 
 T = TypeVar("T")

@@ -29,8 +29,6 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Source:
-    """The deployment on which a batch runs."""
-
     served: list[str]  # model names
     open: Callable[[], AbstractContextManager[Endpoint]]  # starts the deployment if needed
     concurrency: int

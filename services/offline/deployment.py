@@ -87,7 +87,6 @@ class OwnDeployment:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise DeploymentEnded if the deployment has ended."""
         if self._closed:
             raise DeploymentEnded("the deployment was closed")
         if self._reason or self._process.poll() is not None:

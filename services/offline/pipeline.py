@@ -18,8 +18,17 @@ from baton.services.offline.client import Client, Endpoint, each
 from baton.services.offline.deployment import OwnDeployment
 from baton.services.offline.errors import RequestError
 from baton.services.offline.progress import Progress
-from baton.services.offline.prompts import Options, Prompt, Request, as_list, requests
-from baton.services.offline.responses import Piece, Response, pieces, response
+from baton.services.offline.prompts import (
+    Options,
+    Piece,
+    Prompt,
+    Request,
+    Response,
+    as_list,
+    pieces,
+    requests,
+    response,
+)
 from baton.services.printing import complain
 
 _WAITING_PIECES = 4096  # received but not yet consumed; then the streams wait
@@ -168,7 +177,6 @@ class _Loop:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the caller is in the loop's thread."""
         return threading.current_thread() is self._thread
 
     @property

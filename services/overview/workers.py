@@ -1,4 +1,4 @@
-"""Workers as rows, with rates between two snapshots."""
+"""Workers as rows, with rates between two snapshots; gangs as units; changes of workers in words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,77 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.protos import scheduler_pb2 as pb
-from baton.services.overview.gangs import Gang, gangs_of, state_of
 from baton.services.roles import name_of
+
+FORMING = "forming"
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A gang, with the worker of each rank that was heard last."""
+
+    name: str
+    size: int
+    members: dict[int, pb.WorkerStatus]  # keyed by rank
+
+    @property
+    def first(self) -> pb.WorkerIdentity:
+        return self.members[min(self.members)].identity
+
+    @property
+    def state(self) -> str:
+        """Return `ready` if it takes requests, `drained`, `draining`, or `forming`."""
+        members = self.members.values()
+        if any(one.drained for one in members):
+            return "drained"
+        if any(one.state == pb.WORKER_STATE_DRAINING for one in members):
+            return "draining"
+        return FORMING if self.lacks else "ready"
+
+    @property
+    def lacks(self) -> str:
+        """Say which of its ranks are not ready, and why; empty if all are."""
+        found = []
+        for rank in range(self.size):
+            member = self.members.get(rank)
+            if member is None:
+                found.append(f"rank {rank} is missing")
+            elif not member.identity.gang.life:
+                found.append(f"rank {rank} waits for the others")
+            elif member.state == pb.WORKER_STATE_STARTING:
+                found.append(f"rank {rank} loads")
+        lives = {one.identity.gang.life for one in self.members.values()}
+        if not found and len(lives) > 1:
+            found.append("its workers have not met each other")
+        return ", ".join(found)
+
+    @property
+    def words(self) -> str:
+        lacks = self.lacks
+        return f"{self.name}: {self.state}{lacks and f' ({lacks})'}"
+
+    @property
+    def dummy_steps(self) -> int:
+        return sum(one.load.dummy_steps for one in self.members.values())
+
+
+def gangs_of(workers: Iterable[pb.WorkerStatus]) -> dict[str, Gang]:
+    found: dict[str, Gang] = {}
+    for one in sorted(workers, key=lambda worker: -worker.heartbeat_age_s):
+        if one.identity.HasField("gang"):
+            mine = one.identity.gang
+            found.setdefault(mine.name, Gang(mine.name, mine.size, {})).members[mine.rank] = one
+    return dict(sorted(found.items()))
+
+
+def state_of(worker: pb.WorkerStatus, gang: Gang | None) -> str:
+    """Return a worker's state: `forming` if only the rest of its gang is not ready."""
+    if worker.drained:
+        return "drained"
+    if worker.state == pb.WORKER_STATE_READY and gang is not None and gang.state == FORMING:
+        return FORMING
+    return pb.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+
 
 GONE_S = 30.0  # how long a worker that has left is still shown
 GONE = "gone"
@@ -183,7 +252,6 @@ Rows = Mapping[str, Row]  # id -> row
 
 
 def changes(before: Rows, now: Rows) -> Iterator[tuple[str, str]]:
-    """Yield each change's severity and text."""
     there = [row for row in now.values() if row.state != GONE]
     if came := [row for row in there if row.id not in before]:
         yield INFO, f"{_names(came)} registered"

@@ -83,8 +83,6 @@ class Overloaded(RequestFailed):
 
 
 class TooLarge(RequestFailed):
-    """The request's body is larger than allowed."""
-
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 

@@ -39,7 +39,6 @@ class Image:
         return xxhash.xxh3_64_intdigest(self.item)
 
     def parts(self) -> Iterator[worker_pb2.RunRequest]:
-        """Yield the messages that send it."""
         size = len(self.item)
         for begin in range(0, size, PART_BYTES):
             last = begin + PART_BYTES >= size

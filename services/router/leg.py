@@ -207,7 +207,7 @@ class Leg(StreamListener):
         queued, began = self._sink.adapt(output, clock_offset_s)
         timings = self._state.timings
         if timings.first_token:
-            timings.decode_began, timings.resumed = began, time.monotonic()
+            timings.resumed = time.monotonic()
         elif self._stream is not None:
             timings.queued, timings.prefill_began = queued, began
             timings.prefill_ended = self._stream.emitted_at

@@ -22,8 +22,6 @@ def summed(loads: Sequence[pb.RouterLoad]) -> pb.RouterLoad:
 
 
 class RouterCounts:
-    """Counts since the router started."""
-
     def __init__(self) -> None:
         self._prompts = Histogram(TOKENS)
         self._first_token = Histogram(SECONDS)

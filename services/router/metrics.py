@@ -336,7 +336,6 @@ class LivingSeries(Collector):
         self._known = known
 
     def counted(self, value: str) -> None:
-        """Record that a metric with this value was updated."""
         self._last[value] = self._clock()
 
     def describe(self) -> Iterable[Metric]:

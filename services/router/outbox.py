@@ -57,7 +57,6 @@ class Outbox:
         self._work.set()
 
     def drop(self, attempt: str) -> None:
-        """Drop an attempt's Start if it waits for images."""
         if attempt in self._with_images:
             self._pop(attempt)
 
@@ -68,7 +67,6 @@ class Outbox:
             self._pop(attempt)
 
     async def send(self, write: _Write) -> None:
-        """Write messages as they come, without end."""
         while True:
             await self._work.wait()
             self._work.clear()

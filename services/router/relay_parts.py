@@ -24,8 +24,6 @@ from baton.services.router.waiting import WaitingRoom
 
 @dataclass(frozen=True)
 class RelayParts:
-    """The objects that all relays of a model share."""
-
     placements: Placements
     pool: WorkerPool
     metrics: RouterMetrics

@@ -37,8 +37,6 @@ from baton.tasks import stop
 
 @dataclass(frozen=True)
 class Shared:
-    """The parts of a router that its models share."""
-
     router_id: str
     metrics: RouterMetrics
     engine_metrics: EngineMetrics
@@ -49,8 +47,6 @@ class Shared:
 
 @dataclass(frozen=True)
 class Served:
-    """The parts of a router for one model."""
-
     model: Model
     scheduler: SchedulerClient
     cluster: ClusterView

@@ -113,7 +113,6 @@ class RequestState:
 
     @property
     def budget(self) -> int:
-        """The maximum number of output tokens."""
         return min(self.max_tokens, self.max_model_len - self.prompt_tokens)
 
     @property
@@ -227,7 +226,6 @@ class RequestState:
         self.events.append(Event(how, at, self.attempts, cause))
 
     def taken_by(self, worker_id: str, *, prefills: bool, decodes: bool) -> None:
-        """Record a worker that runs a part of the request."""
         for workers, takes_part in ((self.prefill_workers, prefills), (self.decode_workers, decodes)):
             if takes_part and worker_id not in workers:
                 workers.append(worker_id)

@@ -69,7 +69,6 @@ class Suspicion:
 
     @property
     def to_its_end(self) -> bool:
-        """Whether it must run alone from now on."""
         return self.ends > 1
 
     def trial_tokens(self, left: int) -> int:
@@ -181,8 +180,6 @@ def _workers(placement: Placement) -> tuple[scheduler_pb2.Worker | None, ...]:
 
 
 class Convicts:
-    """Digests of refused requests."""
-
     def __init__(
         self,
         digest: Callable[[bytes], bytes],

@@ -55,8 +55,6 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Timings:
-    """The timestamps of one attempt."""
-
     number: int = 0  # 1 for the first attempt
     tokens_before: int = 0  # output tokens of earlier attempts
     asked: float = 0.0  # the scheduler was asked for a placement
@@ -74,7 +72,6 @@ class Timings:
     held: bool = False  # the first token was held back until the decode worker had a slot
     saved: float = 0.0  # the KV was saved for the decode worker
     admitted: float = 0.0  # the decode worker loaded the KV
-    decode_began: float = 0.0  # its first step
     resumed: float = 0.0  # its first token arrived here
     last_token: float = 0.0  # the last token arrived here
     recomputed: float = 0.0  # the decode worker was told to prefill the prompt itself
@@ -105,8 +102,6 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The cost of one attempt, or of several."""
-
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
     handoff_ms: float = 0.0

@@ -19,9 +19,9 @@ from baton.attempts import Attempt
 from baton.prefix_keys import PromptKeys, prompt_keys
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler.booking import Assignment
+from baton.scheduler.exchange import FLUSH_S, RENEWALS_PER_LEASE
 from baton.scheduler.need import Need
 from baton.scheduler.policy import NoChoice
-from baton.scheduler.reporter import FLUSH_S, RENEWALS_PER_LEASE
 from baton.scheduler.types import RouterReport
 from baton.services.classes import ServiceClass
 from baton.services.router.errors import NotAdmitted, Why

@@ -32,8 +32,6 @@ class _Plain(_Loader):
 
 
 class FileBook:
-    """The key book in a file."""
-
     def __init__(self, path: str) -> None:
         self.place = f"{path!r} (router.keys_file)"
         self._path = expanded(path, "router.keys_file")

@@ -93,8 +93,7 @@ class SlotLimit:
         held[self._owner] += amount
         return None
 
-    async def take_shared(self, amount: int) -> float | None:
-        del amount
+    async def take_shared(self, _: int) -> float | None:
         return None if await self._slots.say(self._owner, self.most) else RETRY_S
 
     def give_here(self, amount: int) -> None:
@@ -103,8 +102,7 @@ class SlotLimit:
         if held[self._owner] <= 0:
             del held[self._owner]
 
-    def give_shared(self, amount: int) -> None:
-        del amount
+    def give_shared(self, _: int) -> None:
         self._slots.say_soon(self._owner)
 
 
@@ -200,8 +198,6 @@ Limit = Rate | SlotLimit
 
 
 class Quotas:
-    """The limits of all callers of one router's process."""
-
     def __init__(self, shared: SharedStore | None, router_id: str, processes: int = 1) -> None:
         """Share limits through `shared`, or without it divide them among this router's processes."""
         self._shared = shared
@@ -288,7 +284,6 @@ class Visit:
         self._charges[sequence] = await self._quotas.charge(self.caller, tokens), tokens
 
     def settle(self, sequence: str, used: int) -> None:
-        """Correct a sequence's charge to the tokens it used."""
         limits, tokens = self._charges.pop(sequence, ([], 0))
         _give(limits, tokens - used)
 

@@ -310,7 +310,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _ended(text: str, width: int) -> str:
-    """Shorten an id to its end, where ids differ."""
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 

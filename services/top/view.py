@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from baton.autoscale.histogram import SECONDS, quantile
 from baton.protos import scheduler_pb2 as pb
-from baton.services.overview.gangs import gangs_of
-from baton.services.overview.workers import Row
+from baton.services.overview.workers import Row, gangs_of
 
 SHOWN_GANGS = 3
 SIDES = ("prefill", "decode", "mixed", "encode")
@@ -46,14 +45,12 @@ SORTS: Mapping[str, Sort] = {
 
 
 def chosen(of: Iterable[Row], words: str, sort: str) -> list[Row]:
-    """Return the rows that contain every word, sorted."""
     wanted = words.lower().split()
     found = [row for row in of if all(word in f"{row.id} {row.role} {row.state}".lower() for word in wanted)]
     return sorted(found, key=SORTS[sort])  # type: ignore[arg-type]
 
 
 def sides(of: Sequence[Row]) -> Iterator[str]:
-    """Yield a line of sums for each side."""
     for name in SIDES:
         if mine := [row for row in of if row.role == name]:
             ready = sum(row.state == "ready" for row in mine)

@@ -69,7 +69,6 @@ class BlockLog:
         )
 
     def heard(self, known: pb.BlocksKnown) -> None:
-        """Process the scheduler's acknowledgement."""
         end = self._first + len(self._operations)
         if known.instance == self._instance and self._first <= known.operations <= end:
             del self._operations[: known.operations - self._first]
@@ -102,7 +101,6 @@ class BlockLogs:
         return log
 
     def take(self, change: Change) -> None:
-        """Record changes in every log."""
         operations = _applied(self._held, change)
         for log in self._logs.values():
             log.note(operations, cleared=change.cleared)

@@ -55,12 +55,10 @@ def counter(text: str, *labels: str) -> Counter:
 
 
 def gauge(text: str, *labels: str) -> Gauge:
-    """Declare a gauge of a `Metrics` class."""
     return cast(Gauge, _Row(Gauge, text, labels))
 
 
 def histogram(text: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-    """Declare a histogram of a `Metrics` class."""
     return cast(Histogram, _Row(Histogram, text, labels, {"buckets": buckets}))
 
 
@@ -83,7 +81,6 @@ class Metrics:
                 setattr(self, attribute, made.labels(*values) if bound else made)
 
     def labelled(self, label: str) -> Iterator[Counter | Gauge | Histogram]:
-        """Yield the metrics that have a label."""
         for attribute, row in vars(type(self)).items():
             if isinstance(row, _Row) and label in row.labels:
                 yield getattr(self, attribute)

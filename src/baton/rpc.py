@@ -192,7 +192,6 @@ class Dialler:
         return grpc.secure_channel(address, self._channel_credentials(self._mine), self._options(self._mine))
 
     def aio_channel(self, address: str) -> grpc.aio.Channel:
-        """Return an asyncio channel to host:port."""
         if self._mine is None:
             return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(

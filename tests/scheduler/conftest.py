@@ -8,7 +8,7 @@ import pytest
 
 from baton.scheduler.ledger import Ledger
 from baton.scheduler.roster import Roster
-from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.base import MemoryStore
 from baton.scheduler.store.redis import RedisStore
 from harness.scheduling import Clock, RedisServer
 from harness.support import PATIENCE

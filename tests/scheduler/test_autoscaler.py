@@ -19,7 +19,7 @@ from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.base import MemoryStore
 from baton.scheduler.worker_session import WorkerSession
 from baton.tasks import spawn, stop
 from harness.scheduling import LEASE_S, Options, capacity, identity, place, register, until
@@ -223,7 +223,7 @@ async def lose_the_lease(store, metrics, for_s=0.0):
 
 
 async def test_the_pause_between_two_role_changes_outlasts_the_lease(monkeypatch):
-    monkeypatch.setattr("baton.scheduler.balance.PAUSE", 1e6)
+    monkeypatch.setattr("baton.scheduler.autoscaler.PAUSE", 1e6)
     async with balancing(monkeypatch, 0.05) as (store, metrics, flipped):
         await until(lambda: flipped)
         await lose_the_lease(store, metrics)

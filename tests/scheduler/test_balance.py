@@ -5,7 +5,7 @@ import random
 import pytest
 
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler.balance import PAUSE, Balance
+from baton.scheduler.autoscaler import PAUSE, Balance
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from harness.scheduling import identity
 

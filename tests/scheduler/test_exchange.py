@@ -6,7 +6,7 @@ import pytest
 
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
-from baton.scheduler import reporter as reporter_module
+from baton.scheduler import exchange as reporter_module
 from baton.scheduler.client import SchedulerClient
 from baton.scheduler.endpoints import Endpoints
 from baton.scheduler.errors import SchedulerUnavailable

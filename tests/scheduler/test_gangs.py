@@ -14,7 +14,7 @@ from baton.scheduler.members import Members
 from baton.scheduler.metrics import Metrics
 from baton.scheduler.roster import Roster, Settling
 from baton.scheduler.service import SchedulerServer
-from baton.scheduler.store.memory import MemoryStore
+from baton.scheduler.store.base import MemoryStore
 from baton.scheduler.types import Told
 from baton.scheduler.worker_session import WorkerSession
 from harness.scheduling import LEASE_S, Options, capacity, identity, until

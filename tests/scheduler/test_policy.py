@@ -11,8 +11,7 @@ from baton.scheduler.errors import BadPolicy
 from baton.scheduler.need import Adapter
 from baton.scheduler.policy import NoChoice, Policy, WorkerChoice
 from baton.scheduler.policy import choose as choose_module
-from baton.scheduler.policy.pickers import Best
-from baton.scheduler.policy.scorers import FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
+from baton.scheduler.policy.parts import Best, FreeBlocks, QueuedPromptTokens, RunningRequests, StagingRoom
 from baton.scheduler.types import FleetView, Reserved, WorkerRecord
 from baton.services.config import PolicySettings
 from harness.scheduling import LIMITS, identity, need

@@ -15,8 +15,7 @@ from baton.scheduler.booking import booking_of
 from baton.scheduler.knowledge import LATE_S, Knowledge
 from baton.scheduler.metrics import PrefixMetrics
 from baton.scheduler.policy import Policy, WorkerChoice
-from baton.scheduler.policy.filters import HasRoom
-from baton.scheduler.policy.scorers import COMPUTED, GUESSED_SPEED, MEASURED_S, PrefillWork
+from baton.scheduler.policy.parts import COMPUTED, GUESSED_SPEED, MEASURED_S, HasRoom, PrefillWork
 from baton.scheduler.prefixes.index import PrefixIndex
 from baton.scheduler.prefixes.prefix_ledger import Match, PrefixLedger
 from baton.scheduler.types import FleetView, Reserved

@@ -9,10 +9,9 @@ import pytest
 from baton.attempts import Attempt
 from baton.protos import scheduler_pb2 as pb
 from baton.scheduler import exchange
-from baton.scheduler import reporter as reporter_module
+from baton.scheduler import exchange as reporter_module
 from baton.scheduler.errors import Refused, SchedulerUnavailable
-from baton.scheduler.exchange import PLACE_TIMEOUT_S, REPORT_TIMEOUT_S
-from baton.scheduler.reporter import BATCH, QUEUED_EVENTS
+from baton.scheduler.exchange import BATCH, PLACE_TIMEOUT_S, QUEUED_EVENTS, REPORT_TIMEOUT_S
 from baton.scheduler.router_reports import Reports
 from baton.scheduler.types import Booking
 from harness.scheduling import held as held_by

@@ -6,7 +6,7 @@ import pytest
 
 from baton.attempts import Attempt
 from baton.scheduler.need import Adapter
-from baton.scheduler.turns import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
+from baton.scheduler.placer import HEARD_S, TOLERANCE_S, RouterTurns, SharedTurns
 from harness.scheduling import need
 
 WORKERS = {"p", "d"}

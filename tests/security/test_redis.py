@@ -48,7 +48,7 @@ async def test_the_rules_on_the_page_are_sufficient(serve):
         description = await client.describe()
         assert not description.store_problem
         assert len(description.handoffs) == 1
-        assert await server._store.lead("test", 1)
+        assert await server.store.lead("test", 1)
 
 
 async def used(url):

@@ -155,7 +155,6 @@ class Budget:
 
     @property
     def texts(self) -> int:
-        """The number of strings, including field names."""
         return (self._quotes + 1) // 2
 
     def take(self, piece: bytes) -> None:

@@ -313,7 +313,6 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def arriving(self) -> int:
-        """The counted bytes of an incomplete body."""
         return self._held.get(self.cycle, 0) if self._in_message and not self._over else 0
 
     def _finish(self) -> None:

@@ -115,7 +115,6 @@ class Server(uvicorn.Server):
         return cast(Connections, self.config.http_protocol_class)  # declared as a class, but only called
 
     def _protocol(self) -> asyncio.Protocol:
-        """Make a connection's protocol as uvicorn does."""
         return self._connections(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

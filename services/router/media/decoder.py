@@ -60,8 +60,6 @@ _USED = (
 
 
 class Decoder:
-    """The files of one request."""
-
     def __init__(self, pixels: int) -> None:
         self._pixels = pixels
         self._taken: list[Image.Image] = []
@@ -124,7 +122,6 @@ def answer(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def serve(connection: socket.socket, pixels: int) -> None:
-    """Answer requests until the connection ends."""
     decoder = Decoder(pixels)
     with connection, connection.makefile("rb") as asked:
         while line := asked.readline():

@@ -32,8 +32,6 @@ FETCHING, FETCHING_EACH = 8, 4  # requests whose files are fetched or wait for a
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A decoded image."""
-
     file: bytes = field(repr=False)
     image: Image.Image  # RGB
     converted: bool  # the file has another mode

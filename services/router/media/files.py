@@ -89,8 +89,6 @@ class _NotPublic(OSError):
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses only."""
-
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:

@@ -35,8 +35,6 @@ _OUTPUT = "output"  # parts of a tool's result, in Responses
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One image of a request."""
-
     place: str  # such as messages[2].content[1]
     url: str = field(repr=False)
 

@@ -141,8 +141,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file as described by its header."""
-
     format: str
     width: int
     height: int
@@ -154,8 +152,6 @@ class Header:
 
 
 class Decoders:
-    """The decoder processes of a router."""
-
     def __init__(self, most_pixels: int, waiting: int, cpu_s: float = CPU_S, wall_s: float = WALL_S) -> None:
         """Decode images of up to `most_pixels`, while up to `waiting` requests wait."""
         self._most_pixels = most_pixels
@@ -185,7 +181,6 @@ class Decoders:
                     await process.kill()
 
     async def close(self) -> None:
-        """End all processes that nobody uses."""
         while self._idle:
             await self._idle.pop().kill()
 

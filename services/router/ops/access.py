@@ -29,8 +29,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class PageAccess:
-    """Checks each request to the live page."""
-
     def __init__(self, key: str) -> None:
         """Admit clients that show `key`; "": users of this machine."""
         self._key = key.encode()
@@ -40,7 +38,6 @@ class PageAccess:
         self._seal = secrets.token_bytes(32)
 
     def opens(self, headers: Headers) -> bool:
-        """Return whether a request may see the page."""
         found = dict(headers)
         if not self._key:
             return _host(found.get(b"host", b"")) in _OWN_NAMES

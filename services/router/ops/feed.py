@@ -120,7 +120,6 @@ class Events:
         self._problem = problem
 
     def workers(self, rows: Iterable[Row]) -> None:
-        """Record how the workers changed since the last call."""
         before, self._workers = self._workers, {row.id: row for row in rows}
         for severity, text in changes(before, self._workers) if before is not None else ():
             self.add(severity, text)
@@ -202,8 +201,6 @@ class TooManyWatchers(Exception):
 
 
 class Feed:
-    """The page's state, and its watchers."""
-
     def __init__(
         self,
         about: Mapping[str, Any],
@@ -245,7 +242,6 @@ class Feed:
         )
 
     async def run(self) -> None:
-        """Sample and send forever."""
         each = max(1, round(SAMPLE_S / self._tick_s))  # ticks per sample
         number = 0
         while True:

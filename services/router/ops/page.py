@@ -69,8 +69,8 @@ async def live_page(
         return
     from baton.services.router.ops import server
     from baton.services.router.ops.access import PageAccess
-    from baton.services.router.ops.actions import Actions
     from baton.services.router.ops.feed import Feed, Series
+    from baton.services.router.ops.server import Actions
 
     def problem() -> str:
         """Return which models' schedulers do not answer, and why; "" if all do."""

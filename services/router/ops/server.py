@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from importlib.resources import files
 from itertools import islice
@@ -27,18 +28,78 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.keeping import keep
-from baton.services.overview.commands import ActionRefused
+from baton.scheduler.client import SchedulerClient
+from baton.scheduler.errors import SchedulerError
+from baton.services.errors import ServiceError
+from baton.services.overview.commands import ActionRefused, Kind, act
+from baton.services.overview.workers import INFO, WARNING
 from baton.services.router.chronicle import LAST, Recent
 from baton.services.router.http.connections import Connections
 from baton.services.router.http.limits import HttpLimits
 from baton.services.router.ops.access import COOKIE, PageAccess
-from baton.services.router.ops.actions import Action, Actions
-from baton.services.router.ops.feed import MOST_WATCHERS, Feed, TooManyWatchers
+from baton.services.router.ops.feed import MOST_WATCHERS, Events, Feed, TooManyWatchers
 from baton.tasks import spawn
+
+log = logging.getLogger("baton.audit")
+
+
+class Action(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    action: Kind
+    worker: str = Field(min_length=1, max_length=200)
+    confirm: str  # repeats `worker`
+    role: str = ""
+
+
+class Actions:
+    """Carries out actions through the scheduler that has the worker."""
+
+    def __init__(self, schedulers: Sequence[SchedulerClient], events: Events, forbidden: str = "") -> None:
+        """Act on `schedulers`, one per model. `forbidden` says why this router may not; "" if it may."""
+        self._schedulers = schedulers
+        self._events = events
+        self.forbidden = forbidden
+
+    async def run(self, action: Action, caller: str) -> str:
+        """Carry out an action and return a description of it. Raises ActionRefused."""
+        if self.forbidden:
+            raise ActionRefused(self.forbidden)
+        if action.confirm != action.worker:
+            raise ActionRefused(
+                f"not confirmed: the action is for {action.worker!r}, the confirmation for {action.confirm!r}"
+            )
+        try:
+            done = await self._first(action)
+        except (SchedulerError, ServiceError) as error:
+            log.warning("%s asked to %s %s: refused: %s", caller, action.action, action.worker, error)
+            self._events.add(WARNING, f"{action.action} {action.worker}: refused: {error}")
+            raise ActionRefused(str(error)) from None
+        log.warning("%s: %s", caller, done)
+        self._events.add(INFO, f"{done} (asked by {caller})")
+        return done
+
+    async def _first(self, action: Action) -> str:
+        """Call the scheduler that lists the worker; if none does, call each until one knows its name.
+
+        Raises the error of the last call.
+        """
+        has = [
+            one
+            for one in self._schedulers
+            if any(worker.identity.worker_id == action.worker for worker in one.standby.workers)
+        ]
+        *others, last = has or self._schedulers
+        for scheduler in others:
+            with contextlib.suppress(SchedulerError, ActionRefused):
+                return await act(scheduler, action.action, action.worker, action.role)
+        return await act(last, action.action, action.worker, action.role)
+
 
 STOP_S = 2.0  # time for open pages to close when the router ends
 MOST_BODY = 64 << 10  # bytes: a key, or an action

@@ -45,7 +45,6 @@ class PromptHasher:
         self._pieces: OrderedDict[bytes, _Piece] = OrderedDict()
 
     def keys(self, request: Any) -> PromptKeys:
-        """Return the names of a prompt's full blocks."""
         hashes = self.hashes(request)
         every = self._every
         return prompt_keys(hashes if every == 1 else hashes[every - 1 :: every], self._block * every)

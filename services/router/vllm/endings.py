@@ -70,16 +70,12 @@ def _telling(generate: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable
 
 
 class FailedEvent(BaseModel):
-    """The last event of a stream that failed."""
-
     type: Literal["response.failed"] = "response.failed"
     sequence_number: int
     response: dict[str, Any]
 
 
 class IncompleteEvent(ResponseIncompleteEvent):
-    """The last event of a stream that was cut."""
-
     response: ResponsesResponse
 
 

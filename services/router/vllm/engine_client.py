@@ -66,8 +66,6 @@ def refusal(error: RequestFailed) -> RefusedByRouter:
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """The limits for every request."""
-
     request_timeout_s: float
     max_model_len: int  # tokens
     model: str = ""  # its served name
@@ -210,7 +208,6 @@ class RelayClient(EngineCoreClient):
 
     @property
     def live(self) -> int:
-        """The number of requests waiting or running."""
         return len(self._relays)
 
     def abort(self, request_ids: list[str]) -> None:

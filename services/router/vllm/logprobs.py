@@ -82,7 +82,6 @@ class PromptLogprobs:
         return True
 
     def drop(self, request_id: str) -> None:
-        """Forget the held outputs of a finished request."""
         self._held.pop(request_id, None)
 
     async def _make(self, request_id: str, rows: Any) -> None:

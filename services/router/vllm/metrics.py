@@ -154,8 +154,6 @@ _NOT_FRONT_END = NOT_SERVED | {family.name for family in _FAMILIES}
 
 @dataclass(frozen=True)
 class ModelWorkers:
-    """The workers of one model."""
-
     heard: Callable[[], Iterable[pb.WorkerStatus]]  # workers with a recent heartbeat; called from any thread
     model: str  # vLLM's model_name
     caching: bool  # whether the engines keep a prefix cache

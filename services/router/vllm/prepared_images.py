@@ -69,13 +69,11 @@ def _one_by_one(original: Any, self: Any, inputs: Any, timing_ctx: Any) -> Any:
 
 
 def places(features: Iterable[Any]) -> tuple[range, ...]:
-    """Return the prompt's tokens of each image."""
     spans = (feature.mm_position for feature in features)
     return tuple(range(span.offset, span.offset + span.length) for span in spans)
 
 
 def _size(data: Any) -> int:
-    """Return the bytes of a field's tensors."""
     return sum(map(_size, data)) if isinstance(data, list | tuple) else getattr(data, "nbytes", 0)
 
 
@@ -134,7 +132,6 @@ def _alone(feature: Any, prompt: Sequence[int]) -> EngineCoreRequest:
 
 
 def _check(size: int) -> None:
-    """Raise TooLarge if a request's images are."""
     if size > MOST_BYTES:
         raise TooLarge(_too_large("the request's images", size))
 

@@ -101,7 +101,6 @@ class ResponseStore:
         return kept.handler if kept is not None and kept.tenant == tenant else None
 
     def delete(self, response_id: str) -> None:
-        """Drop an answer and cancel its background task."""
         kept = self._kept.pop(response_id, None)
         if kept is None:
             return
@@ -359,8 +358,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
         events = handler.responses_background_stream_generator(response_id, int(after) if after else None)
         return StreamingResponse(_convert_stream_to_sse_events(events), media_type="text/event-stream")
 
-    async def cancel(request: Request, handler: Any, response_id: str) -> Response:
-        del request
+    async def cancel(_: Request, handler: Any, response_id: str) -> Response:
         stored = handler.response_store.get(response_id)
         if not _runs(stored):
             raise Unsupported("only an unfinished background response can be cancelled")
@@ -371,8 +369,7 @@ def response_routes(store: ResponseStore) -> list[Route]:
                 await asyncio.wait({task}, timeout=5.0)
         return _shown(stored)
 
-    async def delete(request: Request, handler: Any, response_id: str) -> Response:
-        del request, handler
+    async def delete(_: Request, __: Any, response_id: str) -> Response:
         store.delete(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 

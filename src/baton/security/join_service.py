@@ -138,8 +138,7 @@ class JoinService:
             elif before and not problem:
                 log.info("the CA's own certificate was renewed")
 
-    async def _ca(self, request: web.Request) -> web.Response:
-        del request
+    async def _ca(self, _: web.Request) -> web.Response:
         return web.Response(body=self._authority.root_pem)
 
     def _join(self, asked: dict[str, Any]) -> bytes:

@@ -23,7 +23,6 @@ class Role(StrEnum):
 
     @property
     def one(self) -> str:
-        """The role with its article."""
         return f"an {self}" if self is Role.OPERATOR else f"a {self}"
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from baton.services.config import load
 from baton.services.diagnosis import bundle
-from baton.services.diagnosis.secrets import HIDDEN, Hider, masked
+from baton.services.diagnosis.bundle import HIDDEN, Hider, masked
 from harness.support import free_port
 
 MARK = "c4nary"

@@ -6,7 +6,7 @@ from baton import rpc
 from baton.metrics import MetricsServer
 from baton.protos import scheduler_pb2 as pb
 from baton.services.config import load
-from baton.services.diagnosis import metrics
+from baton.services.diagnosis.bundle import gathered
 from harness.scheduling import identity
 from harness.support import free_port
 
@@ -28,7 +28,7 @@ def test_those_that_the_scheduler_knows_are_asked():
             workers=[pb.WorkerStatus(identity=here), pb.WorkerStatus(identity=there)], processes=[process]
         )
         settings = load({"router": {"port": free_port()}})
-        found = asyncio.run(metrics.gathered(settings, description))
+        found = asyncio.run(gathered(settings, description))
     assert found.keys() == {"router", "router-r1", "decode-.._decode_0", "decode-decode-1"}
     assert 'baton_one{of="router"} 1.0' in found["router-r1"]
     assert 'baton_one{of="worker"} 1.0' in found["decode-.._decode_0"]
@@ -40,6 +40,6 @@ def test_without_a_scheduler_those_of_the_settings_are():
     with serving("router") as router:
         _, _, port = router.address.partition(":")
         worker = {"metrics_port": free_port()}
-        found = asyncio.run(metrics.gathered(load({"router": {"port": port}, "worker": worker}), None))
+        found = asyncio.run(gathered(load({"router": {"port": port}, "worker": worker}), None))
     assert 'baton_one{of="router"} 1.0' in found["router"]
     assert "not reached" in found["worker"]

@@ -3,8 +3,17 @@ import pytest
 from baton.services.errors import ConfigError
 from baton.services.offline.errors import RequestError
 from baton.services.offline.pipeline import _load, fleet_of, pipeline
-from baton.services.offline.prompts import CHAT, COMPLETIONS, Request, as_list, requests
-from baton.services.offline.responses import Response, TokenLogprob, pieces, response
+from baton.services.offline.prompts import (
+    CHAT,
+    COMPLETIONS,
+    Request,
+    Response,
+    TokenLogprob,
+    as_list,
+    pieces,
+    requests,
+    response,
+)
 
 CHAT_PROMPT = [{"role": "user", "content": "Hello"}]
 

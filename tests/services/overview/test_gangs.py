@@ -4,8 +4,7 @@ from rich.console import Console
 
 from baton.protos import scheduler_pb2 as pb
 from baton.services.cli.status import render
-from baton.services.overview.gangs import gangs_of
-from baton.services.overview.workers import Workers
+from baton.services.overview.workers import Workers, gangs_of
 from baton.services.top.view import forming
 
 READY, STARTING, DRAINING = pb.WORKER_STATE_READY, pb.WORKER_STATE_STARTING, pb.WORKER_STATE_DRAINING

@@ -5,7 +5,7 @@ import pytest
 from baton.attempts import prefix_id
 from baton.protos import scheduler_pb2 as pb
 from baton.protos.worker_pb2 import PHASE_DECODE, PHASE_PREFILL, PHASE_SAVE, Failed
-from baton.scheduler.policy.scorers import GUESSED_SPEED
+from baton.scheduler.policy.parts import GUESSED_SPEED
 from baton.services.config import SchedulerSettings
 from baton.services.router import prefix
 from baton.services.router.prefix import between_images

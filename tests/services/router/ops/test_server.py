@@ -11,7 +11,7 @@ from baton.services.config import SchedulerSettings
 from baton.services.overview.commands import ActionRefused
 from baton.services.overview.workers import COLUMNS
 from baton.services.router.ops.access import COOKIE
-from baton.services.router.ops.actions import Action, Actions
+from baton.services.router.ops.server import Action, Actions
 from harness.live_page import live_page
 from harness.scheduling import until
 from tests.services.router.ops.records import record
