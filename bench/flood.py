@@ -1,15 +1,9 @@
-"""Measure what one tenant's flood costs another, and whether two routers enforce its limits together.
+"""Measure what one tenant's flood costs another.
 
-`felt`: 1P1D of the demo model, and a calm tenant that sends at random times, the same in each arm of a round.
-It is alone, or another tenant sends as many requests as its limit admits, or ten times as many. The figure is
-the calm tenant's time to first token. The arm within the limit separates the cost of admitted requests from
-that of the refused flood.
-
-`held`: two routers that share a Redis, in front of a worker without an engine (as in bench/router.py), and
-one tenant that sends ten times its limit, half of it to each router. The figure is the admitted load against
-the limit: the rate times the seconds, plus one bucket, which is full at the start.
-
-The load generator shares the cores and runs at nice 10. Everything takes about five minutes.
+1P1D of the demo model, and a calm tenant that sends at random times, the same in each arm of a round. It is
+alone, or another tenant sends as many requests as its limit admits, or ten times as many. The figure is the
+calm tenant's time to first token. The arm within the limit separates the cost of admitted requests from that
+of the refused flood. The load generator shares the cores and runs at nice 10.
 """
 
 from __future__ import annotations
@@ -19,12 +13,8 @@ import json
 import os
 import random
 import tempfile
-import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections import Counter
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +22,20 @@ import psutil
 
 from baton.services.tenants.file_book import FileBook
 from baton.services.tenants.model import ApiKey, Book, Tenant, digest
-from bench.light import Client, Make, Reply, body, latencies, opened, ttfts
+from bench.light import Client, Reply, body, latencies, opened, ttfts
 from bench.options import options
-from bench.router import MODEL as FAKE_MODEL
-from bench.router import router, worker
 from bench.served import no_pauses, up
-from harness.checkpoints import tiny_qwen2
 from harness.deployment import ENGINE, MODEL, MODEL_NAME
-from harness.scheduling import RedisServer
 from harness.stats import percentile, save
-from harness.support import free_port, listener
+from harness.support import listener
 
 TIMES = 10  # the flood's rate, as a multiple of the limit
-GOAL_TTFT, GOAL_HELD = 1.2, 0.05
+GOAL_TTFT = 1.2
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 8
 CALM_PER_S = 10.0  # requests/s of the calm tenant
 ALONE, WITHIN, FLOODED = ARMS = "alone", "beside one within its limit", "beside a flood"
 SAMPLES = 1_000  # bootstrap samples of the rounds
 FLOOD_LIMIT = 2  # requests/s of the flooding tenant
-HELD = {"requests_per_s": 20, "tokens_per_min": 12_000, "concurrency": 12}
-HELD_TOKENS = 50  # per request, prompt and answer together
-LONG_TOKENS = 200  # per answer (0.4 s) when concurrent requests are counted
-HELD_STEP_MS = 2.0
-PAUSE_S = 0.25  # the pause after a refusal, which lets the generator keep up
 VOCABULARY = 1, 250
 
 
@@ -64,13 +45,10 @@ def main(arguments: list[str]) -> None:
         arguments,
         rounds=(8, "of the three arms"),
         seconds=(8.0, "of an arm in a round"),
-        held_seconds=(20.0, "of each limit"),
     )
     felt = measure_felt(given.rounds, given.seconds)
     print(json.dumps(felt, indent=2), flush=True)
-    held = measure_held(given.held_seconds)
-    print(json.dumps(held, indent=2), flush=True)
-    save("flood", {"times": TIMES, "felt": felt, "held": held})
+    save("flood", {"times": TIMES, "felt": felt})
 
 
 def measure_felt(rounds: int, seconds: float) -> dict[str, Any]:
@@ -153,115 +131,6 @@ def ratios(flooded: list[list[Reply]], other: list[list[Reply]], draw: random.Ra
 def figures(replies: list[Reply]) -> dict[str, float]:
     found = latencies(replies)
     return {**found, "not_answered": len(replies) - found["answers"]}
-
-
-def measure_held(seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        redis = stack.enter_context(RedisServer(folder))
-        keys = folder / "keys.yaml"
-        write(keys, {field: Tenant(**{field: most}) for field, most in HELD.items()})
-        model, scheduler, ports = tiny_qwen2(folder / "model"), free_port(), [free_port(), free_port()]
-        stack.enter_context(worker(scheduler, HELD_STEP_MS))
-        for port in ports:
-            shared = {"keys_file": str(keys), "keys_store": redis.url}
-            stack.enter_context(router(folder, port, scheduler, model, **shared))
-        return {field: asyncio.run(flooded(ports, field, seconds)) for field in HELD}
-
-
-async def flooded(ports: list[int], field: str, seconds: float) -> dict[str, Any]:
-    """Send ten times what a limit admits, half to each router. Return how much was admitted."""
-    clients, draw = [Client(port, field) for port in ports], random.Random(2)
-    most = HELD[field]
-    prompt = HELD_TOKENS - ANSWER_TOKENS
-    make = partial(body, draw, prompt, ANSWER_TOKENS, model=FAKE_MODEL, vocabulary=VOCABULARY)
-    try:
-        if field == "concurrency":
-            return await crowded(clients, make, most, seconds)
-        unit = HELD_TOKENS if field == "tokens_per_min" else 1
-        per_s = most / unit / (60 if field == "tokens_per_min" else 1)
-        bucket = most / unit
-        began = time.perf_counter()
-        replies = await asyncio.gather(
-            *(opened(client, make, TIMES * per_s / len(ports), seconds, draw) for client in clients),
-            *(burst(client, make, round(bucket)) for client in clients),
-        )
-        # The last request is admitted later than it was sent if the machine is busy.
-        took = max(reply.arrivals[0] for each in replies for reply in each if reply.arrivals) - began
-    finally:
-        for client in clients:
-            await client.close()
-    statuses = Counter(str(reply.status) for each in replies for reply in each)
-    allowed = bucket + per_s * took
-    return {
-        "limit": most,
-        "sent": sum(statuses.values()),
-        "statuses": dict(statuses),
-        "allowed": round(allowed, 1),
-        "off": round(statuses["200"] / allowed - 1, 4),
-        "goal": GOAL_HELD,
-    }
-
-
-async def burst(client: Client, make: Make, count: int) -> list[Reply]:
-    """Send `count` requests, eight at a time, which empties the bucket."""
-    replies: list[Reply] = []
-
-    async def some() -> None:
-        while len(replies) < count:
-            replies.append(await client.post("/v1/completions", make()))
-
-    await asyncio.gather(*(some() for _ in range(8)))
-    return replies
-
-
-async def crowded(clients: list[Client], make: Make, most: int, seconds: float) -> dict[str, Any]:
-    """Keep ten times as many requests in flight as the limit. Return how many were admitted at a time."""
-    statuses: Counter[str] = Counter()
-    until = time.perf_counter() + seconds
-
-    async def loop(client: Client) -> None:
-        while time.perf_counter() < until:
-            reply = await client.post("/v1/completions", {**make(), "max_tokens": LONG_TOKENS})
-            statuses[str(reply.status)] += 1
-            if reply.status == 200:
-                spans.append((reply.arrivals[0], reply.arrivals[-1]))
-            else:
-                await asyncio.sleep(PAUSE_S)
-
-    spans: list[tuple[float, float]] = []  # first and last token of each answer
-    await asyncio.gather(*(loop(clients[at % len(clients)]) for at in range(TIMES * most)))
-    held = at_a_time(spans)
-    return {
-        "limit": most,
-        "sent": sum(statuses.values()),
-        "statuses": dict(statuses),
-        "usual": held(0.5),
-        "p99": held(0.99),
-        "peak": held(1.0),  # measured with this process's clock, which may lag
-        "off": round(held(0.99) / most - 1, 4),
-        "goal": GOAL_HELD,
-    }
-
-
-def at_a_time(spans: list[tuple[float, float]]) -> Callable[[float], int]:
-    """Return a function: the most `spans` that were concurrent during a given share of the time."""
-    moments = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
-    lasted: dict[int, float] = defaultdict(float)  # concurrent spans -> seconds
-    under_way = 0
-    for (moment, change), (next_moment, _) in pairwise(moments):
-        under_way += change
-        lasted[under_way] += next_moment - moment
-
-    def held(share: float) -> int:
-        left = share * sum(lasted.values())
-        for number in sorted(lasted):
-            left -= lasted[number]
-            if left <= 0:
-                break
-        return number
-
-    return held
 
 
 def write(path: Path, tenants: dict[str, Tenant]) -> None:

@@ -4,6 +4,5 @@
 NAMES = ["scheduler", "handoff", "wire", "path", "router", "disaggregation", "fair-share", "speculation"]
 NAMES += ["startup"]
 # Long benches, and benches that need a GPU, Chromium or extra packages.
-ALONE = ["classes", "clients", "early", "faults", "first-drafts", "flood", "gangs", "gpu", "gpu-serve"]
-ALONE += ["images", "images-beside", "kernels", "overload", "peers", "prefixes", "pulls", "routing", "shapes"]
-ALONE += ["simulate", "speculation-table", "window"]
+ALONE = ["classes", "clients", "faults", "flood", "gangs", "gpu", "gpu-serve", "images", "images-beside"]
+ALONE += ["kernels", "overload", "peers", "prefixes", "shapes", "simulate", "speculation-table"]

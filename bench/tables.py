@@ -96,10 +96,7 @@ def _overload(result: Result) -> Any:
 
 
 def _fleets(result: Result) -> Any:
-    return {
-        workers: one | result["turns"].get(workers, {}) | result["views"].get(workers, {})
-        for workers, one in result["index"].items()
-    }
+    return {workers: one | result["turns"].get(workers, {}) for workers, one in result["index"].items()}
 
 
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
@@ -154,28 +151,6 @@ TABLES = {
     "path": Table(
         "path", "median_ms", "save; sample; wait; move; check; load; total; total_p95", ("transport",)
     ),
-    "early": Table(
-        "early",
-        "arms",
-        ";".join(
-            [f"{steps}.early=early, {steps} steps|.0%" for steps in (4, 16)]
-            + [f"{steps}.rest_ms=rest, {steps}, ms" for steps in (1, 2, 4, 16, 64)]
-        ),
-        ("way",),
-    ),
-    "first-drafts": Table(
-        "first-drafts",
-        "arms",
-        "first_step_tokens=tokens of the first step; first_token_ms; second_token_ms; third_token_ms",
-        ("drafts",),
-    ),
-    "window": Table(
-        "window",
-        "ways",
-        "total_ms.large.p50=large staging, ms; total_ms.small.p50=small, ms; total_ms.ratio.p50=ratio;"
-        "step_ms.large.p50=save, large, ms; step_ms.small.p50=save, small, ms",
-        ("way",),
-    ),
     "handoff": Table(
         "handoff",
         lambda result: _swapped(result["tokens"]),
@@ -183,13 +158,6 @@ TABLES = {
             ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
         ),
         ("transport, format",),
-    ),
-    "pulls": Table(
-        "pulls",
-        "pulls",
-        "gb_s.p50=GB/s; source_cpu_s_a_gb.p50=source's CPU, s per GB; puller_cpu_s_a_gb.p50=puller's;"
-        "engine_share.p50=engine's steps|.0%",
-        ("pull",),
     ),
     "gangs": Table(
         "gangs",
@@ -247,12 +215,6 @@ TABLES = {
         "ratio=TTFT p99 beside a flood; low=90 % interval: from; high=to",
         ("against",),
     ),
-    "flood-held": Table(
-        "flood",
-        "held",
-        "limit; sent; statuses.200=admitted; allowed; p99=concurrent, 99 % of the time; off=deviation|+.1%",
-        ("limit of",),
-    ),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
     ),
@@ -262,33 +224,12 @@ TABLES = {
         "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
         "left=share left for batch; batch of what is left=batch, relative to that",
     ),
-    "prefixes-hashing": Table(
-        "prefixes",
-        lambda result: {f"{result['prompt_tokens']:,} tokens": result["hashing"]},
-        "whole_prompt_ms=hash all, ms; next_turn_ms=hash the next turn, ms;"
-        "bytes_in_a_placement=bytes in a placement",
-        ("prompt",),
-    ),
     "prefixes-index": Table(
         "prefixes",
         _fleets,
-        "blocks; operations_a_s; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
-        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core;"
-        "bytes_a_router_s=bytes/s per router; scheduler_cores=cores for updates",
+        "blocks; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core",
         ("workers",),
-    ),
-    "prefixes-sizes": Table(
-        "prefixes",
-        "sizes",
-        "gib=GiB; bytes_a_block=bytes per block; operations_a_s; look_up_us=look-up, µs",
-        ("blocks",),
-    ),
-    "routing": Table(
-        "routing",
-        "median",
-        "ttft_p50_ms; ttft_p99_ms; itl_p50_ms; tokens_per_s; computed_tokens=prompt tokens computed;"
-        "computed_share=share of all|.0%",
-        ("policy",),
     ),
     "simulate": Table(
         "simulate",
