@@ -83,5 +83,5 @@ dashboards: $(READY) ## Write Grafana's boards from deploy/boards/boards.yaml
 	@$(BIN)/python -m deploy.boards
 
 clean: ## Remove what set-up and tests made
-	rm -rf .venv .null-gpu .kit .venv-tools .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
+	rm -rf .venv .null-gpu .kit .venv-peers .venv-docs site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,5 +4,5 @@
 NAMES = ["scheduler", "handoff", "wire", "path", "router", "disaggregation", "fair-share", "speculation"]
 NAMES += ["startup"]
 # Long benches, and benches that need a GPU, Chromium or extra packages.
-ALONE = ["classes", "clients", "faults", "flood", "gangs", "gpu", "gpu-serve", "images", "images-beside"]
+ALONE = ["classes", "clients", "faults", "flood", "gpu", "gpu-serve", "images", "images-beside"]
 ALONE += ["kernels", "overload", "peers", "prefixes", "shapes", "simulate", "speculation-table"]

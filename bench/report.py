@@ -39,7 +39,7 @@ BRIEF: list[tuple[str, str, str, str, str, dict[str, str]]] = [
     ),
     *(
         (
-            *("clients", f"tools.serve.median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
+            *("clients", f"median.{load}.{{arm}}.{{key}}", "baton", "stock", "stock vLLM"),
             {
                 "tokens_per_s": f"output tokens/s at {load} concurrent request{s}",
                 "ttft_p50_ms": f"time to first token at {load} concurrent request{s}, p50, ms",

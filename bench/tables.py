@@ -123,16 +123,7 @@ _SERVERS = "concurrent requests", "server"
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
-    "clients-serve": Table("clients", "tools.serve.median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
-    "clients-guidellm": Table(
-        "clients", "tools.guidellm.median", "failed; tokens_per_s; ttft_p50_ms; itl_p50_ms", _SERVERS
-    ),
-    "clients-lm-eval": Table(
-        "clients",
-        "tools.lm-eval.median",
-        "failed; seconds; score|.4f; answers=checksum of the answers|d",
-        ("task", "server"),
-    ),
+    "clients": Table("clients", "median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
     "speculation": Table(
         "speculation",
         _served,
@@ -158,22 +149,6 @@ TABLES = {
             ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
         ),
         ("transport, format",),
-    ),
-    "gangs": Table(
-        "gangs",
-        "costs",
-        ";".join(
-            f"{key}.{arm}.p50={head}{name}"
-            for key, name in (("tokens_per_s", "tokens/s"), ("ttft_ms", "TTFT, ms"))
-            for arm, head in (("plain", "plain, "), ("gang", "gang, "), ("ratio", "ratio of "))
-        ),
-        ("engines",),
-    ),
-    "gang-forwards": Table(
-        "gangs",
-        lambda result: {"": result["forwards"] | result["wakes"]},
-        "steps=its steps; dummies=its dummy steps; others_dummies=the other's dummy steps;"
-        "p50_ms=wake-up, p50, ms; p99_ms=p99, ms",
     ),
     "router": Table(
         "router",

@@ -23,7 +23,7 @@ from baton.handoff.reports import Loaded, Saved
 from baton.services.worker.lifecycle import SWITCH_INTERVAL_S
 from harness import zygote
 from harness.netns import Host, move_to
-from harness.ranks import alone_in_step, fork_ranks
+from harness.ranks import fork_ranks
 
 START_S, CALL_S, END_S = 180.0, 60.0, 20.0  # generous: other engines may keep the machine busy
 LOOPBACK = "127.0.0.1"
@@ -47,15 +47,6 @@ class Place:
     folder: str  # folder of the gang's files
     cores: str
     host: tuple[str, int] = (LOOPBACK, 0)  # its address, and the id of a process on it; 0: this machine
-
-
-@dataclass
-class Times:
-    """When a request was added, and its engine had its first and last token; CLOCK_MONOTONIC."""
-
-    added: float
-    first: float = 0.0
-    ended: float = 0.0
 
 
 @dataclass
@@ -111,10 +102,6 @@ class Member:
         self._ended: set[str] = set()
         self._saved: dict[str, Saved] = {}
         self._loaded: dict[str, Loaded] = {}
-        self._times: dict[str, Times] = {}
-        self._served: dict[str, asyncio.Future[None]] = {}
-        self._woken: dict[int, float] = {}
-        self._alone: Any = None
         self._steps = 0
         self._failure = ""
         self._link: Any = None
@@ -175,16 +162,10 @@ class Member:
         self._steps += step.executed
         self._saved |= {one.request_id: one for one in step.saved}
         self._loaded |= {one.request_id: one for one in step.loaded}
-        outputs = ((group.timestamp, one) for group in step.outputs.values() for one in group.outputs)
-        for made, output in outputs:  # when, by the engine: this loop may be late
-            name, times = output.request_id, self._times[output.request_id]
-            self._answers[name] += output.new_token_ids
-            times.first = times.first or made
+        for output in (one for group in step.outputs.values() for one in group.outputs):
+            self._answers[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
-                times.ended = made
-                self._ended.add(name)
-                if name in self._served:
-                    self._served.pop(name).set_result(None)
+                self._ended.add(output.request_id)
 
     def on_refused(self, internal_id: str, error: Exception) -> None:
         self._failure = f"{internal_id}: {error}"
@@ -204,18 +185,6 @@ class Member:
         drafts: Sequence[int] = (),
     ) -> None:
         """Queue a request. params: of a handoff; drafts: see first_drafts.give."""
-        request = self._prepared(name, prompt, max_tokens, params, drafts)
-        self._times[name] = Times(time.monotonic())
-        self._host.submit(request)
-
-    def _prepared(
-        self,
-        name: str,
-        prompt: list[int],
-        max_tokens: int,
-        params: Mapping[str, Any] | None = None,
-        drafts: Sequence[int] = (),
-    ) -> Any:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -239,52 +208,7 @@ class Member:
         if drafts:
             first_drafts.give(request, drafts)
         self._answers[name] = []
-        return request
-
-    async def serve(self, requests: dict[str, tuple[list[int], int]]) -> list[Times]:
-        """Answer requests (prompt and number of tokens, by name), added at once, and forget them."""
-        loop = asyncio.get_running_loop()
-        ends = [self._served.setdefault(name, loop.create_future()) for name in requests]
-        prepared = [self._prepared(name, *own) for name, own in requests.items()]
-        self._times |= {name: Times(time.monotonic()) for name in requests}
-        for request in prepared:
-            self._host.submit(request)
-        await asyncio.gather(*ends)
-        for name in requests:
-            del self._answers[name]
-        self._ended -= requests.keys()
-        return [self._times.pop(name) for name in requests]
-
-    async def keep_step(self, on: bool) -> None:
-        """Make a plain engine that stands still a gang of one, or a plain engine again."""
-
-        def change() -> bool:
-            if on and self._alone is None:
-                self._alone = alone_in_step(self._host)
-            self._host._lockstep = self._alone if on else None
-            return False
-
-        self._host._messages.put(change)
-
-    async def watch(self) -> None:
-        """Note for each wave when this member rings or, if it does not, begins the wave's first forward."""
-        lockstep = self._host._lockstep
-        assert lockstep is not None
-        ring, dummy = lockstep._ring, lockstep._dummy
-
-        def ringing(wave: int) -> None:
-            self._woken[wave] = time.monotonic()
-            ring(wave)
-
-        def computing() -> None:
-            self._woken.setdefault(lockstep.wave, time.monotonic())
-            dummy()
-
-        lockstep._ring, lockstep._dummy = ringing, computing
-
-    async def woken(self) -> dict[int, float]:
-        """Return what `watch` has noted, by wave; CLOCK_MONOTONIC."""
-        return self._woken
+        self._host.submit(request)
 
     async def look(self) -> Look:
         lockstep = getattr(self._host, "_lockstep", None)
@@ -417,15 +341,6 @@ class Gang:
                 return looks
             time.sleep(0.01)
         raise TimeoutError(f"the gang goes on: {looks}")
-
-    def begin(self, requests: Sequence[dict[str, tuple[list[int], int]]]) -> None:
-        """Let each member answer its requests; see Member.serve."""
-        for connection, own in zip(self._connections, requests, strict=True):
-            connection.send(("serve", (own,)))
-
-    def end(self) -> list[list[Times]]:
-        """Wait for what `begin` began."""
-        return [self._receive(rank, CALL_S) for rank in range(len(self.processes))]
 
     def stop(self) -> list[bool]:
         """Let all members end their engines. Return whether each ended in time."""

@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 from baton.services.fleet.processes import PR_SET_PDEATHSIG
-from harness.support import free_port
 
 
 class _Rank(context.ForkServerProcess):
@@ -67,14 +66,3 @@ def _forked(path: bytes, arguments: Sequence[Any], descriptors: Sequence[int]) -
             forkserver.main(listener, alive, [])
     finally:
         os._exit(1)
-
-
-def alone_in_step(host: Any) -> Any:
-    """Return the lock-step of a gang of one engine, which agrees with itself in a group of gloo."""
-    from vllm.distributed.utils import stateless_init_torch_distributed_process_group
-
-    from baton.services.engine.data_parallel import lockstep_of
-
-    engine = host._engine
-    engine.dp_group = stateless_init_torch_distributed_process_group("127.0.0.1", free_port(), 0, 1, "gloo")
-    return lockstep_of(engine, host._ring_others)
