@@ -61,6 +61,7 @@ bench-spec: $(READY) ## Measure the speculative methods on the demo model, and w
 
 table: $(READY) ## Measure every speculative method; writes docs/speculative-decoding.md (ARGS="EAGLE" for some)
 	@$(BIN)/python -m bench speculation-table $(ARGS)
+	@$(BIN)/python -m bench report
 
 proto: $(READY) ## Generate the protocol's Python from protos/*.proto
 	@deploy/setup/proto

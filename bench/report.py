@@ -18,7 +18,9 @@ from bench.tables import TABLES, Result, Table
 from harness.stats import RESULTS
 from harness.support import ROOT
 
-PAGES = [ROOT / "docs" / name for name in ("benchmarks.md", "images.md")]
+PAGES = [
+    ROOT / "docs" / name for name in ("benchmarks.md", "gangs.md", "images.md", "speculative-decoding.md")
+]
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
@@ -143,6 +145,8 @@ def at(node: Any, path: str) -> Any:
 def _cell(value: Any, shape: str) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
         return ", ".join(_cell(one, shape) for one in value)
     if shape:

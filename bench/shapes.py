@@ -2,17 +2,15 @@
 
 A shape is how many engines and ranks compute a model together. Each case runs on a prefill worker, on a
 decode worker and on both; the other worker is a plain engine. The same prompts are sent greedily, one at a
-time and four at a time, and the answers compared with those of one mixed worker without speculation. Writes
-bench/results/shapes.json and, from it, the table in docs/gangs.md.
+time and four at a time, and the answers compared with those of one mixed worker without speculation. Cases
+that are not named keep their results.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,15 +19,12 @@ from typing import Any
 
 from baton.services.config import EngineSettings
 from bench.options import options
-from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared, per_draft
+from bench.speculation_table import MAX_TOKENS, ROWS, Row, compared
 from harness.netns import Host, Network
 from harness.speculation.fleets import MODEL_NAME, Deployment, measure
-from harness.support import ROOT
+from harness.stats import save, saved
 from harness.workers import Worker, fleet, router, wait_for
 
-RESULTS = ROOT / "bench" / "results" / "shapes.json"
-PAGE = ROOT / "docs" / "gangs.md"
-BEGIN, END = "<!-- table: written by `python -m bench shapes` -->", "<!-- end of table -->"
 STEP = 32  # tokens, so that most prompts take two steps
 WHOLE = {"mtp-deepseek-v3"}  # MLA cannot prefill a prompt in chunks on CPUs
 PLAIN: dict[str, Any] = {}
@@ -145,7 +140,7 @@ def measured(case: Case, sides: Sequence[str], folder: Path) -> Iterator[tuple[s
         roles = dict(zip(("prefill", "decode"), shapes, strict=True))
         with deployed(case, roles, folder / side) as (one, workers):
             cell = compared(measure(one, case.row.prompts(), MAX_TOKENS), expected)
-            cell |= {"by_worker": _handed(workers), "date": time.strftime("%Y-%m-%d")}
+            cell["by_worker"] = _handed(workers)
         print(f"{case.name:<40} {side:<8} {cell}", flush=True)
         yield side, cell
 
@@ -159,42 +154,15 @@ def _handed(workers: Sequence[Worker]) -> dict[str, int]:
     }
 
 
-def load() -> dict[str, Any]:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": {}}
-    return results
-
-
-def render(results: dict[str, Any]) -> str:
-    lines = [BEGIN, f"| drafts, model | shape | {' | '.join(SIDES)} | accepted |", "| --- " * 6 + "|"]
-    for case in CASES:
-        cells = results["cases"][case.name]
-        shown = " | ".join(_equal(cells.get(side)) for side in SIDES)
-        accepted = f"{per_draft(cells['decode']):.2f}" if case.drafts else "-"
-        lines.append(f"| {case.row.name} | {case.shape} | {shown} | {accepted} |")
-    return "\n".join([*lines, END])
-
-
-def _equal(cell: dict[str, Any] | None) -> str:
-    return f"{cell['equal']} of {cell['of']}" if cell is not None else "-"
-
-
 def main(arguments: list[str]) -> None:
-    given = options(
-        __doc__,
-        arguments,
-        "cases to measure",
-        sides=(list(SIDES), "which workers have the shape", list(SIDES)),
-        page=(False, "write the page alone"),
-    )
-    results, cases = load(), {case.name: case for case in CASES}
+    sides = (list(SIDES), "which workers have the shape", list(SIDES))
+    given = options(__doc__, arguments, "cases to measure", sides=sides)
+    cases = {case.name: case for case in CASES}
     if unknown := sorted(set(given.names) - set(cases)):
         raise SystemExit(f"no case {'; '.join(unknown)}; cases: {'; '.join(cases)}")
-    for name in () if given.page else given.names or cases:
+    found = saved("shapes").get("cases", {})
+    for name in given.names or cases:
         with tempfile.TemporaryDirectory() as folder:
             for side, cell in measured(cases[name], given.sides, Path(folder)):
-                results["cases"].setdefault(name, {})[side] = cell
-                RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    if missing := [name for name in cases if name not in results["cases"]]:
-        raise SystemExit(f"the page is left as it is: {'; '.join(missing)} not measured yet")
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + render(results) + rest.split(END)[1])
+                found.setdefault(name, {})[side] = cell
+                save("shapes", {"cases": found})

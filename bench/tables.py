@@ -1,4 +1,4 @@
-"""Define the tables of docs/benchmarks.md: their results files, figures and column heads.
+"""Define the tables of docs/benchmarks.md and other pages: their results files, figures and column heads.
 
 `;` separates columns. A column is a key of the figures, or several joined by dots. `=` gives it a head other
 than the key's words, `|` a format; without one a number has at most three significant digits.
@@ -103,6 +103,41 @@ def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
 
 
+def _equal(cell: dict[str, Any]) -> str:
+    return f"{cell['equal']} of {cell['of']}"
+
+
+def per_draft(cell: dict[str, Any]) -> float:
+    return float(cell["accepted"] / cell["drafts"]) if cell["drafts"] else 0.0
+
+
+def _shapes(result: Result) -> Any:
+    found: dict[str, dict[str, Any]] = {}
+    for name, cells in result["cases"].items():
+        drafts, _, shape = name.rpartition(", ")
+        one = found.setdefault(shape, {})[drafts] = {side: _equal(cell) for side, cell in cells.items()}
+        if cells["decode"]["drafts"]:
+            one["accepted"] = f"{per_draft(cells['decode']):.2f}"
+    return found
+
+
+def _drafted(cell: dict[str, Any]) -> str:
+    """Return the accepted tokens of a draft, and what is wrong with the answers or the start."""
+    if "why" in cell:
+        return f"no: {cell['why']}"
+    ties = f" ({cell['near_ties']} by a near-tie)" if cell["near_ties"] else ""
+    wrong = f" ({_equal(cell)} equal{ties})" if cell["equal"] < cell["of"] else ""
+    return f"{per_draft(cell):.2f}{wrong}"
+
+
+def _withheld(result: Result) -> Any:
+    return {
+        name: {"whole": per_draft(cell), "withheld": per_draft(cell["withheld"])}
+        for name, cell in ((name, row["cells"]["1P1D"]) for name, row in result["rows"].items())
+        if "withheld" in cell
+    }
+
+
 def _by_trace(*traces: str) -> str:
     return ";".join(
         f"{one}.ttft_mean_ms={one}: TTFT, ms; {one}.within_goals={one}: good|.1%" for one in traces
@@ -120,6 +155,14 @@ _STREAMS = (
 )
 _ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
 _SERVERS = "concurrent requests", "server"
+IMAGE_FAMILIES = {
+    "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
+    "qwen3-vl": "Qwen3-VL: DeepStack",
+    "qwen3.5-vision": "Qwen3.5: states (`--no-enable-prefix-caching`, as [without images](handoff-wire.md))",
+    "gemma3-vision": "Gemma 3: sliding windows",
+    "llava": "LLaVA",
+    "smolvlm": "SmolVLM: images are cut into tiles",
+}
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
@@ -241,6 +284,31 @@ TABLES = {
         "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=its CPU time, s;"
         f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
+    ),
+    "images": Table(
+        "images",
+        lambda result: {
+            IMAGE_FAMILIES[name]: {one.replace(",", " +"): _equal(cell) for one, cell in cells.items()}
+            for name, cells in result["families"].items()
+        },
+        "mixed; 1P1D=1P1D; 2P2D=2P2D; 1E1P1D=1E1P1D; 1E1P1D + drafts=1E1P1D, drafts",
+        ("family",),
+    ),
+    "shapes": Table("shapes", _shapes, "prefill; decode; both; accepted", ("shape", "drafts, model")),
+    "speculation-table": Table(
+        "speculation-table",
+        lambda result: {
+            name: {fleet: _drafted(cell) for fleet, cell in row["cells"].items()}
+            for name, row in result["rows"].items()
+        },
+        "aggregated; 1P1D; 2P2D",
+        ("method, architecture",),
+    ),
+    "speculation-withheld": Table(
+        "speculation-table",
+        _withheld,
+        "whole=accepted tokens per draft|.2f; withheld=without the drafter's KV|.2f",
+        ("1P1D",),
     ),
     "images-streams": Table(
         "images-beside",
