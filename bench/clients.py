@@ -1,25 +1,21 @@
 """Run `vllm bench serve` against Baton and one stock vLLM server, alternating on the same cores.
 
-Then closed loops run exactly as many clients as the workers admit requests. Baton is deploy/laptop.yaml, 1P1D
-with one core each; stock vLLM has the same model and slots, and both cores.
+Baton is deploy/laptop.yaml, 1P1D with one core each; stock vLLM has the same model and slots, and both cores.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import tempfile
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from baton.services.config import EngineSettings, SchedulerSettings
-from bench.light import Client
+from baton.services.config import EngineSettings
 from bench.options import options
 from harness.deployment import MODEL, MODEL_NAME, deployment, stock_vllm
 from harness.stats import medians, save
@@ -73,9 +69,6 @@ def main(arguments: list[str]) -> None:
                 for arm, url in arms.items():
                     by_arm[arm].append(serve(url, load, Path(folder), number + 1))
                     print(f"{load:>4} {arm:>6}", by_arm[arm][-1], flush=True)
-        bound = int(engine.max_num_seqs * SchedulerSettings().max_queue_factor)
-        loops = {name: asyncio.run(closed(url, bound, 10)) for name, url in arms.items()}
-        print(f"{bound} closed loops: {loops}", flush=True)
     middle = {
         load: {
             arm: {**medians(some), "failed": sum(one["failed"] for one in some)}
@@ -83,7 +76,7 @@ def main(arguments: list[str]) -> None:
         }
         for load, by_arm in runs.items()
     }
-    save(given.save, {"median": middle, "at_the_bound": loops, "runs": runs})
+    save(given.save, {"median": middle, "runs": runs})
 
 
 def serve(url: str, load: str, folder: Path, seed: int) -> dict[str, float]:
@@ -115,21 +108,3 @@ def serve(url: str, load: str, folder: Path, seed: int) -> dict[str, float]:
     found: dict[str, Any] = json.loads((folder / "serve.json").read_text())
     figures = {ours: round(found[theirs], 2) for ours, theirs in FIGURES.items()}
     return {"failed": REQUESTS[load] - found["completed"], **figures}
-
-
-async def closed(url: str, clients: int, each: int) -> dict[str, int]:
-    """Count the statuses that closed-loop clients get, `each` requests per client."""
-    client = Client(int(url.rpartition(":")[2]))
-    statuses: Counter[str] = Counter()
-
-    async def loop(number: int) -> None:
-        prompt = [300 + number] * 16
-        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 16, "temperature": 0, "stream": True}
-        for _ in range(each):
-            statuses[str((await client.post("/v1/completions", body)).status)] += 1
-
-    try:
-        await asyncio.gather(*(loop(number) for number in range(clients)))
-    finally:
-        await client.close()
-    return dict(statuses)

@@ -1,8 +1,8 @@
 """The benches by name."""
 
 # `make bench` runs these in this order, in about 20 minutes.
-NAMES = ["scheduler", "handoff", "wire", "path", "router", "disaggregation", "fair-share", "speculation"]
+NAMES = ["scheduler", "handoff", "path", "router", "disaggregation", "fair-share", "speculation"]
 NAMES += ["startup"]
 # Long benches, and benches that need a GPU, Chromium or extra packages.
-ALONE = ["classes", "clients", "faults", "flood", "gpu", "gpu-serve", "images", "images-beside"]
+ALONE = ["classes", "clients", "faults", "gpu", "gpu-serve", "images", "images-beside"]
 ALONE += ["kernels", "overload", "peers", "prefixes", "shapes", "simulate", "speculation-table"]

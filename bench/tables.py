@@ -95,10 +95,6 @@ def _overload(result: Result) -> Any:
     }
 
 
-def _fleets(result: Result) -> Any:
-    return {workers: one | result["turns"].get(workers, {}) for workers, one in result["index"].items()}
-
-
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
 
@@ -226,13 +222,6 @@ TABLES = {
         "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
         turned=True,
     ),
-    "flood": Table("flood", "felt.arms", "ttft_p50_ms; ttft_p99_ms; answers; not_answered"),
-    "flood-ratio": Table(
-        "flood",
-        "felt.ttft_p99_against",
-        "ratio=TTFT p99 beside a flood; low=90 % interval: from; high=to",
-        ("against",),
-    ),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
     ),
@@ -242,10 +231,9 @@ TABLES = {
         "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
         "left=share left for batch; batch of what is left=batch, relative to that",
     ),
-    "prefixes-index": Table(
+    "prefixes": Table(
         "prefixes",
-        _fleets,
-        "blocks; look_ups_a_s=look-ups/s; decision_p50_us; decision_p99_us=p99;"
+        "turns",
         "place_p50_ms=turn p50, ms; place_p99_ms=p99; requests_a_core_s=turns/s per core",
         ("workers",),
     ),
@@ -261,12 +249,6 @@ TABLES = {
         "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
         "simulated_per_s=per second of wall time",
         ("trace", "policy"),
-    ),
-    "simulate-weights": Table(
-        "simulate-weights",
-        lambda result: _swapped(result["loads"]),
-        _by_trace("chats", "agents"),
-        ("policy",),
     ),
     "simulate-validation": Table(
         "simulate-validation",
