@@ -141,7 +141,6 @@ async def _run(names: list[str], healthy_s: float, seed: int) -> tuple[list[Hear
 
 
 async def _shoot(site: Site, fault: str) -> None:
-    """Save a screenshot of the live page."""
     async with browser_page(viewport={"width": 1000, "height": 620}) as (page, _):
         await page.goto(site.live_page)
         await page.wait_for_selector("[data-worker]", timeout=SHOT_MS)

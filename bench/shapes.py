@@ -146,7 +146,6 @@ def measured(case: Case, sides: Sequence[str], folder: Path) -> Iterator[tuple[s
 
 
 def _handed(workers: Sequence[Worker]) -> dict[str, int]:
-    """Return each worker's handoffs, saved or loaded, by its name."""
     names = {"prefill": "saved", "decode": "loaded"}
     return {
         worker.name: int(worker.figure(f"baton_worker_handoffs_{names[worker.name.split('-')[0]]}_total"))

@@ -191,7 +191,6 @@ class Site:
         }
 
     async def _look_on(self) -> None:
-        """Start to watch the parts and wait until all serve."""
         for address in self._addresses:
             channel = grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)])
             self._channels.append(channel)
