@@ -20,7 +20,7 @@ from baton.services.simulate.profile import Engine, Handoff, Pace, Profile
 from baton.services.simulate.traces import Conversations
 from baton.services.simulate.worker import SimulatedWorker
 from harness.simulate.baselines import POLICIES, RoundRobin
-from harness.simulate.compare import compare, named, weighted
+from harness.simulate.compare import compare, named
 from harness.simulate.measure import Sizes, measure
 from harness.simulate.validate import CHATS, drive, errors
 
@@ -147,4 +147,3 @@ def test_arms_are_selected_by_name() -> None:
     assert list(named([])) == list(POLICIES)
     with pytest.raises(SystemExit, match=r"no policy 'baton'; there are: random"):
         named(["baton"])
-    assert len({repr(policy) for policy, _ in weighted().values()}) == len(weighted())
