@@ -3,6 +3,6 @@
 # `make bench` runs these in this order, in about 20 minutes.
 NAMES = ["scheduler", "handoff", "path", "router", "disaggregation", "fair-share", "speculation"]
 NAMES += ["startup"]
-# Long benches, and benches that need a GPU, Chromium or extra packages.
+# Long benches, and benches that need a GPU, Prometheus or extra packages.
 ALONE = ["classes", "clients", "faults", "gpu", "gpu-serve", "images", "images-beside"]
 ALONE += ["kernels", "overload", "peers", "prefixes", "shapes", "simulate", "speculation-table"]

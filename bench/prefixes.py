@@ -33,7 +33,7 @@ from harness.stats import percentile, save
 
 BLOCK = 16  # tokens
 HASHING = pb.BlockHashing(tokens=BLOCK, algorithm="sha256", root=bytes(32), every=1)
-CAPACITY = {"num_blocks": 10**6, "max_num_seqs": 10**4, "max_model_len": 10**6}
+CAPACITY: dict[str, Any] = {"num_blocks": 10**6, "max_num_seqs": 10**4, "max_model_len": 10**6}
 PROMPT = 100_000  # tokens
 CHATS = 32
 TURNS = 24

@@ -91,12 +91,6 @@ class Site:
     def url(self, router: Part) -> str:
         return f"http://127.0.0.1:{router.settings['router']['port']}"
 
-    @property
-    def live_page(self) -> str:
-        """The URL of the live page on a healthy router."""
-        router = next(part for part in self.routers if not part.away)
-        return f"http://{router.settings['ops']['listen']}/ops"
-
     def note_cover(self) -> None:
         """Update the times in which no worker can serve. Called when a part goes or comes back."""
         now = time.monotonic()
