@@ -100,7 +100,7 @@ def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
 
 
 def _equal(cell: dict[str, Any]) -> str:
-    return f"{cell['equal']} of {cell['of']}"
+    return f"{cell['equal']}/{cell['of']}"
 
 
 def per_draft(cell: dict[str, Any]) -> float:
@@ -108,13 +108,16 @@ def per_draft(cell: dict[str, Any]) -> float:
 
 
 def _shapes(result: Result) -> Any:
-    found: dict[str, dict[str, Any]] = {}
+    """Return each shape's models with accepted tokens per draft, and the sides with other answers."""
+    found: dict[str, list[str]] = {}
     for name, cells in result["cases"].items():
-        drafts, _, shape = name.rpartition(", ")
-        one = found.setdefault(shape, {})[drafts] = {side: _equal(cell) for side, cell in cells.items()}
-        if cells["decode"]["drafts"]:
-            one["accepted"] = f"{per_draft(cells['decode']):.2f}"
-    return found
+        model, _, shape = name.rpartition(", ")
+        drafts = f": {per_draft(cells['decode']):.2f}" if cells["decode"]["drafts"] else ""
+        wrong = [
+            f" ({side}: {_equal(cell)} answers)" for side, cell in cells.items() if cell["equal"] < cell["of"]
+        ]
+        found.setdefault(shape, []).append("".join([model, drafts, *wrong]))
+    return {shape: {"models": "; ".join(models)} for shape, models in found.items()}
 
 
 def _drafted(cell: dict[str, Any]) -> str:
@@ -276,7 +279,7 @@ TABLES = {
         "mixed; 1P1D=1P1D; 2P2D=2P2D; 1E1P1D=1E1P1D; 1E1P1D + drafts=1E1P1D, drafts",
         ("family",),
     ),
-    "shapes": Table("shapes", _shapes, "prefill; decode; both; accepted", ("shape", "drafts, model")),
+    "shapes": Table("shapes", _shapes, "models=models: accepted tokens per draft", ("shape",)),
     "speculation-table": Table(
         "speculation-table",
         lambda result: {
