@@ -42,15 +42,14 @@ EVERY = 4  # use every fourth prompt
 
 HEAD = """# Runbooks
 
-Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rules.yaml` has a page.
+Written by `python -m bench faults --page`. Each alert of `deploy/prometheus/rules.yaml` has a page:
 
 """
 CATALOGUE = f"""
 ## Fault catalogue
 
-The faults of the [chaos runs](../reliability.md) that an operator should hear of, each with the alert that
-names it. The alert must fire within {GOAL_S:g} s of Prometheus noticing the fault, with a scrape every
-{EVERY_S} s.
+The faults of the [chaos runs](../reliability.md#break-it-yourself) that an operator should hear of, each with
+the alert that names it, which must fire within {GOAL_S:g} s of Prometheus noticing the fault.
 
 """
 UNHEARD_HEAD = """
@@ -152,39 +151,31 @@ def _said(one: Heard) -> str:
 def page(result: Path = stats.RESULTS / f"{RESULT}.json") -> str:
     """Return the text of docs/runbooks/README.md."""
     measured: dict[str, Any] = json.loads(result.read_text())
-    alerts = [
-        [
-            f"[{one.name}]({one.name}.md)",
-            one.severity,
-            f"{one.for_s} s" if one.for_s else "at once",
-            _plain(one.summary),
-        ]
+    alerts = "".join(
+        f"- [{one.name}]({one.name}.md), {one.severity}{f', after {one.for_s} s' if one.for_s else ''}: "
+        f"{_plain(one.summary)}\n"
         for one in ALERTS
-    ]
+    )
     unheard = [
         [", ".join(f"`{name}`" for name, given in UNHEARD.items() if given == why), why]
         for why in dict.fromkeys(UNHEARD.values())
     ]
-    tables = (
-        markdown([["alert", "severity", "fires after", "in short"], *alerts]),
-        markdown([["faults", "why"], *unheard]),
-    )
-    return f"{HEAD}{tables[0]}\n{CATALOGUE}{_catalogue(measured)}\n{UNHEARD_HEAD}{tables[1]}\n"
+    unheard_table = markdown([["faults", "why"], *unheard])
+    return f"{HEAD}{alerts}{CATALOGUE}{_catalogue(measured)}\n{UNHEARD_HEAD}{unheard_table}\n"
 
 
 def _catalogue(measured: dict[str, Any]) -> str:
     found = {one["fault"]: one for one in measured["faults"]}
-    rows = [["fault", "what happens", "alert", "noticed, s", "fires, s", "alerts beside it"]]
+    rows = [["fault", "what happens", "alert", "fires, s"]]
     for name, alert in NAMED.items():
         one = found.get(name, {})
-        seconds = [f"{value:.1f}" if (value := one.get(key)) else "-" for key in ("noticed_s", "fired_s")]
-        told = [FAULTS[name].about.rstrip("."), f"[{alert}]({alert}.md)"]
-        rows.append([f"`{name}`", *told, *seconds, ", ".join(one.get("others", [])) or "-"])
+        fired_s = f"{value:.1f}" if (value := one.get("fired_s")) else "-"
+        rows.append([name, FAULTS[name].about.rstrip("."), alert, fired_s])
     machine, healthy = measured["machine"], measured["healthy"]
     fired = ", ".join(healthy["alerts"]) or "none"
     return (
         f"{markdown(rows)}\n\n"
-        f"Seconds since the fault began (its harm is done within half a second); {machine['cores']} cores "
+        f"Seconds since the fault began, with a scrape every {EVERY_S} s; {machine['cores']} cores "
         f"({machine['cpu']}), {machine['when']}, by `python -m bench faults`.\n"
         f"Alerts in {healthy['seconds'] / 60:.0f} healthy minutes under load: {fired}."
     )

@@ -24,8 +24,6 @@ PAGES = [
 README = ROOT / "README.md"
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _HEADLINE = re.compile(r"\[from \d+ ms to \d+ ms\]\(#measured\)")
-# Commands of older results, which do not name them.
-_USUAL = {"simulate-validation": "python -m bench simulate --validate --save"}
 BEGIN, END = "<!-- measured: written by `python -m bench report` -->", "<!-- measured: end -->"
 
 # README's lines: results file, path to a figure, Baton's arm, the other arm, its name, titles by key. For
@@ -164,13 +162,14 @@ def markdown(lines: list[list[str]]) -> str:
 
 def taken(found: Result, table: Table) -> str:
     """Return the command, machine and date of a table's figures."""
-    if table.part:
-        part = found[table.part]
-        runs = [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
+    if table.parts:
+        runs = []
+        for part in (found[name] for name in table.parts):
+            runs += [part["taken"]] if "taken" in part else [one["taken"] for one in part.values()]
         told = [f"`{run['command']}`; {run['gpu']}, driver {run['driver']}, {run['when']}." for run in runs]
         return "\n".join(dict.fromkeys(told))
     machine = found["machine"]
-    command = found.get("command") or _USUAL.get(table.file, f"python -m bench {table.file}")
+    command = found.get("command") or f"python -m bench {table.file}"
     cpu = machine["cpu"].replace("(R)", "").removesuffix(" Processor")
     return f"`{command}`; {machine['cores']} cores ({cpu}), {machine['when']}."
 

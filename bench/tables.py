@@ -24,7 +24,7 @@ class Table:
     columns: str
     labels: tuple[str, ...] = ()  # heads of the label columns
     turned: bool = False  # transposed
-    part: str = ""  # the part of a file whose parts have their own commands
+    parts: tuple[str, ...] = ()  # the parts of a file whose parts have their own commands
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Yield each column's key, head and format."""
@@ -44,6 +44,21 @@ def _swapped(nested: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Swap the outer two levels."""
     inner = {key: None for each in nested.values() for key in each}
     return {key: {outer: each.get(key, {}) for outer, each in nested.items()} for key in inner}
+
+
+def _only(path: str, *labels: str) -> Callable[[Result], Any]:
+    """Return a view of the figures at a path that keeps these labels of their innermost level."""
+
+    def kept(node: dict[str, Any]) -> dict[str, Any]:
+        found = {label: node[label] for label in labels if label in node}
+        return found or {key: kept(child) for key, child in node.items()}
+
+    def view(result: Result) -> Any:
+        for key in path.split("."):
+            result = result[key]
+        return kept(result)
+
+    return view
 
 
 def _ratio(result: Result) -> Any:
@@ -76,27 +91,25 @@ def _classes(result: Result) -> Any:
     }
 
 
-def _class_goals(result: Result) -> Any:
-    return {
-        shape: {"left": one["left"]}
-        | {goal.partition(" (")[0]: value for goal, value in one["goals"].items()}
-        for shape, one in result["deployments"].items()
-    }
-
-
 def _overload(result: Result) -> Any:
-    after = result["after"]
     return {
         "one stream alone": result["alone"],
         "a full house": result["full"],
         "overload": result["overload"],
-        "one stream afterwards": after["alone"],
-        "a full house afterwards": after["full"],
+        "one stream afterwards": result["after"]["alone"],
     }
 
 
 def _gpu(part: str, figures: str) -> Callable[[Result], Any]:
     return lambda result: {f"{size}B": found[figures] for size, found in result.get(part, {}).items()}
+
+
+def _gpu_streams(result: Result) -> Any:
+    found: Any = _gpu("streams", "median")(result)
+    for size, fleets in found.items():
+        found[size] = {fleet: fleets[fleet] for fleet in ("1P1D", "one-stock")}
+    compiled = _gpu("compiled", "median")(result)
+    return found | {f"{size}, compiled": one for size, one in compiled.items()}
 
 
 def _equal(cell: dict[str, Any]) -> str:
@@ -152,8 +165,9 @@ _MIX = (
 _STREAMS = (
     "itl_p50_ms; itl_p99_ms; itl_max_ms=longest gap, ms; ttft_short_p50_ms; ttft_long_p50_ms; tokens_per_s"
 )
-_ROUTER = "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB"
-_SERVERS = "concurrent requests", "server"
+_HANDOFFS = [
+    f"{transport}{form}" for form in ("", ", fp8_e4m3") for transport in ("shm", "nixl", "nixl, TCP")
+]
 IMAGE_FAMILIES = {
     "qwen2.5-vl": "Qwen2.5-VL: positions depend on images (M-RoPE)",
     "qwen3-vl": "Qwen3-VL: DeepStack",
@@ -165,28 +179,31 @@ IMAGE_FAMILIES = {
 
 TABLES = {
     "disaggregation": Table("disaggregation", _ratio, _MIX, turned=True),
-    "clients": Table("clients", "median", f"failed; tokens_per_s; {_LATENCIES}", _SERVERS),
+    "clients": Table(
+        "clients",
+        _only("median", "1", "8", "128", "inf"),
+        f"failed; tokens_per_s; {_LATENCIES}",
+        ("concurrent requests", "server"),
+    ),
     "speculation": Table(
         "speculation",
-        _served,
+        lambda result: _served(result)["1P1D"],
         ";".join(
             f"{kind}.{streams}={kind}, {streams} at a time|.2f"
             for kind in ("chat", "repetitive")
-            for streams in (1, 4, 16)
+            for streams in (1, 16)
         ),
-        ("", "method"),
+        ("method",),
     ),
     "fair-share": Table(
         "fair-share",
-        "models.qwen2-80m",
+        _only("models.qwen2-80m", "as vLLM does", "shares, order"),
         "short_p50_ms; short_p99_ms; long_p50_ms; flood_tokens_per_s=flood, tokens/s",
     ),
-    "path": Table(
-        "path", "median_ms", "save; sample; wait; move; check; load; total; total_p95", ("transport",)
-    ),
+    "path": Table("path", "median_ms", "save; sample; move; check; load; total; total_p95", ("transport",)),
     "handoff": Table(
         "handoff",
-        lambda result: _swapped(result["tokens"]),
+        lambda result: _only("tokens", *_HANDOFFS)({"tokens": _swapped(result["tokens"])}),
         ";".join(
             ["900.MB=MB of 900 tokens", *(f"{many}.total_ms={many} tokens, ms" for many in (100, 900, 3600))]
         ),
@@ -195,20 +212,22 @@ TABLES = {
     "router": Table(
         "router",
         lambda result: {f"{one['interval_ms']:g} ms": one for one in result["runs"]},
-        _ROUTER,
+        "tokens_per_s; router_cpu_us_per_token=CPU per token, µs; tokens_per_event; router_rss_mib=RSS, MiB",
         ("step",),
-    ),
-    "router-processes": Table(
-        "router-processes",
-        lambda result: {f"{one['processes']}, flush_ms {one['flush_ms']:g}": one for one in result["arms"]},
-        f"{_ROUTER}; tokens_per_s_a_core=tokens/s per core",
-        ("processes",),
     ),
     "scheduler": Table(
         "scheduler",
-        "arms.here",
-        "placed_per_s; failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; own_p99_ms=p99; cpu_us;"
-        "redis_us=Redis, µs; fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
+        _only(
+            "arms.here",
+            "memory, 20 routers, 1 scheduler, 32P32D",
+            "redis, 20 routers, 1 scheduler, 32P32D",
+            "stopped, 20 routers, 1 scheduler, 32P32D",
+            "redis, 100 routers, 1 scheduler, 32P32D",
+            "redis, 20 routers, 1 scheduler, 500P500D",
+            "redis, 20 routers, 2 schedulers, 32P32D",
+        ),
+        "failed; place_p50_ms; place_p99_ms=p99; own_p50_ms; cpu_us;"
+        "fast_placed_per_s=fast: placed/s; fast_cpu_us=fast: CPU, µs",
         ("deployment",),
     ),
     "overload": Table(
@@ -222,17 +241,11 @@ TABLES = {
         "capacity_per_s=capacity, answers/s; offered_per_s; admitted_share=admitted|.0%;"
         "refused=refused with 503; refused_p50_ms=time of a refusal p50, ms; refused_p99_ms=p99;"
         "without_retry_after=without Retry-After; broken=broken streams; blocks_missing=KV blocks missing;"
-        "itl_p99_against_alone=gap p99 against one stream; itl_p99_against_full=gap p99 against a full house",
+        "itl_p99_against_alone=gap p99 against one stream",
         turned=True,
     ),
     "classes": Table(
         "classes", _classes, f"{_LATENCIES}; batch=batch tokens/s", ("", "interactive requests")
-    ),
-    "classes-goals": Table(
-        "classes",
-        _class_goals,
-        "ttft_p50_ms=TTFT p50; ttft_p99_ms=TTFT p99; itl_p50_ms=ITL p50; itl_p99_ms=ITL p99;"
-        "left=share left for batch; batch of what is left=batch, relative to that",
     ),
     "prefixes": Table(
         "prefixes",
@@ -243,22 +256,7 @@ TABLES = {
     "simulate": Table(
         "simulate",
         lambda result: _swapped(result["loads"]),
-        _by_trace("chats", "shared", "agents", "documents", "prompts"),
-        ("policy",),
-    ),
-    "simulate-size": Table(
-        "simulate-size",
-        "loads",
-        "ttft_mean_ms; ttft_p99_ms; computed_share; within_goals=good|.1%; simulated=requests;"
-        "simulated_per_s=per second of wall time",
-        ("trace", "policy"),
-    ),
-    "simulate-validation": Table(
-        "simulate-validation",
-        "arms",
-        "real.ttft_mean_ms=TTFT mean, real, ms; simulated.ttft_mean_ms=simulated, ms;"
-        "error_percent.ttft_mean_ms=error, %: TTFT mean|+.1f; error_percent.ttft_p50_ms=p50|+.1f;"
-        "error_percent.ttft_p90_ms=p90|+.1f; error_percent.computed_tokens=computed tokens|+.1f",
+        _by_trace("chats", "agents", "prompts"),
         ("policy",),
     ),
     "peers": Table(
@@ -266,7 +264,7 @@ TABLES = {
         "median",
         "alone_ttft_p50_ms=one long prompt alone: TTFT p50, ms;"
         "alone_second_p50_ms=its second token after the first, p50, ms;"
-        "alone_total_p50_ms=its answer of 8 tokens, p50, ms; alone_cpu_s=its CPU time, s;"
+        "alone_cpu_s=its CPU time, s;"
         f"idle_cores=cores in use while idle; {_MIX}; cpu_ms_a_token=CPU time per token, ms",
         turned=True,
     ),
@@ -306,10 +304,9 @@ TABLES = {
     ),
     "images-again": Table(
         "images-beside",
-        "alone",
+        _only("alone", "1P1D", "1E1P1D", "1E1P1D, room for one"),
         "ttft_ms=TTFT, ms; pixels_to_e_mib=pixels to E, MiB; pixels_to_p_mib=pixels to P, MiB;"
-        "pixels_to_mixed_mib=pixels to an aggregated engine, MiB; embeddings_mib=embeddings, E to P, MiB;"
-        "kv_mib=KV, P to D, MiB",
+        "embeddings_mib=embeddings, E to P, MiB",
         ("workers", "image"),
     ),
     "startup": Table(
@@ -317,34 +314,17 @@ TABLES = {
         lambda result: _swapped({"median": result["median_s"], "runs": result["runs_s"]}),
         "median=median, s; runs=runs, s",
     ),
-    "gpu-answers": Table(
-        "gpu-serve",
-        "answers.arms",
-        "equal=equal answers of 9; handoffs.total_ms=handoff, ms; drafted; accepted",
-        ("way",),
-        part="answers",
-    ),
-    "gpu-models": Table(
-        "gpu-serve",
-        "models.models",
-        "equal; of; drafted; accepted; handoffs.mib=KV, MiB",
-        ("way",),
-        part="models",
-    ),
     "gpu-streams": Table(
-        "gpu-serve", _gpu("streams", "median"), _STREAMS, ("model", "fleet"), part="streams"
-    ),
-    "gpu-compiled": Table(
-        "gpu-serve", _gpu("compiled", "median"), _STREAMS, ("model", "fleet"), part="compiled"
+        "gpu-serve", _gpu_streams, _STREAMS, ("model", "fleet"), parts=("streams", "compiled")
     ),
     "gpu-load": Table(
         "gpu-serve",
         _gpu("load", "arms"),
         ";".join(
             f"{many}.tokens_per_s=tokens/s at {many}; {many}.ttft_p50_ms=TTFT at {many}, ms"
-            for many in (1, 8, 64, 256)
+            for many in (1, 256)
         ),
         ("model", "fleet"),
-        part="load",
+        parts=("load",),
     ),
 }

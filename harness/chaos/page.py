@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,85 +36,55 @@ def write(file: Path, page: Path = PAGE) -> Path:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Return Markdown: a table of the plans, one per placing plan, and lists of faults and hit requests."""
+    """Return Markdown: a line about the run, a table of its plans, and a line per placing plan."""
     machine, plans, placements = result["machine"], result["plans"], result.get("placements", [])
-    minutes = sum(one["seconds"] for one in [*plans, *placements]) / 60
-    faults = _sum([*plans, *placements], "faults")
-    stages, retries = (_sum(plans, key) for key in ("stages", "retries"))
+    both = [*plans, *placements]
+    faults = sum(sum(one["faults"].values()) for one in both)
+    minutes = sum(one["seconds"] for one in both) / 60
+    lines = [_HEAD, ["---"] * len(_HEAD), *map(_row, plans)]
     return "\n".join(
         [
-            f"\n{sum(faults.values())} faults in {minutes:.1f} minutes; {machine['cores']} cores "
-            f"({machine['cpu']}), {machine['when']}.\n",
-            _table([_HEAD, ["---"] * len(_HEAD), *map(_row, plans)]),
+            f"\n{faults} faults in {minutes:.1f} minutes; {machine['cores']} cores ({machine['cpu']}), "
+            f"{machine['when']}.\n",
+            *("| " + " | ".join(map(str, line)) + " |" for line in lines),
+            "",
             *map(_placements, placements),
-            _listed("Faults", faults),
-            _listed("Requests hit, by the victim's role and the request's stage", stages),
-            _listed("Failed attempts by the routers' count", retries),
         ]
     )
 
 
 _HEAD = [
-    *("plan", "fleet", "drafts", "store", "seed", "requests", "failed", "wrong tokens", "blocks left"),
-    *("leases left", "longest pause, s", "while a worker could serve, s", "limit, s", "pauses beyond it"),
-    *("p99, s", "restarts"),
+    *("plan", "requests", "failed", "wrong tokens", "left over", "longest pause, s"),
+    *("pauses beyond the limit", "restarts"),
 ]
 
 
 def _row(plan: dict[str, Any]) -> list[Any]:
     left = plan["leaks"]
     return [
-        *(plan[key] for key in ("plan", "shape", "speculation", "store", "seed", "requests")),
+        plan["plan"],
+        plan["requests"],
         plan["failed"] + plan["refused_needlessly"] + len(plan["crashes"]) + len(plan["unhealed"]),
         plan["wrong"],
-        left["blocks"],
-        left["attempts"] + left["reservations"] + left["pinned"],
-        f"{plan['longest_pause_s']:.2f}",
+        left["blocks"] + left["attempts"] + left["reservations"] + left["pinned"],
         f"{plan['longest_covered_pause_s']:.2f}",
-        f"{plan['pause_limit_s']:.1f}" if plan["pause_limit_s"] else "-",
         plan["over_limit"],
-        f"{plan['p99_pause_s']:.2f}",
         plan["restarts"],
     ]
 
 
 def _placements(one: dict[str, Any]) -> str:
-    left = one["left"]
-    rows = [
-        ["requests, attempts placed", f"{one['requests']}, {one['placed']}"],
-        ["placed by routers alone", one["alone"]],
-        ["failed", one["failed"] + len(one["crashes"]) + len(one["unhealed"])],
-        ["refused as full", one["refused"]],
-        ["placed twice", one["twice"]],
-        ["sent back by a full worker", one["sent_back"]],
-        ["of these placed by routers alone", one["sent_back_alone"]],
-        ["fullest worker", f"{one['fullest']:.0%}"],
-        ["descriptions of schedulers, with wrong sums", f"{one['compared']}, {one['unlike']}"],
-        ["p50, p99, maximum between faults, ms", _times(one["calm"])],
-        ["p50, p99, maximum during faults, ms", _times(one["disturbed"])],
-        ["attempts left, reservations left", f"{left['attempts']}, {left['requests']}"],
-    ]
-    load = f"`{one['plan']}`, seed {one['seed']}: {one['rate']} requests/s for {one['seconds']:.0f} s"
-    fleet = f"{one['routers']} routers, {one['schedulers']} schedulers over Redis, {one['workers']} workers"
-    title = f"{load}; {fleet} without engines. Times are those of a placement.\n"
-    return "\n".join([title, _table([["what", "measured"], ["---", "---"], *rows])])
+    failed = one["failed"] + len(one["crashes"]) + len(one["unhealed"])
+    left = one["left"]["attempts"] + one["left"]["requests"]
+    text = (
+        f"`{one['plan']}`: {one['requests']} requests, {one['placed']} attempts placed, {one['alone']} of"
+        f" them by routers alone; {failed} failed, {one['twice']} placed twice, {one['sent_back']} sent back"
+        f" by a full worker, {left} left over, {one['unlike']} of {one['compared']} comparisons of schedulers"
+        f" differ. A placement takes {_times(one['calm'])} ms (p50, p99, maximum), during faults"
+        f" {_times(one['disturbed'])} ms."
+    )
+    return textwrap.fill(text, 110, break_on_hyphens=False) + "\n"
 
 
 def _times(took: dict[str, float]) -> str:
     return ", ".join(f"{took[key]:.0f}" for key in ("p50_ms", "p99_ms", "max_ms"))
-
-
-def _sum(plans: Sequence[dict[str, Any]], key: str) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for plan in plans:
-        total.update(plan[key])
-    return total
-
-
-def _listed(title: str, counts: Counter[str]) -> str:
-    text = f"{title}: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}."
-    return textwrap.fill(text, 110, break_on_hyphens=False) + "\n"
-
-
-def _table(lines: Sequence[Sequence[Any]]) -> str:
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"

@@ -20,7 +20,7 @@ FUNCTION = re.compile(r"((?:\w+\.)?\w+)\(\)")
 SETTING = re.compile(r"(\w+)\.([a-z]\w*)(?:\.\w+)*")
 
 
-METRICS = set(re.findall(r"^\| `(baton_\w+)`", PAGES["docs/observability.md"].text, re.MULTILINE))
+METRICS = set(re.findall(r"^- `(baton_\w+)", PAGES["docs/observability.md"].text, re.MULTILINE))
 METRIC = re.compile(r"\b(baton_(?:router|scheduler|worker)_\w+?)(?:_sum|_count|_bucket)?\b")
 
 

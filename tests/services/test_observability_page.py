@@ -1,4 +1,4 @@
-"""Check that docs/observability.md lists every metric of the code; run this file to print the tables."""
+"""Check that docs/observability.md lists every metric of the code; run this file to print the lists."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from harness.support import ROOT
 PAGE = ROOT / "docs" / "observability.md"
 
 
-def table(registry: CollectorRegistry) -> str:
-    rows = ["| metric (`_total`: a counter) | type, labels | what |", "| --- | --- | --- |"]
+def listing(registry: CollectorRegistry) -> str:
+    lines = []
     for one in declared(registry):
         name = one._name + ("_total" if one._type == "counter" else "")
-        kind = ", ".join(one._labelnames if one._type == "counter" else (one._type, *one._labelnames))
-        rows.append(f"| `{name}` | {kind} | {one._documentation.rstrip('.')} |")
-    return "\n".join(rows)
+        labels = f"{{{','.join(one._labelnames)}}}" if one._labelnames else ""
+        kind = " (histogram)" if one._type == "histogram" else ""
+        lines.append(f"- `{name}{labels}`{kind}: {one._documentation.rstrip('.')}")
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("part", ["Worker", "Router", "Scheduler"])
 def test_the_page_lists_every_metric(part: str) -> None:
     section = PAGE.read_text().partition(f"\n### {part}\n")[2].partition("\n#")[0]
-    listed = section[section.index("| metric") :].strip()
-    assert listed == table(registries()[part])
+    assert section.strip() == listing(registries()[part])
 
 
 if __name__ == "__main__":
     for title, registry in registries().items():
-        print(f"### {title}\n\n{table(registry)}\n")
+        print(f"### {title}\n\n{listing(registry)}\n")
